@@ -1,0 +1,48 @@
+"""Which torch dtypes the device holds, and the JAX dtype of each."""
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from torch_xdist.errors import UnsupportedDtypeError
+
+_PAIRS: dict[torch.dtype, type] = {
+    torch.bool: jnp.bool_,
+    torch.uint8: jnp.uint8,
+    torch.int8: jnp.int8,
+    torch.int16: jnp.int16,
+    torch.int32: jnp.int32,
+    torch.int64: jnp.int64,
+    torch.uint16: jnp.uint16,
+    torch.uint32: jnp.uint32,
+    torch.uint64: jnp.uint64,
+    torch.float16: jnp.float16,
+    torch.bfloat16: jnp.bfloat16,
+    torch.float32: jnp.float32,
+    torch.float64: jnp.float64,
+    torch.complex64: jnp.complex64,
+    torch.complex128: jnp.complex128,
+    torch.float8_e4m3fn: jnp.float8_e4m3fn,
+    torch.float8_e5m2: jnp.float8_e5m2,
+    torch.float8_e4m3fnuz: jnp.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz: jnp.float8_e5m2fnuz,
+}
+_TO_JAX: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j in _PAIRS.items()}
+_TO_TORCH: dict[np.dtype, torch.dtype] = {j: t for t, j in _TO_JAX.items()}
+_ADVICE = {torch.complex32: "complex64"}
+
+
+def to_jax(dtype: torch.dtype) -> np.dtype:
+    """The JAX dtype of the same bits. Raises UnsupportedDtypeError where JAX has none."""
+    try:
+        return _TO_JAX[dtype]
+    except KeyError:
+        advice = _ADVICE.get(dtype, "a dtype the device has, such as float32 or int8")
+        raise UnsupportedDtypeError(
+            f"dtype {dtype} does not exist on xla devices; use {advice}"
+        ) from None
+
+
+def to_torch(dtype: np.dtype) -> torch.dtype:
+    """The torch dtype of the same bits."""
+    return _TO_TORCH[np.dtype(dtype)]

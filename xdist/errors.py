@@ -1,0 +1,48 @@
+"""Every error of the device, each also a builtin, so that old `except` clauses still catch it.
+
+    XdistError
+      UnsupportedDtypeError   TypeError            a dtype JAX does not have
+      DeviceError             RuntimeError         unknown platform, index out of range, mixed devices
+      NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
+      FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
+      CutError                RuntimeError         a value was asked for where none can be had
+      WorldError              RuntimeError         ranks disagree, or the world cannot be joined
+      LoaderError             RuntimeError         a batch that cannot be moved, uneven ranks
+      CheckpointError         RuntimeError         a file that is corrupt or cannot be written
+"""
+
+
+class XdistError(Exception):
+    """The root of every error raised by the device."""
+
+
+class UnsupportedDtypeError(XdistError, TypeError):
+    """A dtype that JAX does not have."""
+
+
+class DeviceError(XdistError, RuntimeError):
+    """A device that is not there, or tensors of several devices in one operator."""
+
+
+class NoLoweringError(XdistError, NotImplementedError):
+    """An operator that cannot run on the device, not even through the CPU."""
+
+
+class FallbackError(XdistError, RuntimeError):
+    """XDIST_FALLBACK=error, and an operator would have run on the CPU."""
+
+
+class CutError(XdistError, RuntimeError):
+    """The value of a tensor was asked for where a trace cannot be cut."""
+
+
+class WorldError(XdistError, RuntimeError):
+    """Ranks that disagree, or a world that cannot be joined."""
+
+
+class LoaderError(XdistError, RuntimeError):
+    """A batch that cannot be moved, or ranks with different numbers of batches."""
+
+
+class CheckpointError(XdistError, RuntimeError):
+    """A checkpoint that is corrupt, incomplete or cannot be written."""
