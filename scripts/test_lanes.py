@@ -1,0 +1,97 @@
+"""Run the test suite in two pytest processes side by side, one per core.
+
+`scripts/test` calls it inside .venv. One lane takes tests/xdist, the other all the rest; each
+writes its own log under runs/tests/, every line is shown as it comes with its lane's name, and
+the last line adds the counts of both. Paths among the arguments make it one plain pytest run.
+"""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "runs" / "tests"
+COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|deselected)\b")
+NOTHING_COLLECTED = 5
+
+
+def main(arguments: list[str]) -> int:
+    run_all = "--all" in arguments
+    chosen = [a for a in arguments if a != "--all"]
+    options = [] if run_all else ["-m", "not long"]
+    started = time.monotonic()
+    lanes = [Lane(name, options + chosen + paths) for name, paths in lane_paths(chosen).items()]
+    for lane in lanes:
+        lane.finish()
+    return report(lanes, time.monotonic() - started)
+
+
+def lane_paths(chosen: list[str]) -> dict[str, list[str]]:
+    """The paths of each lane; a path named by the user makes one lane without any."""
+    if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
+        return {"tests": []}
+    xdist = ROOT / "tests" / "xdist"
+    if not xdist.is_dir():
+        return {"tests": ["tests"]}
+    return {"xdist": ["tests/xdist"], "others": ["tests", "--ignore=tests/xdist"]}
+
+
+class Lane:
+    """One pytest process, its log file, and the thread that shows its lines."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        self.name = name
+        self.log = LOGS / f"{name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pytest", *arguments]
+        print(f"[{name}] {' '.join(command[1:])}", flush=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._last = ""
+        self._reader = threading.Thread(target=self._show)
+        self._reader.start()
+
+    def _show(self) -> None:
+        assert self._process.stdout is not None
+        with self.log.open("w") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                print(f"[{self.name}] {line}", end="", flush=True)
+                if COUNT.search(line):
+                    self._last = line
+
+    def finish(self) -> None:
+        self.code = self._process.wait()
+        self._reader.join()
+
+    @property
+    def failed(self) -> bool:
+        return self.code not in (0, NOTHING_COLLECTED)
+
+    def counts(self) -> dict[str, int]:
+        """What pytest's closing line says, as {"passed": 12, ...}."""
+        return {word.rstrip("s"): int(n) for n, word in COUNT.findall(self._last)}
+
+
+def report(lanes: list[Lane], seconds: float) -> int:
+    """Print the totals, and say which lane failed. Returns the exit code."""
+    total: dict[str, int] = {"passed": 0, "failed": 0}
+    for lane in lanes:
+        for word, n in lane.counts().items():
+            total[word] = total.get(word, 0) + n
+    for lane in lanes:
+        if lane.failed:
+            where = lane.log.relative_to(ROOT)
+            print(f"lane {lane.name} failed with exit code {lane.code}; its log is {where}")
+    counts = ", ".join(f"{n} {word}" for word, n in total.items())
+    print(f"{counts} in {seconds:.0f}s", flush=True)
+    return 1 if any(lane.failed for lane in lanes) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""The environment, parsed in one place."""
+
+import pytest
+
+from torch_xdist import settings
+
+
+def test_an_empty_environment_gives_the_defaults():
+    found = settings.read({})
+    assert found.platform is None and found.cpu_devices is None
+    assert found.metrics_samples == 1024
+    assert found.metrics_percentiles == settings.DEFAULT_PERCENTILES
+    assert found.graph_format == "text" and found.fallback == "cpu"
+    assert not found.debug and found.debug_level == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False), ("", False)]
+)
+def test_a_switch_is_a_word_or_a_number(text, value):
+    assert settings.read({"XLA_SYNC_WAIT": text}).sync_wait is value
+
+
+def test_the_debug_switch_raises_the_debug_level():
+    assert settings.read({"PT_XLA_DEBUG": "1"}).debug_level == 100
+    assert settings.read({"PT_XLA_DEBUG": "1", "PT_XLA_DEBUG_LEVEL": "2"}).debug_level == 2
+
+
+@pytest.mark.parametrize("name", settings._EAGER_NAMES)
+def test_every_name_of_the_eager_switch_is_known(name):
+    assert settings.read({name: "1"}).eager
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("XLA_USE_BF16", "bfloat16"), ("XLA_DOWNCAST_FP16", "float16")]
+)
+def test_float32_may_be_kept_shorter(name, dtype):
+    assert settings.read({name: "1"}).float32_as == dtype
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"XLA_METRICS_SAMPLES": "many"}, "XLA_METRICS_SAMPLES='many' is not a number"),
+        ({"XLA_SYNC_WAIT": "yes"}, "XLA_SYNC_WAIT='yes' is not a number"),
+        ({"XLA_SAVE_TENSORS_FMT": "png"}, "XLA_SAVE_TENSORS_FMT='png'; it may be text or dot"),
+        ({"XDIST_FALLBACK": "gpu"}, "XDIST_FALLBACK='gpu'; it may be cpu or error"),
+        ({"XLA_METRICS_PERCENTILES": "0.5;2"}, "needs fractions from 0 to below 1"),
+    ],
+)
+def test_a_value_that_cannot_be_read_names_its_variable(env, words):
+    with pytest.raises(ValueError, match=words):
+        settings.read(env)
+
+
+def test_setting_the_platform_is_seen_by_children(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    settings.set_platform("TPU")
+    assert settings.current().platform == "TPU"
+    monkeypatch.undo()
+    settings.reread()
+
+
+def test_getenv_as_reads_bool_through_int(monkeypatch):
+    monkeypatch.setenv("SOME_SWITCH", "0")
+    assert settings.getenv_as("SOME_SWITCH", bool) is False
+    assert settings.getenv_as("NOT_THERE_AT_ALL", int, 7) == 7
+    monkeypatch.setenv("SOME_SWITCH", "true")
+    assert settings.check_env_flag("SOME_SWITCH")
+    with pytest.raises(ValueError, match="invalid literal"):
+        settings.getenv_as("SOME_SWITCH", bool)

@@ -1,0 +1,176 @@
+"""Every environment variable the device reads, read here and nowhere else in this folder.
+
+The variables are read once, when the first setting is asked for; `reread` reads them again (tests,
+`xr.set_device_type`). The names are torch_xla's, so that old job scripts keep their meaning;
+names that start with XDIST_ are ours. This module imports neither torch nor jax.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
+GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
+_DEBUG_LEVEL_OF_DEBUG = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The environment as found. None stands for a variable that is not set."""
+
+    # Devices
+    platform: str | None  # PJRT_DEVICE as it stands: CPU, TPU, CUDA, ...
+    cpu_devices: int | None  # CPU_NUM_DEVICES
+    # Behaviour
+    sync_wait: bool  # XLA_SYNC_WAIT: every sync waits until the device is done
+    eager: bool  # XLA_USE_EAGER_DEBUG_MODE and the older *_OPBYOP names
+    fallback: str  # XDIST_FALLBACK: what an operator without a row does, "cpu" or "error"
+    trace_limit: int  # XLA_TRIM_GRAPH_SIZE: rows pending before a cut is forced
+    float32_as: str | None  # "bfloat16" or "float16": XLA_USE_BF16, XLA_DOWNCAST_BF16, XLA_USE_F16
+    always_all_reduce: bool  # XLA_ALWAYS_ALLREDUCE: also with one rank
+    bucket_mb: int  # ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB
+    async_closures: int  # XLA_MAX_ASYNC_QUEUE: step closures that may wait
+    rate_smoothing: float  # RATE_TRACKER_SMOOTHING
+    cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH
+    cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
+    # Reports
+    metrics_file: str | None  # XLA_METRICS_FILE: a path, STDOUT or STDERR
+    metrics_samples: int  # XLA_METRICS_SAMPLES: how many samples of each metric are kept
+    metrics_percentiles: tuple[float, ...]  # XLA_METRICS_PERCENTILES, 0.01:0.5:...
+    graph_file: str | None  # XLA_SAVE_TENSORS_FILE
+    graph_format: str  # XLA_SAVE_TENSORS_FMT: text, dot, hlo or stablehlo
+    source_lines: bool  # XLA_IR_DEBUG or XLA_HLO_DEBUG: rows carry the user's file:line
+    debug: bool  # PT_XLA_DEBUG
+    debug_level: int  # PT_XLA_DEBUG_LEVEL: 0 off, 1 compilations, 2 executions too
+    debug_file: str | None  # PT_XLA_DEBUG_FILE
+    debug_frames: int  # PT_XLA_DEBUG_MAX_FRAME
+    step_log: bool  # XLA_EMIT_STEPLOG: one line on stderr per sync
+
+
+@functools.cache
+def current() -> Settings:
+    """The settings of this process, read from the environment on the first call."""
+    return read(os.environ)
+
+
+def reread() -> Settings:
+    """Read the environment again and return the new settings."""
+    current.cache_clear()
+    return current()
+
+
+def set_platform(platform: str) -> None:
+    """Make `platform` the PJRT_DEVICE of this process and of the processes it starts."""
+    os.environ["PJRT_DEVICE"] = platform
+    reread()
+
+
+def read(env: Mapping[str, str]) -> Settings:
+    """Parse an environment. Raises ValueError that names the variable it cannot read."""
+    debug = _flag(env, "PT_XLA_DEBUG")
+    return Settings(
+        platform=env.get("PJRT_DEVICE") or None,
+        cpu_devices=_number(env, "CPU_NUM_DEVICES", None, int),
+        sync_wait=_flag(env, "XLA_SYNC_WAIT"),
+        eager=any(_flag(env, name) for name in _EAGER_NAMES),
+        fallback=_word(env, "XDIST_FALLBACK", "cpu", ("cpu", "error")),
+        trace_limit=_number(env, "XLA_TRIM_GRAPH_SIZE", 100_000, int),
+        float32_as=_float32_as(env),
+        always_all_reduce=_flag(env, "XLA_ALWAYS_ALLREDUCE"),
+        bucket_mb=_number(env, "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", 0, int),
+        async_closures=_number(env, "XLA_MAX_ASYNC_QUEUE", 100, int),
+        rate_smoothing=_number(env, "RATE_TRACKER_SMOOTHING", 0.4, float),
+        cache_path=env.get("XLA_PERSISTENT_CACHE_PATH") or None,
+        cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
+        metrics_file=env.get("XLA_METRICS_FILE") or None,
+        metrics_samples=_number(env, "XLA_METRICS_SAMPLES", 1024, int),
+        metrics_percentiles=_percentiles(env),
+        graph_file=env.get("XLA_SAVE_TENSORS_FILE") or None,
+        graph_format=_word(env, "XLA_SAVE_TENSORS_FMT", "text", GRAPH_FORMATS),
+        source_lines=_flag(env, "XLA_IR_DEBUG") or _flag(env, "XLA_HLO_DEBUG"),
+        debug=debug,
+        debug_level=_number(env, "PT_XLA_DEBUG_LEVEL", _DEBUG_LEVEL_OF_DEBUG if debug else 0, int),
+        debug_file=env.get("PT_XLA_DEBUG_FILE") or None,
+        debug_frames=_number(env, "PT_XLA_DEBUG_MAX_FRAME", 8, int),
+        step_log=_flag(env, "XLA_EMIT_STEPLOG"),
+    )
+
+
+_EAGER_NAMES = (
+    "XLA_USE_EAGER_DEBUG_MODE",
+    "XLA_GET_TENSORS_OPBYOP",
+    "XLA_SYNC_TENSORS_OPBYOP",
+    "GET_TENSORS_OPBYOP",
+    "SYNC_TENSORS_OPBYOP",
+)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    """true/false, or a number that is zero or not, as torch_xla reads its switches."""
+    text = env.get(name, "").strip()
+    if text.lower() in ("", "false", "0"):
+        return False
+    if text.lower() == "true":
+        return True
+    return bool(_number(env, name, 0, int))
+
+
+def _number(env: Mapping[str, str], name: str, default: Any, kind: Callable[[str], Any]) -> Any:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(
+            f"environment: {name}={text!r} is not a number; set it to one, or unset it"
+        ) from None
+
+
+def _word(env: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
+    word = env.get(name, "").strip().lower() or default
+    if word not in allowed:
+        raise ValueError(f"environment: {name}={word!r}; it may be {' or '.join(allowed)}")
+    return word
+
+
+def _percentiles(env: Mapping[str, str]) -> tuple[float, ...]:
+    text = env.get("XLA_METRICS_PERCENTILES", "").strip()
+    if not text:
+        return DEFAULT_PERCENTILES
+    try:
+        found = tuple(float(part) for part in text.split(":"))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= p < 1 for p in found):
+        raise ValueError(
+            f"environment: XLA_METRICS_PERCENTILES={text!r}; it needs fractions from 0 to below 1"
+            " separated by colons, such as 0.01:0.5:0.99"
+        )
+    return found
+
+
+def _float32_as(env: Mapping[str, str]) -> str | None:
+    if _flag(env, "XLA_USE_BF16") or _flag(env, "XLA_DOWNCAST_BF16"):
+        return "bfloat16"
+    if any(_flag(env, n) for n in ("XLA_USE_F16", "XLA_USE_FP16", "XLA_DOWNCAST_FP16")):
+        return "float16"
+    return None
+
+
+def getenv_as(name: str, type: Callable[[Any], Any], defval: Any = None) -> Any:
+    """A variable as `type`, or `defval` where it is not set. bool goes through int: 0 or 1."""
+    text = os.environ.get(name)
+    if text is None:
+        return defval
+    return bool(int(text)) if type is bool else type(text)
+
+
+def check_env_flag(name: str, default: str = "") -> bool:
+    """True where the variable says true, or a number above zero."""
+    text = os.environ.get(name, default).strip()
+    if text.lower() == "true":
+        return True
+    return text.isdecimal() and int(text) > 0
