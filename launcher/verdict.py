@@ -1,0 +1,266 @@
+"""Decide about a job from what was seen of its ranks: wait, done, or stop and whom to blame.
+
+Pure: no clock, no process, no file; times are seconds on the controller's monotonic clock. The
+controller calls `judge` whenever something was seen, and once more when every rank has ended.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch_xdist.launcher.errors import ExitCode
+from torch_xdist.launcher.progress import Seen, left_early, ranks_text
+from torch_xdist.launcher.records import Failure, signal_name
+from torch_xdist.launcher.settings import Timeouts
+
+__all__ = ["Done", "ExitCode", "Seen", "Stop", "Wait", "exit_code_of", "is_echo_text", "judge"]
+
+# JAX's runtime aborts every process of a world within this time of losing one.
+FATE_SHARING_S = 10.0
+# Where only echoes were seen, the report of the cause may still be on its way.
+SETTLE_S = 0.5
+# An exception raised this long after a signal death may still be the cause: hosts' clocks differ.
+TIE_S = 0.1
+SIGABRT = 6
+SIGKILL = 9
+
+_ECHO = re.compile(
+    r"connection (closed|reset|refused) by (the )?(remote )?peer"
+    r"|connection reset by peer|socket closed|broken pipe.*(gloo|grpc)"
+    r"|coordination ?service|coordination agent|different incarnation"
+    r"|gloo [\w -]*(failed|error)|gloo/transport|heartbeat timeout"
+    r"|remote process exited|lost (a|its|the) peers?"
+    r"|another (task|rank|process) (has )?(died|failed|left)|task .{0,80} (died|unhealthy)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Go on. `notices` are to be shown once each."""
+
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every rank said that it finished: exit code 0. `kill`: ranks that still hang in teardown."""
+
+    warnings: tuple[str, ...] = ()
+    kill: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop every rank. `failures`: the root cause first, then the others, marked as secondary."""
+
+    failures: tuple[Failure, ...]
+    exit_code: int
+
+
+def judge(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Wait | Done | Stop:
+    """Decide whether to wait, to finish, or to stop every rank and blame one.
+
+    The blame goes, in this order, to: an exception, an exit code or a signal not sent by us that
+    is no echo of a lost peer (the earliest of them); a rank that finished while others needed it;
+    a lost host; the earliest echo. A rank that we stopped is never blamed for dying of it.
+    """
+    failures = _failures(workers, now_s, timeouts)
+    causes = [failure for failure in failures if not failure.secondary]
+    if causes:
+        return _stop(min(causes, key=_earliest(causes)), failures)
+    echoes = [failure for failure in failures if failure.kind != "host_lost"]
+    lost = [failure for failure in failures if failure.kind == "host_lost"]
+    early = left_early(workers, now_s, bool(echoes), timeouts)
+    if echoes and early:
+        return _stop(_early_exit(early[0], early[1]), failures)
+    if lost:
+        return _stop(min(lost, key=lambda failure: failure.time), failures)
+    if echoes:
+        first = min(echoes, key=lambda failure: failure.time)
+        if _may_explain_itself(workers, first, now_s, timeouts):
+            return Wait()
+        return _stop(first, failures)
+    if early and now_s - early[2] >= timeouts.exit_barrier_s:
+        return _stop(_early_exit(early[0], early[1]), failures)
+    if early:
+        return Wait((early[1],))
+    return _finish(workers, now_s, timeouts)
+
+
+def exit_code_of(failure: Failure) -> int:
+    """The exit code of a job whose root cause this is; never 0."""
+    fixed = {
+        "hang": ExitCode.HANG,
+        "preempted": ExitCode.PREEMPTED,
+        "host_lost": ExitCode.HOST,
+        "pickle": ExitCode.PREFLIGHT,
+        "launch": ExitCode.INTERNAL,
+    }
+    if failure.kind in fixed:
+        return int(fixed[failure.kind])
+    if failure.kind in ("signal", "oom"):
+        return 128 + (failure.signal or SIGKILL)
+    return failure.exit_code or int(ExitCode.FAILED)
+
+
+def is_echo_text(text: str) -> bool:
+    """Whether an error text is what a rank says when it has lost a peer."""
+    return _ECHO.search(text) is not None
+
+
+def _failures(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> list[Failure]:
+    """One failure per rank that failed, echoes and lost hosts marked as secondary."""
+    own = [(worker, failure) for worker in workers if (failure := _failure(worker)) is not None]
+    marked = []
+    for worker, failure in own:
+        if _is_echo(worker, failure, [other for other, _ in own if other is not worker], workers):
+            failure = replace(failure, secondary=True, reason="it lost a peer")
+        marked.append(failure)
+    known = {failure.rank for failure in marked}
+    for worker in workers:
+        if worker.rank not in known and _host_is_lost(worker, now_s, timeouts):
+            marked.append(_lost_host(worker, now_s))
+    return marked
+
+
+def _failure(worker: Seen) -> Failure | None:
+    """The failure of one rank, as its wrapper reported it, or as its exit status tells."""
+    if worker.report is not None:
+        return worker.report
+    code = worker.exit_code
+    if code is None or worker.finished_s is not None:
+        return None
+    at_s = worker.ended_s or 0.0
+    failure = Failure(worker.rank, "exit", host=worker.host, time=at_s, tail=worker.tail)
+    if worker.progress is not None:
+        failure = replace(failure, step=worker.progress.step)
+    if code < 0:
+        if worker.stopped:
+            return None
+        kind = "oom" if worker.oom and code == -SIGKILL else "signal"
+        return replace(failure, kind=kind, signal=-code)
+    if code == 0:
+        if worker.stopped:
+            return None
+        message = "it ended without saying that it finished (os._exit, or killed in teardown)"
+        return replace(failure, exit_code=0, message=message)
+    return None if worker.stopped else replace(failure, exit_code=code)
+
+
+def _is_echo(
+    worker: Seen, failure: Failure, others: Sequence[Seen], everyone: Sequence[Seen]
+) -> bool:
+    """Whether a failure only says that a peer was lost.
+
+    SIGABRT is how JAX's runtime ends a rank whose peer has gone, so it is an echo where another
+    rank ended shortly before.
+    """
+    if failure.kind == "exception":
+        return is_echo_text(f"{failure.type}: {failure.message}")
+    if failure.kind == "exit":
+        return bool(worker.tail) and is_echo_text(worker.tail[-1])
+    if failure.kind != "signal" or failure.signal != SIGABRT:
+        return False
+    if any(is_echo_text(line) for line in worker.tail[-20:]):
+        return True
+    ends = [_failed_s(other) for other in others]
+    ends += [seen.finished_s for seen in everyone if seen.finished_s is not None]
+    return any(0 < failure.time - end <= FATE_SHARING_S for end in ends)
+
+
+def _failed_s(worker: Seen) -> float:
+    return worker.report.time if worker.report is not None else worker.ended_s or 0.0
+
+
+def _earliest(causes: Sequence[Failure]):  # type: ignore[no-untyped-def]
+    """A sort key: time, where exceptions win over signal deaths within TIE_S."""
+    return lambda failure: (
+        failure.time + (TIE_S if failure.kind in ("signal", "oom") else 0.0),
+        failure.rank,
+    )
+
+
+def _host_is_lost(worker: Seen, now_s: float, timeouts: Timeouts) -> bool:
+    running = worker.exit_code is None and worker.finished_s is None
+    heard = worker.host_heard_s
+    return running and heard is not None and now_s - heard > timeouts.lost_s
+
+
+def _lost_host(worker: Seen, now_s: float) -> Failure:
+    silent_s = now_s - (worker.host_heard_s or now_s)
+    return Failure(
+        worker.rank,
+        "host_lost",
+        host=worker.host,
+        time=now_s - silent_s,
+        message=f"nothing was heard of host {worker.host or '?'} for {silent_s:.0f} s",
+        secondary=True,
+        reason="its host was lost",
+    )
+
+
+def _may_explain_itself(
+    workers: Sequence[Seen], echo: Failure, now_s: float, timeouts: Timeouts
+) -> bool:
+    """Whether the cause of an echo may still show: a report under way, a host going silent."""
+    running = [worker for worker in workers if worker.exit_code is None]
+    if not running:
+        return False
+    silent = any(
+        worker.host_heard_s is not None and now_s - worker.host_heard_s > 2.5 * timeouts.beat_s
+        for worker in running
+    )
+    return silent or now_s - echo.time < SETTLE_S
+
+
+def _early_exit(worker: Seen, sentence: str) -> Failure:
+    step = worker.progress.step if worker.progress is not None else None
+    return Failure(
+        worker.rank,
+        "early_exit",
+        host=worker.host,
+        exit_code=int(ExitCode.FAILED),
+        message=sentence,
+        time=worker.finished_s or 0.0,
+        step=step,
+        tail=worker.tail,
+    )
+
+
+def _stop(root: Failure, failures: Sequence[Failure]) -> Stop:
+    others = [failure for failure in failures if failure.rank != root.rank]
+    same = (root.kind, root.type, root.message)
+    marked = [
+        failure
+        if failure.secondary or (failure.kind, failure.type, failure.message) == same
+        else replace(failure, secondary=True, reason=f"rank {root.rank} had failed before")
+        for failure in sorted(others, key=lambda failure: (failure.time, failure.rank))
+    ]
+    root = replace(root, secondary=False, reason="")
+    return Stop((root, *marked), exit_code_of(root))
+
+
+def _finish(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Wait | Done:
+    """Done where every rank said that it finished; teardowns get until the exit barrier."""
+    if any(worker.finished_s is None for worker in workers):
+        return Wait()
+    slow = tuple(worker.rank for worker in workers if worker.exit_code is None)
+    last_s = max((worker.finished_s or 0.0 for worker in workers), default=now_s)
+    if slow and now_s - last_s < timeouts.exit_barrier_s:
+        return Wait()
+    warnings = [
+        f"rank {worker.rank} had finished, then {_end_text(worker.exit_code)} in its teardown"
+        for worker in workers
+        if worker.exit_code not in (None, 0) and not worker.stopped
+    ]
+    if slow:
+        waited = f"{timeouts.exit_barrier_s:g} s"
+        warnings.append(f"{ranks_text(slow)} had finished, but not ended {waited} later: killed")
+    return Done(tuple(warnings), slow)
+
+
+def _end_text(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"died of {signal_name(-code)}"
+    return f"exited with code {code}"
