@@ -6,6 +6,7 @@ references stay shared and cycles stay cycles; the containers given are never ch
 """
 
 import copy
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,12 +101,18 @@ def _parts(value: Any) -> list[Any]:
     return []
 
 
+_OPAQUE = (
+    type,
+    torch.Tensor,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+)
+
+
 def _has_attributes(value: Any) -> bool:
-    return (
-        hasattr(value, "__dict__")
-        and not isinstance(value, type | torch.Tensor)
-        and not callable(value)
-    )
+    return hasattr(value, "__dict__") and not isinstance(value, _OPAQUE)
 
 
 def for_each_instance_rewrite(
@@ -174,6 +181,11 @@ class _Rewrite:
         return self._note(value, type(value)(*items) if named else type(value)(items))
 
     def _object(self, value: Any) -> Any:
+        held: list[Any] = []
+        for_each_instance(value, self._select, held.append)
+        if not held:
+            # Locks, files and loggers cannot be copied, and need not be.
+            return self._note(value, value)
         result = self._note(value, copy.copy(value))
         for name, item in value.__dict__.items():
             result.__dict__[name] = self(item)

@@ -1,5 +1,6 @@
 """Replacing tensors in nested data."""
 
+import threading
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -109,3 +110,11 @@ def test_for_each_instance_sees_each_object_once():
         [tensor, {"a": (tensor,)}], lambda v: isinstance(v, torch.Tensor), seen.append
     )
     assert len(seen) == 1
+
+
+def test_a_module_is_rewritten_and_what_holds_no_tensor_is_left_alone():
+    module = torch.nn.Linear(1, 1)
+    module.lock = threading.Lock()
+    out = doubled(module)
+    assert out is not module and out.lock is module.lock
+    assert torch.equal(out.weight, 2 * module.weight)
