@@ -1,0 +1,232 @@
+"""Memory that the members of one group share, and the meeting point in it.
+
+Layout: one header page per member, then two slots per member. A header holds the member's count of
+meetings (a futex word), its process number, and for the last two meetings a fingerprint and a
+sentence about the collective it is in. Every word has one writer.
+
+The rule that makes this correct: a member writes only its own header and slots, then meets; after
+meeting number m it may read the slots of parity m of all members, until it meets again. So one
+meeting per exchange is enough: whoever writes parity m again has seen all others at meeting m + 1,
+hence done with reading.
+"""
+
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from torch_xdist.collectives import futex
+from torch_xdist.collectives.errors import MismatchError, RankLostError
+from torch_xdist.collectives.liveness import Process
+
+_PAGE = 4096
+_COUNT, _PID = 0, 16  # 32-bit words in a header; 64 bytes apart, so that they do not share a line
+_NOTES, _NOTE_BYTES = 256, 1024
+_MASK, _HALF = 2**32 - 1, 2**31
+_SLICE_S = 0.25  # between two looks at whether the others live
+NARRATE_S = 60.0
+
+
+def size_bytes(members: int, slot_bytes: int) -> int:
+    """How much memory a segment takes at most (pages nobody touches cost nothing)."""
+    return members * (_PAGE + 2 * slot_bytes)
+
+
+class Segment:
+    """One member's view of the memory of its group.
+
+    Args:
+        memory: shared by all members, `size_bytes(...)` long, zero at the start.
+        ranks: the rank of each member, for messages.
+        member: this member's position in `ranks`.
+        pid_of: the process of a member that has not opened this segment yet, 0 where unknown.
+        spin_s: how long to look before sleeping; 0 where members share cores or the GIL.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        ranks: tuple[int, ...],
+        member: int,
+        slot_bytes: int,
+        *,
+        pid_of: Callable[[int], int] = lambda member: 0,
+        spin_s: float = 0.0,
+    ) -> None:
+        self.ranks, self.member, self.slot_bytes = ranks, member, slot_bytes
+        self.where = ""
+        self._pid_of, self._spin_s = pid_of, spin_s
+        self._bytes = np.frombuffer(memory, np.uint8)
+        self._words = memoryview(memory).cast("I")
+        self._address = self._bytes.ctypes.data
+        self._heads = [m * _PAGE for m in range(len(ranks))]
+        self._others = [m for m in range(len(ranks)) if m != member]
+        self._slots = [self._both_slots(m) for m in range(len(ranks))]
+        self._processes: dict[int, Process] = {}
+        self._fence = threading.Lock()
+        self._met = self._words[self._heads[member] // 4 + _COUNT]
+        self._words[self._heads[member] // 4 + _PID] = os.getpid()
+
+    def _both_slots(self, member: int) -> tuple[np.ndarray, np.ndarray]:
+        start = len(self.ranks) * _PAGE + 2 * member * self.slot_bytes
+        pair = self._bytes[start : start + 2 * self.slot_bytes]
+        return pair[: self.slot_bytes], pair[self.slot_bytes :]
+
+    def own_slot(self) -> np.ndarray:
+        """Where this member writes before the next meeting; uint8 [slot_bytes]."""
+        return self._slots[self.member][(self._met + 1) & 1]
+
+    def slot(self, member: int) -> np.ndarray:
+        """What `member` wrote before the last meeting; uint8 [slot_bytes]."""
+        return self._slots[member][self._met & 1]
+
+    def pid(self, member: int) -> int:
+        """The process of a member, 0 while it is unknown."""
+        return self._words[self._heads[member] // 4 + _PID] or self._pid_of(member)
+
+    def announce(self, fingerprint: int, sentence: str) -> None:
+        """Say before the next meeting which collective this member is in."""
+        text = f"{sentence} ({self.where})" if self.where else sentence
+        encoded = text.encode()[: _NOTE_BYTES - 12]
+        note = self._note(self.member, self._met + 1)
+        note[12 : 12 + len(encoded)] = np.frombuffer(encoded, np.uint8)
+        note[:12].view(np.uint32)[:] = (fingerprint & _MASK, fingerprint >> 32, len(encoded))
+
+    def check(self) -> None:
+        """After the meeting: raise MismatchError unless all members announced the same."""
+        own = self._fingerprint(self.member)
+        if any(self._fingerprint(m) != own for m in self._others):
+            raise MismatchError(self._difference())
+
+    def _fingerprint(self, member: int) -> tuple[int, int]:
+        low, high = self._note(member, self._met)[:8].view(np.uint32).tolist()
+        return low, high
+
+    def _difference(self) -> str:
+        calls: dict[str, list[int]] = {}
+        for member, rank in enumerate(self.ranks):
+            calls.setdefault(self._sentence(member, self._met), []).append(rank)
+        told = "; ".join(f"{named(ranks)} called {call}" for call, ranks in calls.items())
+        return (
+            f"collective #{self._met} of ranks {list(self.ranks)}: {told}; all ranks of a group "
+            "must call the same collectives in the same order with the same shapes and dtypes; "
+            "look for a branch or a batch that differs between these ranks"
+        )
+
+    def _note(self, member: int, meeting: int) -> np.ndarray:
+        start = self._heads[member] + _NOTES + (meeting & 1) * _NOTE_BYTES
+        return self._bytes[start : start + _NOTE_BYTES]
+
+    def _sentence(self, member: int, meeting: int) -> str:
+        note = self._note(member, meeting)
+        length = int(note[8:12].view(np.uint32)[0])
+        return note[12 : 12 + length].tobytes().decode(errors="replace")
+
+    def meet(self) -> None:
+        """Return when all members have come here as often as this one.
+
+        Raises:
+            RankLostError: a member ended without coming.
+        """
+        self._met = (self._met + 1) & _MASK
+        # Taking a lock is the only full fence Python has; x86 does not need it, ARM does.
+        with self._fence:
+            self._words[self._heads[self.member] // 4 + _COUNT] = self._met
+        futex.wake(self._address + self._heads[self.member])
+        for member in self._others:
+            if self._behind(member):
+                self._wait_for(member)
+        with self._fence:
+            pass
+
+    def _behind(self, member: int) -> bool:
+        count = self._words[self._heads[member] // 4 + _COUNT]
+        return ((count - self._met) & _MASK) >= _HALF
+
+    def _wait_for(self, member: int) -> None:
+        start_s = time.monotonic()
+        while time.monotonic() - start_s < self._spin_s:
+            if not self._behind(member):
+                return
+        told_s = start_s
+        address = self._address + self._heads[member]
+        while True:
+            seen = self._words[self._heads[member] // 4 + _COUNT]
+            if not self._behind(member):
+                return
+            futex.wait(address, seen, _SLICE_S)
+            now_s = time.monotonic()
+            if now_s - start_s > _SLICE_S:
+                self._look_around(member, now_s - start_s)
+                if now_s - told_s > NARRATE_S:
+                    told_s = now_s
+                    self._narrate(now_s - start_s)
+
+    def _look_around(self, member: int, waited_s: float) -> None:
+        for other in self._others:
+            # Ended is asked before behind: who came and then ended did its part.
+            if self._ended(other) and self._behind(other):
+                raise RankLostError(
+                    f"rank {self.ranks[other]} (pid {self.pid(other)}) has ended after "
+                    f"{self._last_of(other)}, while rank {self.ranks[self.member]} waited "
+                    f"{waited_s:.1f} s in {self._call()}; give every rank the same number of "
+                    f"batches, or look at the output of rank {self.ranks[other]} for its error"
+                )
+
+    def _ended(self, member: int) -> bool:
+        pid = self.pid(member)
+        if not pid or pid == os.getpid():
+            return False
+        process = self._processes.get(member)
+        if process is None or process.pid != pid:
+            process = self._processes[member] = Process(pid)
+        return process.ended()
+
+    def _narrate(self, waited_s: float) -> None:
+        absent = [m for m in self._others if self._behind(m)]
+        told = ", ".join(f"rank {self.ranks[m]} (after {self._last_of(m)})" for m in absent)
+        print(
+            f"torch-xdist: rank {self.ranks[self.member]} has waited {waited_s:.0f} s in "
+            f"{self._call()} for {told}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _call(self) -> str:
+        return f"{self._sentence(self.member, self._met) or 'a collective'} #{self._met}"
+
+    def _last_of(self, member: int) -> str:
+        count = self._words[self._heads[member] // 4 + _COUNT]
+        if not count:
+            return "its start"
+        return f"{self._sentence(member, count) or 'a collective'} #{count}"
+
+    def close(self) -> None:
+        """Give back the descriptors of the other processes."""
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+
+def anonymous(members: int, slot_bytes: int) -> mmap.mmap:
+    """Memory for a group of threads of this process."""
+    return mmap.mmap(-1, size_bytes(members, slot_bytes))
+
+
+def mapped(descriptor: int, members: int, slot_bytes: int) -> mmap.mmap:
+    """The memory behind a descriptor, which is closed."""
+    try:
+        return mmap.mmap(descriptor, size_bytes(members, slot_bytes))
+    finally:
+        os.close(descriptor)
+
+
+def named(ranks: list[int]) -> str:
+    """Ranks as a sentence names them: "rank 1", "ranks 0, 1 and 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
