@@ -23,6 +23,7 @@ class Settings:
     # Devices
     platform: str | None  # PJRT_DEVICE as it stands: CPU, TPU, CUDA, ...
     cpu_devices: int | None  # CPU_NUM_DEVICES
+    transport: str | None  # XDIST_TRANSPORT: how collectives travel, "host", "mesh" or "gloo"
     # Behaviour
     sync_wait: bool  # XLA_SYNC_WAIT: every sync waits until the device is done
     eager: bool  # XLA_USE_EAGER_DEBUG_MODE and the older *_OPBYOP names
@@ -61,6 +62,21 @@ def reread() -> Settings:
     return current()
 
 
+def pjrt_device() -> str | None:
+    """PJRT_DEVICE as it stands, None where it is not set."""
+    return current().platform
+
+
+def cpu_num_devices() -> int | None:
+    """CPU_NUM_DEVICES, None where it is not set."""
+    return current().cpu_devices
+
+
+def transport() -> str | None:
+    """XDIST_TRANSPORT, None where it is not set."""
+    return current().transport
+
+
 def set_platform(platform: str) -> None:
     """Make `platform` the PJRT_DEVICE of this process and of the processes it starts."""
     os.environ["PJRT_DEVICE"] = platform
@@ -73,6 +89,7 @@ def read(env: Mapping[str, str]) -> Settings:
     return Settings(
         platform=env.get("PJRT_DEVICE") or None,
         cpu_devices=_number(env, "CPU_NUM_DEVICES", None, int),
+        transport=_word(env, "XDIST_TRANSPORT", "", ("", "host", "mesh", "gloo")) or None,
         sync_wait=_flag(env, "XLA_SYNC_WAIT"),
         eager=any(_flag(env, name) for name in _EAGER_NAMES),
         fallback=_word(env, "XDIST_FALLBACK", "cpu", ("cpu", "error")),
@@ -132,7 +149,9 @@ def _number(env: Mapping[str, str], name: str, default: Any, kind: Callable[[str
 def _word(env: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
     word = env.get(name, "").strip().lower() or default
     if word not in allowed:
-        raise ValueError(f"environment: {name}={word!r}; it may be {' or '.join(allowed)}")
+        raise ValueError(
+            f"environment: {name}={word!r}; it may be {' or '.join(filter(None, allowed))}"
+        )
     return word
 
 
