@@ -122,9 +122,6 @@ def round_decimals(self: jax.Array, *, decimals: int) -> jax.Array:
 
 
 @lowers(
-    "aten.clone.default",
-    "aten.lift.default",
-    "aten.lift_fresh.default",
     "aten.positive.default",
     "aten._lazy_clone.default",
 )
