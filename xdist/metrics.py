@@ -3,7 +3,7 @@
 Counters are numbers that grow; metrics are series of samples, each with a time. Every function
 may be called from any thread. On the hot path only `count` is called, once per cut or compile:
 it takes one lock and adds one number. What a sample measures follows from the metric's name:
-`...Data` are bytes, `...Time` (and the few names below) nanoseconds, the rest plain numbers.
+`...Data` are bytes, `...Time` (and the few names below) durations, the rest plain numbers.
 
 Source of the text format: the metrics report of torch_xla, as its documents print it.
 """
@@ -59,8 +59,13 @@ def count(name: str, n: int = 1) -> None:
 
 
 def observe(name: str, value: float) -> None:
-    """Add one sample to a metric: nanoseconds, bytes or a number, as its name says."""
+    """Add one sample to a metric: seconds, bytes or a number, as its name says.
+
+    Times are kept in nanoseconds, and `metric_data` returns them so.
+    """
     at_ns = time.time_ns()
+    if value_text(name) is time_text:
+        value *= NS_PER_S
     with _lock:
         metric = _metrics.get(name)
         if metric is None:
@@ -71,11 +76,11 @@ def observe(name: str, value: float) -> None:
 @contextmanager
 def timed(name: str) -> Iterator[None]:
     """Observe how long the block takes, also when it raises."""
-    started = time.perf_counter_ns()
+    started_s = time.perf_counter()
     try:
         yield
     finally:
-        observe(name, time.perf_counter_ns() - started)
+        observe(name, time.perf_counter() - started_s)
 
 
 def counter_names() -> list[str]:

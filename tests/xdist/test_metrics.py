@@ -139,3 +139,8 @@ def test_counting_from_many_threads_loses_nothing():
     for thread in threads:
         thread.join()
     assert metrics.counter_value("MarkStep") == 8000
+
+
+def test_times_are_given_in_seconds_and_kept_in_nanoseconds():
+    metrics.observe("ExecuteTime", 0.25)
+    assert metrics.metric_data("ExecuteTime")[1] == 0.25e9
