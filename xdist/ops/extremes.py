@@ -1,0 +1,149 @@
+"""Largest, smallest, middle and most frequent numbers, and where they are.
+
+A nan counts as larger than every number in `max` and as smaller in `min`: it is always found.
+Among equals the first position is given, as torch on the CPU does, except where a row says so.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from torch_xdist.ops.operands import is_integral
+from torch_xdist.ops.reduce import Dims, axes
+from torch_xdist.ops.table import add_rows, lowers
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def _extreme(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def over(self: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
+        return reduction(self, axis=axes(self, dim), keepdims=keepdim)
+
+    return over
+
+
+amax, amin = _extreme(jnp.max), _extreme(jnp.min)
+
+
+def _position(search: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def over(self: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+        if self.ndim == 0:
+            return jnp.zeros((), jnp.int64)
+        if dim is not None:
+            return search(self, axis=dim, keepdims=keepdim).astype(jnp.int64)
+        found = search(self.reshape(-1)).astype(jnp.int64)
+        return found.reshape((1,) * self.ndim) if keepdim else found
+
+    return over
+
+
+argmax, argmin = _position(jnp.argmax), _position(jnp.argmin)
+add_rows(
+    {
+        "aten.amax.default": amax,
+        "aten.amin.default": amin,
+        "aten.max.default": amax,
+        "aten.min.default": amin,
+        "aten.argmax.default": argmax,
+        "aten.argmin.default": argmin,
+    }
+)
+
+
+@lowers("aten.max.dim")
+def max_dim(self: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return amax(self, dim, keepdim), argmax(self, dim, keepdim)
+
+
+@lowers("aten.min.dim")
+def min_dim(self: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return amin(self, dim, keepdim), argmin(self, dim, keepdim)
+
+
+@lowers("aten.aminmax.default", "aten._aminmax.default", "aten._aminmax.dim")
+def aminmax(self: jax.Array, dim: int | None = None, keepdim: bool = False) -> Pair:
+    return amin(self, dim, keepdim), amax(self, dim, keepdim)
+
+
+def sorted_with_positions(self: jax.Array, dim: int) -> Pair:
+    """`self` in ascending order along `dim`, nan last, and the positions; equals keep order."""
+    places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    ordered, places = jax.lax.sort((self, places), dimension=dim, is_stable=True, num_keys=1)
+    return ordered, places
+
+
+def _pick(ordered: Pair, index: jax.Array, dim: int, keepdim: bool) -> Pair:
+    """The entries of both arrays at `index` [.., 1, ..] along `dim`."""
+    value, place = (jnp.take_along_axis(array, index, axis=dim) for array in ordered)
+    return (value, place) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(place, dim))
+
+
+def _median_along(self: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
+    if self.ndim == 0:
+        return self, jnp.zeros((), jnp.int64)
+    dim %= self.ndim
+    size = self.shape[dim]
+    ordered = sorted_with_positions(self, dim)
+    if is_integral(self):
+        missing = jnp.zeros([1 if axis == dim else n for axis, n in enumerate(self.shape)], int)
+    else:
+        missing = jnp.sum(self != self, axis=dim, keepdims=True)
+    middle = (jnp.maximum(size - missing, 1) - 1) // 2
+    if not skip_nan:
+        # The first nan sorts behind all numbers, and is the median where there is one.
+        middle = jnp.where(missing > 0, size - missing, middle)
+    return _pick(ordered, middle, dim, keepdim)
+
+
+@lowers("aten.median.dim")
+def median_dim(self: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return _median_along(self, dim, keepdim, skip_nan=False)
+
+
+@lowers("aten.nanmedian.dim")
+def nanmedian_dim(self: jax.Array, dim: int, keepdim: bool = False) -> Pair:
+    return _median_along(self, dim, keepdim, skip_nan=True)
+
+
+def _median_of_all(self: jax.Array, skip_nan: bool) -> jax.Array:
+    if self.size == 0:
+        return jnp.full((), jnp.nan if not is_integral(self) else 0, self.dtype)
+    return _median_along(self.reshape(-1), 0, False, skip_nan)[0]
+
+
+@lowers("aten.median.default")
+def median(self: jax.Array) -> jax.Array:
+    return _median_of_all(self, skip_nan=False)
+
+
+@lowers("aten.nanmedian.default")
+def nanmedian(self: jax.Array) -> jax.Array:
+    return _median_of_all(self, skip_nan=True)
+
+
+@lowers("aten.kthvalue.default")
+def kthvalue(self: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
+    if self.ndim == 0:
+        return self, jnp.zeros((), jnp.int64)
+    dim %= self.ndim
+    ordered = sorted_with_positions(self, dim)
+    shape = [1 if axis == dim else size for axis, size in enumerate(self.shape)]
+    return _pick(ordered, jnp.full(shape, k - 1), dim, keepdim)
+
+
+@lowers("aten.mode.default")
+def mode(self: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
+    """The most frequent number along `dim`, the smallest of them, and its last position."""
+    if self.ndim == 0:
+        return self, jnp.zeros((), jnp.int64)
+    dim %= self.ndim
+    ordered = sorted_with_positions(self, dim)
+    values = ordered[0]
+    place = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    before = jnp.roll(values, 1, axis=dim)
+    starts = jnp.where((place == 0) | (values != before), place, 0)
+    run = place - jax.lax.cummax(starts, axis=dim)
+    # The longest run ends at the first largest count.
+    end = jnp.argmax(run, axis=dim, keepdims=True)
+    return _pick(ordered, end, dim, keepdim)
