@@ -85,6 +85,13 @@ def set_platform(platform: str) -> None:
     reread()
 
 
+def set_cache(path: str, read_only: bool) -> None:
+    """Keep compiled programs in `path`, in this process and those it starts."""
+    os.environ["XLA_PERSISTENT_CACHE_PATH"] = path
+    os.environ["XLA_PERSISTENT_CACHE_READ_ONLY"] = "1" if read_only else "0"
+    reread()
+
+
 def read(env: Mapping[str, str]) -> Settings:
     """Parse an environment. Raises ValueError that names the variable it cannot read."""
     debug = _flag(env, "PT_XLA_DEBUG")
