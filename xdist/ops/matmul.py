@@ -1,0 +1,217 @@
+"""Matrix products: `lax.dot_general` on the operands as they are, so that no transpose is made.
+
+Half precision accumulates in float32 and is rounded once, by the caller. The precision of float32
+products is JAX's own setting (`jax.default_matmul_precision`), which no row overrides.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from torch_xdist.dtypes import to_jax
+from torch_xdist.ops.table import add_rows, lowers
+
+Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
+_HALF = (jnp.bfloat16, jnp.float16)
+
+
+def product(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    contract: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    out_dtype: Any = None,
+) -> jax.Array:
+    """The products summed over `contract`: dims are batch, free of `lhs`, free of `rhs`."""
+    if out_dtype is None and lhs.dtype in _HALF:
+        out_dtype = jnp.float32
+    return lax.dot_general(lhs, rhs, (contract, batch), preferred_element_type=out_dtype)
+
+
+def scaled(x: jax.Array, factor: Scalar) -> jax.Array:
+    """`factor * x` in x's dtype; a factor of 0 gives 0 even where x is nan, as in BLAS."""
+    if isinstance(factor, int | float | complex):
+        if factor == 0:
+            return jnp.zeros_like(x)
+        return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
+    factor = factor.astype(x.dtype)
+    return jnp.where(factor == 0, jnp.zeros_like(x), x * factor)
+
+
+def _plus(self: jax.Array, prod: jax.Array, beta: Scalar, alpha: Scalar) -> jax.Array:
+    """`beta * self + alpha * prod` in the dtype of the product."""
+    prod = prod if isinstance(alpha, int | float) and alpha == 1 else prod * _like(alpha, prod)
+    return scaled(jnp.broadcast_to(self, prod.shape).astype(prod.dtype), beta) + prod
+
+
+def _like(factor: Scalar, x: jax.Array) -> jax.Array:
+    return jnp.asarray(factor).astype(x.dtype)
+
+
+def _mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return product(self, mat2, ((1,), (0,)))
+
+
+def _bmm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return product(self, mat2, ((2,), (1,)), ((0,), (0,)))
+
+
+def _dot(self: jax.Array, tensor: jax.Array) -> jax.Array:
+    return product(self, tensor, ((0,), (0,)))
+
+
+add_rows(
+    {
+        "aten.mm.default": _mm,
+        "aten.bmm.default": _bmm,
+        "aten.mv.default": _mm,
+        "aten.dot.default": _dot,
+    }
+)
+
+
+@lowers("aten.mm.dtype")
+def mm_dtype(self: jax.Array, mat2: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return product(self, mat2, ((1,), (0,)), out_dtype=to_jax(out_dtype))
+
+
+@lowers("aten.bmm.dtype")
+def bmm_dtype(self: jax.Array, mat2: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return product(self, mat2, ((2,), (1,)), ((0,), (0,)), to_jax(out_dtype))
+
+
+@lowers("aten._int_mm.default")
+def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return product(self, mat2, ((1,), (0,)), out_dtype=jnp.int32)
+
+
+@lowers("aten.vdot.default")
+def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
+    return _dot(jnp.conj(self), other)
+
+
+@lowers("aten.addmm.default")
+def addmm(
+    self: jax.Array, mat1: jax.Array, mat2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> jax.Array:
+    return _plus(self, _mm(mat1, mat2), beta, alpha)
+
+
+@lowers("aten.addmm.dtype")
+def addmm_dtype(
+    self: jax.Array,
+    mat1: jax.Array,
+    mat2: jax.Array,
+    out_dtype: torch.dtype,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> jax.Array:
+    return _plus(self, mm_dtype(mat1, mat2, out_dtype), beta, alpha)
+
+
+@lowers("aten.addmv.default")
+def addmv(
+    self: jax.Array, mat: jax.Array, vec: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> jax.Array:
+    return _plus(self, _mm(mat, vec), beta, alpha)
+
+
+@lowers("aten.baddbmm.default")
+def baddbmm(
+    self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> jax.Array:
+    return _plus(self, _bmm(batch1, batch2), beta, alpha)
+
+
+@lowers("aten.baddbmm.dtype")
+def baddbmm_dtype(
+    self: jax.Array,
+    batch1: jax.Array,
+    batch2: jax.Array,
+    out_dtype: torch.dtype,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> jax.Array:
+    return _plus(self, bmm_dtype(batch1, batch2, out_dtype), beta, alpha)
+
+
+@lowers("aten.addbmm.default")
+def addbmm(
+    self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> jax.Array:
+    return _plus(self, product(batch1, batch2, ((0, 2), (0, 1))), beta, alpha)
+
+
+@lowers("aten.addr.default")
+def addr(
+    self: jax.Array, vec1: jax.Array, vec2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> jax.Array:
+    prod = vec1[:, None] * vec2[None, :]
+    common = jnp.promote_types(self.dtype, prod.dtype)
+    return _plus(self.astype(common), prod.astype(common), beta, alpha)
+
+
+@lowers("aten._addmm_activation.default")
+def addmm_activation(
+    self: jax.Array,
+    mat1: jax.Array,
+    mat2: jax.Array,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    use_gelu: bool = False,
+) -> jax.Array:
+    out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    return jax.nn.gelu(out, approximate=False) if use_gelu else jax.nn.relu(out)
+
+
+@lowers("aten.linear.default")
+def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`input` [..., k] times `weight` [n, k] or [k]: [..., n] or [...]."""
+    out = product(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+    return out if bias is None else out + bias.astype(out.dtype)
+
+
+@lowers("aten.matmul.default")
+def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
+    wide = jnp.float32 if self.dtype in _HALF else None
+    return jnp.matmul(self, other, preferred_element_type=wide)
+
+
+@lowers("aten._trilinear.default")
+def trilinear(
+    i1: jax.Array,
+    i2: jax.Array,
+    i3: jax.Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> jax.Array:
+    """The product of three arrays, each with new dims at its `expand`, summed over `sumdim`."""
+    total = i1.ndim + len(expand1)
+    operands: list[Any] = []
+    for array, expand in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        operands += [array, [dim for dim in range(total) if dim not in expand]]
+    wide = jnp.float32 if i1.dtype in _HALF else None
+    keep = [dim for dim in range(total) if dim not in sumdim]
+    return jnp.einsum(*operands, keep, preferred_element_type=wide)
+
+
+@lowers("aten.linear_backward.default")
+def linear_backward(
+    self: jax.Array, grad_output: jax.Array, weight: jax.Array, output_mask: Sequence[bool]
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
+    """Gradients for input [..., k], weight [n, k] and bias [n]; None where not asked for."""
+    lead = tuple(range(grad_output.ndim - 1))
+    grad_input = product(grad_output, weight, ((len(lead),), (0,))) if output_mask[0] else None
+    grad_weight = product(grad_output, self, (lead, lead)) if output_mask[1] else None
+    grad_bias = jnp.sum(grad_output, lead) if output_mask[2] else None
+    return grad_input, grad_weight, grad_bias
