@@ -22,7 +22,7 @@ from torch_xdist.ops.table import LOWERINGS, add_rows, lowers
 
 Arrays = Sequence[jax.Array]
 Row = Callable[..., Any]
-_NUMBER_OF = {"b": True, "i": 1, "u": 1, "f": 1.0, "c": 1j}
+_NUMBER_OF = {"b": True, "i": 1, "f": 1.0, "c": 1j}
 
 
 @lru_cache(maxsize=4096)
@@ -40,7 +40,12 @@ def _dtypes(
 
 
 def _letter(number: Number) -> str:
-    return jnp.asarray(number).dtype.kind
+    dtype = jnp.asarray(number).dtype
+    if dtype == jnp.bool_:
+        return "b"
+    if jnp.issubdtype(dtype, jnp.integer):
+        return "i"
+    return "c" if jnp.issubdtype(dtype, jnp.complexfloating) else "f"
 
 
 def promoted(row: Row, kind: Kind = Kind.DEFAULT) -> Row:
