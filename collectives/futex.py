@@ -7,6 +7,7 @@ a moment instead; callers look at the word again either way.
 import ctypes
 import platform
 import time
+from typing import Any
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _NUMBER = _NUMBERS.get(platform.machine())
@@ -19,7 +20,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
 
 
-def _syscall() -> ctypes._NamedFuncPointer | None:
+def _syscall() -> Any:
     if _NUMBER is None:
         return None
     function = ctypes.CDLL(None, use_errno=True).syscall

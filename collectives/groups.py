@@ -12,10 +12,13 @@ from torch_xdist.collectives.errors import ArgumentError
 Groups = tuple[tuple[int, ...], ...]
 
 
-def checked(groups: Iterable[Iterable[int]] | None, world_size: int, *, of: str) -> Groups | None:
+def checked(
+    groups: Iterable[Iterable[int]] | None, world_size: int, *, of: str, partial: bool = False
+) -> Groups | None:
     """The groups as tuples; None where all ranks form one group.
 
-    Raises ArgumentError unless every rank of the world is in exactly one group.
+    Raises ArgumentError unless every rank of the world is in exactly one group; with `partial`,
+    in at most one: ranks of none take no part.
     """
     if groups is None:
         return None
@@ -26,7 +29,7 @@ def checked(groups: Iterable[Iterable[int]] | None, world_size: int, *, of: str)
     _refuse("is not a rank", [r for r in seen if not 0 <= r < world_size], found, world_size, of)
     twice = sorted({rank for rank in seen if seen.count(rank) > 1})
     _refuse("is there twice", twice, found, world_size, of)
-    missing = sorted(set(range(world_size)) - set(seen))
+    missing = [] if partial else sorted(set(range(world_size)) - set(seen))
     _refuse("is in no group", missing, found, world_size, of)
     return None if found == (tuple(range(world_size)),) else found
 

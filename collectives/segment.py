@@ -12,6 +12,7 @@ hence done with reading.
 
 import mmap
 import os
+import struct
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from torch_xdist.collectives.liveness import Process
 _PAGE = 4096
 _COUNT, _PID = 0, 16  # 32-bit words in a header; 64 bytes apart, so that they do not share a line
 _NOTES, _NOTE_BYTES = 256, 1024
+_NOTE_HEAD = struct.Struct("=QI")  # fingerprint, length of the sentence
 _MASK, _HALF = 2**32 - 1, 2**31
 _SLICE_S = 0.25  # between two looks at whether the others live
 NARRATE_S = 60.0
@@ -68,6 +70,8 @@ class Segment:
         self._slots = [self._both_slots(m) for m in range(len(ranks))]
         self._processes: dict[int, Process] = {}
         self._fence = threading.Lock()
+        self._calls = 0
+        self._own_note = np.zeros(_NOTE_HEAD.size, np.uint8)
         self._met = self._words[self._heads[member] // 4 + _COUNT]
         self._words[self._heads[member] // 4 + _PID] = os.getpid()
 
@@ -89,12 +93,14 @@ class Segment:
         return self._words[self._heads[member] // 4 + _PID] or self._pid_of(member)
 
     def announce(self, fingerprint: int, sentence: str) -> None:
-        """Say before the next meeting which collective this member is in."""
-        text = f"{sentence} ({self.where})" if self.where else sentence
-        encoded = text.encode()[: _NOTE_BYTES - 12]
-        note = self._note(self.member, self._met + 1)
-        note[12 : 12 + len(encoded)] = np.frombuffer(encoded, np.uint8)
-        note[:12].view(np.uint32)[:] = (fingerprint & _MASK, fingerprint >> 32, len(encoded))
+        """Say which collective this member is in, from the next meeting on."""
+        self._calls += 1
+        text = f"{sentence} #{self._calls}"
+        if self.where:
+            text += f" ({self.where})"
+        encoded = text.encode()[: _NOTE_BYTES - _NOTE_HEAD.size]
+        head = _NOTE_HEAD.pack(fingerprint, len(encoded))
+        self._own_note = np.frombuffer(head + encoded, np.uint8)
 
     def check(self) -> None:
         """After the meeting: raise MismatchError unless all members announced the same."""
@@ -102,9 +108,8 @@ class Segment:
         if any(self._fingerprint(m) != own for m in self._others):
             raise MismatchError(self._difference())
 
-    def _fingerprint(self, member: int) -> tuple[int, int]:
-        low, high = self._note(member, self._met)[:8].view(np.uint32).tolist()
-        return low, high
+    def _fingerprint(self, member: int) -> int:
+        return self._note(member, self._met)[:8].view(np.uint64)[0].item()
 
     def _difference(self) -> str:
         calls: dict[str, list[int]] = {}
@@ -112,7 +117,7 @@ class Segment:
             calls.setdefault(self._sentence(member, self._met), []).append(rank)
         told = "; ".join(f"{named(ranks)} called {call}" for call, ranks in calls.items())
         return (
-            f"collective #{self._met} of ranks {list(self.ranks)}: {told}; all ranks of a group "
+            f"collective #{self._calls} of ranks {list(self.ranks)}: {told}; all ranks of a group "
             "must call the same collectives in the same order with the same shapes and dtypes; "
             "look for a branch or a batch that differs between these ranks"
         )
@@ -123,8 +128,9 @@ class Segment:
 
     def _sentence(self, member: int, meeting: int) -> str:
         note = self._note(member, meeting)
-        length = int(note[8:12].view(np.uint32)[0])
-        return note[12 : 12 + length].tobytes().decode(errors="replace")
+        _, length = _NOTE_HEAD.unpack(note[: _NOTE_HEAD.size])
+        text = note[_NOTE_HEAD.size : _NOTE_HEAD.size + length]
+        return text.tobytes().decode(errors="replace") or "a collective"
 
     def meet(self) -> None:
         """Return when all members have come here as often as this one.
@@ -133,6 +139,7 @@ class Segment:
             RankLostError: a member ended without coming.
         """
         self._met = (self._met + 1) & _MASK
+        self._note(self.member, self._met)[: len(self._own_note)] = self._own_note
         # Taking a lock is the only full fence Python has; x86 does not need it, ARM does.
         with self._fence:
             self._words[self._heads[self.member] // 4 + _COUNT] = self._met
@@ -169,7 +176,7 @@ class Segment:
     def _look_around(self, member: int, waited_s: float) -> None:
         for other in self._others:
             # Ended is asked before behind: who came and then ended did its part.
-            if self._ended(other) and self._behind(other):
+            if self.ended(other) and self._behind(other):
                 raise RankLostError(
                     f"rank {self.ranks[other]} (pid {self.pid(other)}) has ended after "
                     f"{self._last_of(other)}, while rank {self.ranks[self.member]} waited "
@@ -177,7 +184,8 @@ class Segment:
                     f"batches, or look at the output of rank {self.ranks[other]} for its error"
                 )
 
-    def _ended(self, member: int) -> bool:
+    def ended(self, member: int) -> bool:
+        """Whether the process of a member is known and has ended."""
         pid = self.pid(member)
         if not pid or pid == os.getpid():
             return False
@@ -197,13 +205,13 @@ class Segment:
         )
 
     def _call(self) -> str:
-        return f"{self._sentence(self.member, self._met) or 'a collective'} #{self._met}"
+        return self._sentence(self.member, self._met)
 
     def _last_of(self, member: int) -> str:
         count = self._words[self._heads[member] // 4 + _COUNT]
         if not count:
             return "its start"
-        return f"{self._sentence(member, count) or 'a collective'} #{count}"
+        return self._sentence(member, count)
 
     def close(self) -> None:
         """Give back the descriptors of the other processes."""

@@ -1,0 +1,206 @@
+"""The collectives on numpy arrays between the members of one segment.
+
+All functions have the same shape: announce, then rounds of (write own slot, meet, read slots). The
+arrays are contiguous; results are written into arrays of the caller. Called from the program
+through `on_host`, and by `channel` for small objects.
+
+Cost of an all-reduce of b bytes over n members, per member: b written, 2 b read, in chunks that
+stay in the processor's cache; one meeting per chunk.
+"""
+
+import itertools
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from torch_xdist.collectives.flat import Flat
+from torch_xdist.collectives.fold import fold
+from torch_xdist.collectives.segment import Segment
+
+CHUNK_BYTES = 2 * 2**20
+_DIRECT_BYTES = 2**17  # below, each member folds everything by itself: one meeting, not two
+
+
+def slot_bytes(members: int) -> int:
+    """What a slot must hold: one chunk of contributions and one member's folded slice."""
+    return CHUNK_BYTES + (CHUNK_BYTES // members + 511) // 256 * 256
+
+
+def announce(segment: Segment, call: str, arrays: Sequence[np.ndarray]) -> None:
+    """Tell the other members what is called; the shapes are part of it."""
+    sentence = f"{call} of {described(arrays)}"
+    segment.announce(zlib.crc32(sentence.encode()) | len(sentence) << 32, sentence)
+
+
+def described(arrays: Sequence[np.ndarray]) -> str:
+    """The dtypes and shapes, as a message shows them: "float32[3, 4]"."""
+    if len(arrays) > 3:
+        total = sum(array.size for array in arrays)
+        sizes = zlib.crc32(repr([array.shape for array in arrays]).encode())
+        return f"{len(arrays)} x {arrays[0].dtype.name}, {total} elements (shapes {sizes:08x})"
+    return ", ".join(f"{array.dtype.name}{list(array.shape)}" for array in arrays) or "nothing"
+
+
+def all_reduce(
+    segment: Segment,
+    call: str,
+    reduction: str,
+    xs: Sequence[np.ndarray],
+    outs: Sequence[np.ndarray],
+) -> None:
+    """Fold every array over the members; all of one dtype. `outs` may be the memory of `xs`."""
+    announce(segment, call, xs)
+    x, out = Flat(xs), Flat(outs)
+    if not x.size:
+        _agree(segment)
+    elif x.size * xs[0].itemsize * len(segment.ranks) <= _DIRECT_BYTES * 2:
+        _reduce_at_once(segment, reduction, x, out, xs[0].dtype)
+    else:
+        _reduce_by_chunks(segment, reduction, x, out, xs[0].dtype)
+
+
+def _agree(segment: Segment) -> None:
+    segment.meet()
+    segment.check()
+
+
+def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype) -> None:
+    used = x.size * dtype.itemsize
+    x.read(0, x.size, segment.own_slot()[:used].view(dtype))
+    _agree(segment)
+    parts = [segment.slot(m)[:used].view(dtype) for m in range(len(segment.ranks))]
+    target = out.view(0, x.size)
+    folded = np.empty(x.size, dtype) if target is None else target
+    fold(reduction, parts, folded)
+    if target is None:
+        out.write(0, folded)
+
+
+def _reduce_by_chunks(
+    segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype
+) -> None:
+    """Each member folds its slice of a chunk; the others read it one meeting later."""
+    members, me = len(segment.ranks), segment.member
+    length = CHUNK_BYTES // dtype.itemsize
+    folded = np.empty(-(-length // members), dtype)
+    before: list[tuple[int, int]] = []
+    for start in range(0, x.size + length, length):
+        stop = min(start + length, x.size)
+        own = segment.own_slot()
+        if start < stop:
+            x.read(start, stop, own[:CHUNK_BYTES].view(dtype))
+        if before:
+            count = before[me][1] - before[me][0]
+            own[CHUNK_BYTES:][: count * dtype.itemsize].view(dtype)[:] = folded[:count]
+        segment.meet()
+        if not start:
+            segment.check()
+        for member, (low, high) in enumerate(before):
+            source = segment.slot(member)[CHUNK_BYTES:][: (high - low) * dtype.itemsize]
+            out.write(low, source.view(dtype))
+        before = _slices(start, stop, members) if start < stop else []
+        if before:
+            low, high = before[me]
+            span = slice((low - start) * dtype.itemsize, (high - start) * dtype.itemsize)
+            parts = [segment.slot(m)[span].view(dtype) for m in range(members)]
+            fold(reduction, parts, folded[: high - low])
+
+
+def _slices(start: int, stop: int, members: int) -> list[tuple[int, int]]:
+    step = -(-(stop - start) // members)
+    edges = [min(start + step * m, stop) for m in range(members + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def all_gather(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:
+    """Row m of `out` [members, *x.shape] becomes the `x` of member m."""
+    announce(segment, call, [x])
+    source, rows = _bytes(x), _rows(out, len(segment.ranks))
+    for first, start, stop in _chunks(source.size, CHUNK_BYTES):
+        segment.own_slot()[: stop - start] = source[start:stop]
+        segment.meet()
+        if first:
+            segment.check()
+        for member in range(len(segment.ranks)):
+            rows[member, start:stop] = segment.slot(member)[: stop - start]
+
+
+def all_to_all(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:
+    """Row m of `out` becomes this member's row of the `x` of member m; both [members, ...]."""
+    announce(segment, call, [x])
+    members, me = len(segment.ranks), segment.member
+    source, rows = _rows(x, members), _rows(out, members)
+    for first, start, stop in _chunks(source.shape[1], CHUNK_BYTES // members):
+        size = stop - start
+        segment.own_slot()[: size * members].reshape(members, size)[:] = source[:, start:stop]
+        segment.meet()
+        if first:
+            segment.check()
+        for member in range(members):
+            rows[member, start:stop] = segment.slot(member)[size * me : size * (me + 1)]
+
+
+def reduce_scatter(
+    segment: Segment, call: str, reduction: str, x: np.ndarray, out: np.ndarray
+) -> None:
+    """`out` becomes the fold of this member's row of every `x` [members, *out.shape]."""
+    announce(segment, call, [x])
+    members, me, dtype = len(segment.ranks), segment.member, x.dtype
+    source, flat = _rows(x, members), out.reshape(-1)
+    step = CHUNK_BYTES // members // 16 * 16  # whole elements of every dtype
+    for first, start, stop in _chunks(source.shape[1], step):
+        size = stop - start
+        segment.own_slot()[: size * members].reshape(members, size)[:] = source[:, start:stop]
+        segment.meet()
+        if first:
+            segment.check()
+        mine = slice(size * me, size * (me + 1))
+        parts = [segment.slot(m)[mine].view(dtype) for m in range(members)]
+        if size:
+            fold(reduction, parts, flat[start // dtype.itemsize : stop // dtype.itemsize])
+
+
+def permute(
+    segment: Segment, call: str, sources: Sequence[int], x: np.ndarray, out: np.ndarray
+) -> None:
+    """`out` becomes the `x` of member sources[me], zeros where that is -1.
+
+    A broadcast from member r is the case that all sources are r.
+    """
+    announce(segment, call, [x])
+    data, result = _bytes(x), _bytes(out)
+    source = sources[segment.member]
+    for first, start, stop in _chunks(data.size, CHUNK_BYTES):
+        if segment.member in sources:
+            segment.own_slot()[: stop - start] = data[start:stop]
+        segment.meet()
+        if first:
+            segment.check()
+        result[start:stop] = segment.slot(source)[: stop - start] if source >= 0 else 0
+
+
+def gather_bytes(segment: Segment, call: str, payload: bytes) -> list[bytes]:
+    """Every member's payload, of any length, by member."""
+    lengths = np.empty((len(segment.ranks), 1), np.int64)
+    all_gather(segment, call, np.array([len(payload)]), lengths)
+    longest = int(lengths.max())
+    padded = np.frombuffer(payload.ljust(longest, b"\0"), np.uint8)
+    rows = np.empty((len(segment.ranks), longest), np.uint8)
+    if longest:
+        all_gather(segment, call, padded, rows)
+    return [row[:length].tobytes() for row, length in zip(rows, lengths[:, 0])]
+
+
+def _chunks(total: int, step: int) -> list[tuple[bool, int, int]]:
+    """(is the first, start, stop) of each chunk; one empty chunk where there is nothing."""
+    starts = range(0, max(total, 1), step)
+    return [(not start, start, min(start + step, total)) for start in starts]
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _rows(array: np.ndarray, members: int) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8).reshape(members, -1 if array.size else 0)

@@ -1,0 +1,217 @@
+"""The host transport: ranks of one host (or threads of one process) that share memory.
+
+An `Endpoint` is one rank's end: it opens the memory of a group at the group's first collective.
+`join` makes the endpoint of a process, `threads` one endpoint per device of this process. Programs
+reach it through one custom call, `CALL`, whose string attribute says which collective it is; the
+same compiled program therefore serves every rank.
+"""
+
+import functools
+import json
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torch_xdist.collectives import exchange, ffi, segment
+from torch_xdist.collectives.doorman import Doorman, fetch
+from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.collectives.groups import Groups, group_of
+from torch_xdist.collectives.segment import Segment
+
+CALL = "xdist_exchange"
+_JOIN_TIMEOUT_S = 300.0
+_SPIN_S = 0.0001
+
+Memory = Callable[[str, tuple[int, ...]], mmap.mmap]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Which collective a custom call is; the JSON of its attribute.
+
+    Attributes:
+        op: a function of `exchange`.
+        title: the name in messages, such as "all_reduce(sum)".
+        reduction: for all_reduce and reduce_scatter.
+        groups: the groups of ranks; None for all ranks. Ranks in no group take no part.
+        sources: for permute: per rank of the world the rank it reads from, -1 for zeros.
+    """
+
+    op: str
+    title: str
+    reduction: str = ""
+    groups: Groups | None = None
+    sources: tuple[int, ...] = ()
+
+    def encoded(self) -> str:
+        """The attribute's text."""
+        return json.dumps([self.op, self.title, self.reduction, self.groups, self.sources])
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoded(text: bytes) -> Spec:
+    op, title, reduction, group_lists, sources = json.loads(text)
+    found = tuple(map(tuple, group_lists)) if group_lists is not None else None
+    return Spec(op, title, reduction, found, tuple(sources))
+
+
+class Endpoint:
+    """One rank's end of the host transport.
+
+    `where` may be set to the user's line before a program runs; messages show it.
+    """
+
+    def __init__(self, rank: int, world_size: int, memory: Memory, spin_s: float) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.where = ""
+        self.error: BaseException | None = None
+        self._memory, self._spin_s = memory, spin_s
+        self._segments: dict[tuple[str, tuple[int, ...]], Segment] = {}
+        self._lock = threading.Lock()
+
+    def segment(self, ranks: tuple[int, ...] | None = None, kind: str = "program") -> Segment:
+        """The shared memory of these ranks (None: all); each kind has its own, in its own order."""
+        ranks = tuple(range(self.world_size)) if ranks is None else ranks
+        key = (kind, ranks)
+        if key not in self._segments:
+            self._segments[key] = Segment(
+                self._memory(f"{kind}:{','.join(map(str, ranks))}", ranks),
+                ranks,
+                ranks.index(self.rank),
+                exchange.slot_bytes(len(ranks)),
+                pid_of=functools.partial(self._pid_of, kind, ranks),
+                spin_s=self._spin_s,
+            )
+        return self._segments[key]
+
+    def _start(self) -> Segment | None:
+        return self._segments.get(("start", tuple(range(self.world_size))))
+
+    def _pid_of(self, kind: str, ranks: tuple[int, ...], member: int) -> int:
+        start = self._start()
+        return start.pid(ranks[member]) if start and kind != "start" else 0
+
+    def lost(self, rank: int) -> bool:
+        """Whether `rank` came to the start and has ended."""
+        start = self._start()
+        return start is not None and start.ended(rank)
+
+    def run(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+        """Take part in one collective; blocks until the other members of the group have come."""
+        ranks = group_of(self.rank, spec.groups, self.world_size)
+        with self._lock:
+            try:
+                self._run(spec, self.segment(ranks), xs, outs)
+            except BaseException as error:
+                self.error = error
+                raise
+
+    def _run(
+        self, spec: Spec, shared: Segment, xs: list[np.ndarray], outs: list[np.ndarray]
+    ) -> None:
+        shared.where = self.where
+        if spec.op == "all_reduce":
+            exchange.all_reduce(shared, spec.title, spec.reduction, xs, outs)
+        elif spec.op == "reduce_scatter":
+            exchange.reduce_scatter(shared, spec.title, spec.reduction, xs[0], outs[0])
+        elif spec.op == "permute":
+            reads = [spec.sources[rank] for rank in shared.ranks]
+            members = [shared.ranks.index(rank) if rank >= 0 else -1 for rank in reads]
+            exchange.permute(shared, spec.title, members, xs[0], outs[0])
+        elif spec.op == "all_gather":
+            exchange.all_gather(shared, spec.title, xs[0], outs[0])
+        else:
+            exchange.all_to_all(shared, spec.title, xs[0], outs[0])
+
+    def taken_error(self) -> BaseException | None:
+        """The error of the last failed collective, once: what the program's error stands for."""
+        error, self.error = self.error, None
+        return error
+
+
+_endpoints: dict[int | None, Endpoint] = {}
+
+
+def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Endpoint:
+    """Become `rank` of the job on this host; returns when rank 0 is there.
+
+    `job` must differ between jobs and between attempts of one job. The other ranks may come any
+    time later.
+
+    Raises:
+        JoinError: rank 0 did not come within `timeout_s`.
+    """
+    try:
+        doorman = Doorman(job, rank)
+    except OSError as error:
+        raise CollectiveError(
+            f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
+            "needs its own RANK, and each job its own id; end the other job or change the id"
+        ) from None
+
+    def memory(name: str, ranks: tuple[int, ...]) -> mmap.mmap:
+        slot_bytes = exchange.slot_bytes(len(ranks))
+        size = segment.size_bytes(len(ranks), slot_bytes)
+        leader = ranks[0]
+        if leader == rank:
+            descriptor = doorman.file(name, size)
+        else:
+            descriptor = fetch(
+                job,
+                leader,
+                name,
+                size,
+                timeout_s=timeout_s,
+                lost=lambda: end.lost(leader),
+            )
+        return segment.mapped(descriptor, len(ranks), slot_bytes)
+
+    end = Endpoint(rank, world_size, memory, _spin_s(world_size))
+    end.segment(kind="start")
+    _endpoints[None] = end
+    ffi.register(CALL, _serve)
+    return end
+
+
+def threads(count: int) -> list[Endpoint]:
+    """One endpoint per device 0 .. count-1 of this process; each device is a rank."""
+    shared: dict[str, mmap.mmap] = {}
+    lock = threading.Lock()
+
+    def memory(name: str, ranks: tuple[int, ...]) -> mmap.mmap:
+        with lock:
+            if name not in shared:
+                slot_bytes = exchange.slot_bytes(len(ranks))
+                shared[name] = segment.anonymous(len(ranks), slot_bytes)
+            return shared[name]
+
+    ends = [Endpoint(rank, count, memory, 0.0) for rank in range(count)]
+    _endpoints.clear()
+    _endpoints.update({end.rank: end for end in ends})
+    ffi.register(CALL, _serve)
+    return ends
+
+
+def endpoint(device: int | None = None) -> Endpoint:
+    """The endpoint of this process, or of one of its devices. Raises CollectiveError."""
+    found = _endpoints.get(None) or _endpoints.get(device)
+    if found is None:
+        raise CollectiveError(
+            f"collective on device {device}: this process has not joined a world with the host "
+            "transport; call host.join or host.threads first"
+        )
+    return found
+
+
+def _spin_s(world_size: int) -> float:
+    # Looking instead of sleeping helps only a rank that has a core of its own.
+    return _SPIN_S if world_size <= (os.cpu_count() or 1) else 0.0
+
+
+def _serve(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], spec: bytes, device: int):
+    # The last operand and result is the token that keeps the collectives of a program in order.
+    endpoint(device).run(_decoded(spec), list(inputs[:-1]), list(outputs[:-1]))

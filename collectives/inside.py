@@ -1,0 +1,208 @@
+"""What a collective does inside a program: the functions lowerings call, on JAX arrays.
+
+They are traced inside `with program(kind, world_size):`, which says how data travels:
+
+- "host": ranks of one host share memory; the program is an ordinary single-device one, and each
+  collective is a custom call into `host`.
+- "mesh": the program runs inside `shard_map` over the mesh axis "ranks" of all devices, and each
+  collective is XLA's own.
+
+Collectives of one program run in the order they are traced in, on every rank: each takes the token
+of the one before. The program must return the last token (`Program.token`), or a collective whose
+result nobody uses is removed on some ranks only.
+
+Groups are given as `groups.checked` returns them. All functions leave values alone that no other
+rank has: on a world of one they copy.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from torch_xdist.collectives import fold, on_host, on_mesh
+from torch_xdist.collectives.errors import ArgumentError, CollectiveError
+from torch_xdist.collectives.groups import (
+    Groups,
+    checked,
+    checked_pairs,
+    equal_sized,
+    shard_length,
+)
+
+_active = threading.local()
+
+
+@dataclass(slots=True)
+class Program:
+    """The program being traced.
+
+    Attributes:
+        kind: "host" or "mesh".
+        world_size: the number of ranks.
+        token: what the next collective waits for; uint8 [1].
+    """
+
+    kind: str
+    world_size: int
+    token: jax.Array = field(default_factory=lambda: jnp.zeros(1, jnp.uint8))
+
+
+@contextlib.contextmanager
+def program(kind: str, world_size: int) -> Iterator[Program]:
+    """Trace collectives for this transport; the Program yielded holds the token at the end."""
+    if kind not in ("host", "mesh"):
+        raise ArgumentError(f"transport {kind!r} is unknown; use host or mesh")
+    outer = getattr(_active, "program", None)
+    _active.program = Program(kind, world_size)
+    try:
+        yield _active.program
+    finally:
+        _active.program = outer
+
+
+def _current() -> Program:
+    found = getattr(_active, "program", None)
+    if found is None:
+        raise CollectiveError(
+            "collective: no program is being traced; call it inside `with inside.program(...)`"
+        )
+    return found
+
+
+def all_reduce(
+    xs: Sequence[jax.Array], reduction: str, groups: Groups | None = None
+) -> list[jax.Array]:
+    """Reduce each array over the ranks of each group; same on every rank of a group.
+
+    `reduction` is sum, mul, min, max, and, or, xor. Arrays of one dtype travel together.
+    """
+    here = _current()
+    groups = _checked(groups, here, of="all_reduce")
+    results: list[jax.Array] = list(xs)
+    for dtype in dict.fromkeys(x.dtype for x in xs):
+        fold.check(reduction, np.dtype(dtype), of="all_reduce")
+        places = [i for i, x in enumerate(xs) if x.dtype == dtype]
+        if here.world_size > 1:
+            reduced = _transport(here).all_reduce(here, [xs[i] for i in places], reduction, groups)
+            for place, value in zip(places, reduced):
+                results[place] = value
+    return results
+
+
+def all_gather(x: jax.Array, dim: int, groups: Groups | None = None) -> jax.Array:
+    """Every rank's `x` along `dim`, in the order of the group; same on every rank of a group."""
+    stacked = all_gather_stacked(x, groups)
+    dim = _dim(x, dim)
+    if x.ndim == 0:
+        return stacked
+    joined = (*x.shape[:dim], stacked.shape[0] * x.shape[dim], *x.shape[dim + 1 :])
+    return jnp.moveaxis(stacked, 0, dim).reshape(joined)
+
+
+def all_gather_stacked(x: jax.Array, groups: Groups | None = None) -> jax.Array:
+    """Every rank's `x`, stacked: [ranks of the group, *x.shape]."""
+    here = _current()
+    groups = _checked(groups, here, of="all_gather")
+    size = equal_sized(groups, here.world_size, of="all_gather")
+    if here.world_size == 1:
+        return x[None]
+    return _transport(here).all_gather(here, x, size, groups)
+
+
+def reduce_scatter(
+    x: jax.Array, reduction: str, dim: int, shards: int | None = None, groups: Groups | None = None
+) -> jax.Array:
+    """This rank's slice along `dim` of the reduction of every rank's `x`; differs per rank."""
+    here = _current()
+    groups = _checked(groups, here, of="reduce_scatter")
+    size = equal_sized(groups, here.world_size, of="reduce_scatter")
+    _expect_count("reduce_scatter", "shard_count", shards, size)
+    fold.check(reduction, np.dtype(x.dtype), of="reduce_scatter")
+    dim = _dim(x, dim)
+    length = shard_length(x.shape, dim, size, of="reduce_scatter")
+    if here.world_size == 1:
+        return x
+    split = x.reshape(*x.shape[:dim], size, length, *x.shape[dim + 1 :])
+    rows = jnp.moveaxis(split, dim, 0)
+    return _transport(here).reduce_scatter(here, rows, reduction, groups)
+
+
+def all_to_all(
+    x: jax.Array,
+    split_dim: int,
+    concat_dim: int,
+    split_count: int | None = None,
+    groups: Groups | None = None,
+) -> jax.Array:
+    """Cut `x` along `split_dim`, send piece m to member m, join what arrives along `concat_dim`."""
+    here = _current()
+    groups = _checked(groups, here, of="all_to_all")
+    size = equal_sized(groups, here.world_size, of="all_to_all")
+    _expect_count("all_to_all", "split_count", split_count, size)
+    split_dim, concat_dim = _dim(x, split_dim), _dim(x, concat_dim)
+    length = shard_length(x.shape, split_dim, size, of="all_to_all")
+    if here.world_size == 1:
+        return x
+    split = x.reshape(*x.shape[:split_dim], size, length, *x.shape[split_dim + 1 :])
+    rows = _transport(here).all_to_all(here, jnp.moveaxis(split, split_dim, 0), groups)
+    return jnp.concatenate([rows[m] for m in range(size)], axis=concat_dim)
+
+
+def permute(x: jax.Array, pairs: Groups) -> jax.Array:
+    """What the source of the pair (source, this rank) holds; zeros where there is none."""
+    here = _current()
+    pairs = checked_pairs(pairs, here.world_size, of="collective_permute")
+    if here.world_size == 1:
+        return x if pairs else jnp.zeros_like(x)
+    return _transport(here).permute(here, x, pairs)
+
+
+def broadcast(x: jax.Array, root: int, groups: Groups | None = None) -> jax.Array:
+    """The `x` of member `root` of each group, bit by bit; same on every rank of a group.
+
+    Without groups `root` is a rank.
+    """
+    here = _current()
+    groups = _checked(groups, here, of="broadcast")
+    size = min(len(group) for group in groups) if groups else here.world_size
+    if not 0 <= root < size:
+        raise ArgumentError(
+            f"broadcast: root {root} is no member of a group of {size} ranks; use 0 to {size - 1}"
+        )
+    return x if here.world_size == 1 else _transport(here).broadcast(here, x, root, groups)
+
+
+def barrier(groups: Groups | None = None) -> None:
+    """Every rank of a group waits here for the others."""
+    all_reduce([jnp.zeros(1, jnp.int32)], "sum", groups)
+
+
+def _transport(here: Program) -> ModuleType:
+    return on_host if here.kind == "host" else on_mesh
+
+
+def _checked(groups: Groups | None, here: Program, *, of: str) -> Groups | None:
+    return checked(groups, here.world_size, of=of, partial=True)
+
+
+def _dim(x: jax.Array, dim: int) -> int:
+    rank = max(x.ndim, 1)
+    if not -rank <= dim < rank:
+        raise ArgumentError(
+            f"collective: dim {dim} is out of range for shape {tuple(x.shape)}; use {-rank} to "
+            f"{rank - 1}"
+        )
+    return dim % rank
+
+
+def _expect_count(of: str, name: str, given: int | None, size: int) -> None:
+    if given is not None and given != size:
+        raise ArgumentError(
+            f"{of}: {name} is {given}, and the group has {size} ranks; use {name}={size}"
+        )

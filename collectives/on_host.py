@@ -1,0 +1,96 @@
+"""Collectives of a program on the host transport: each is one custom call into `host`.
+
+All functions get the Program, whose token they take and replace. The rank is not part of the
+program: it is looked up while the program runs, so that all ranks compile the same one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jax_core
+from jax.interpreters import mlir
+
+from torch_xdist.collectives.groups import Groups, listed
+from torch_xdist.collectives.host import CALL, Spec
+
+_exchange = jax_core.Primitive("xdist_exchange")
+_exchange.multiple_results = True
+
+
+@_exchange.def_abstract_eval
+def _results(*operands: Any, spec: str, shapes: Any, aliases: Any) -> list[Any]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in shapes]
+
+
+def _lower(context: Any, *operands: Any, spec: str, shapes: Any, aliases: Any) -> Any:
+    # To XLA the call has a side effect, so it is neither dropped nor merged with an equal one. To
+    # JAX it has none: effects cost 90 us per dispatch. The token keeps it alive there.
+    rule = jax.ffi.ffi_lowering(CALL, has_side_effect=True, operand_output_aliases=dict(aliases))
+    return rule(context, *operands, spec=spec)
+
+
+mlir.register_lowering(_exchange, _lower, platform="cpu")
+
+
+def _call(
+    here: Any, spec: Spec, xs: Sequence[jax.Array], outs: Sequence[Any], *, in_place: bool = False
+) -> list[jax.Array]:
+    shapes = tuple((tuple(out.shape), np.dtype(out.dtype)) for out in (*outs, here.token))
+    last = (len(xs), len(outs))
+    pairs = tuple((i, i) for i in range(len(xs))) if in_place else ()
+    *results, here.token = _exchange.bind(
+        *xs, here.token, spec=spec.encoded(), shapes=shapes, aliases=(*pairs, last)
+    )
+    return results
+
+
+def all_reduce(
+    here: Any, xs: Sequence[jax.Array], reduction: str, groups: Groups | None
+) -> list[jax.Array]:
+    """All arrays in one exchange, in place: XLA copies only what somebody else still reads."""
+    spec = Spec("all_reduce", _title(f"all_reduce({reduction})", groups), reduction, groups)
+    return _call(here, spec, xs, xs, in_place=True)
+
+
+def all_gather(here: Any, x: jax.Array, size: int, groups: Groups | None) -> jax.Array:
+    """[size, *x.shape]."""
+    out = jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
+    return _call(here, Spec("all_gather", _title("all_gather", groups), "", groups), [x], [out])[0]
+
+
+def reduce_scatter(here: Any, rows: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
+    """[members, ...] to this member's row of the reduction."""
+    title = _title(f"reduce_scatter({reduction})", groups)
+    out = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+    return _call(here, Spec("reduce_scatter", title, reduction, groups), [rows], [out])[0]
+
+
+def all_to_all(here: Any, rows: jax.Array, groups: Groups | None) -> jax.Array:
+    """[members, ...] to [members, ...]."""
+    spec = Spec("all_to_all", _title("all_to_all", groups), "", groups)
+    return _call(here, spec, [rows], [rows])[0]
+
+
+def permute(here: Any, x: jax.Array, pairs: Groups) -> jax.Array:
+    """Each target's array comes from its source."""
+    sources = [-1] * here.world_size
+    for source, target in pairs:
+        sources[target] = source
+    title = f"collective_permute({listed(pairs)})"
+    return _call(here, Spec("permute", title, "", None, tuple(sources)), [x], [x])[0]
+
+
+def broadcast(here: Any, x: jax.Array, root: int, groups: Groups | None) -> jax.Array:
+    """A permute whose sources are all the root."""
+    sources = [root] * here.world_size
+    for group in groups or ():
+        for rank in group:
+            sources[rank] = group[root]
+    title = _title(f"broadcast(from {root})", groups)
+    return _call(here, Spec("permute", title, "", groups, tuple(sources)), [x], [x])[0]
+
+
+def _title(name: str, groups: Groups | None) -> str:
+    return name if groups is None else f"{name} in groups {listed(groups)}"

@@ -1,0 +1,132 @@
+"""Collectives of a program that runs inside `shard_map` over the mesh axis "ranks": XLA's own.
+
+The same functions as in `on_host`. XLA orders its collectives by itself, so the token passes by.
+Reductions XLA has no collective for (mul, and, or, xor) gather and fold.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xdist.collectives.buckets import joined, plan, separated
+from torch_xdist.collectives.errors import ArgumentError
+from torch_xdist.collectives.groups import Groups, listed
+
+AXIS = "ranks"
+
+_FOLDS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "mul": jnp.multiply,
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+}
+
+
+def all_reduce(
+    here: Any, xs: Sequence[jax.Array], reduction: str, groups: Groups | None
+) -> list[jax.Array]:
+    """Flat buckets, each one collective of XLA."""
+    _whole(groups, here.world_size, "all_reduce")
+    results: list[Any] = [None] * len(xs)
+    for bucket in plan([(x.size, x.dtype.itemsize) for x in xs]):
+        reduced = _reduced(joined([xs[i] for i in bucket]), reduction, groups)
+        for place, value in zip(bucket, separated(reduced, [xs[i].shape for i in bucket])):
+            results[place] = value
+    return results
+
+
+def _reduced(x: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
+    lists = _lists(groups)
+    if x.dtype == jnp.bool_ and reduction in ("sum", "max", "or"):
+        return lax.pmax(x.astype(jnp.uint8), AXIS, axis_index_groups=lists).astype(jnp.bool_)
+    if x.dtype == jnp.bool_ and reduction in ("mul", "min", "and"):
+        return lax.pmin(x.astype(jnp.uint8), AXIS, axis_index_groups=lists).astype(jnp.bool_)
+    native = {"sum": lax.psum, "min": lax.pmin, "max": lax.pmax}.get(reduction)
+    if native is not None:
+        return native(x, AXIS, axis_index_groups=lists)
+    gathered = lax.all_gather(x, AXIS, axis_index_groups=_even(groups, "all_reduce"))
+    return functools.reduce(_FOLDS[reduction], list(gathered))
+
+
+def all_gather(here: Any, x: jax.Array, size: int, groups: Groups | None) -> jax.Array:
+    """[size, *x.shape]."""
+    _whole(groups, here.world_size, "all_gather")
+    return lax.all_gather(x, AXIS, axis_index_groups=_lists(groups))
+
+
+def reduce_scatter(here: Any, rows: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
+    """[members, ...] to this member's row of the reduction."""
+    _whole(groups, here.world_size, "reduce_scatter")
+    if reduction == "sum" and rows.dtype != jnp.bool_:
+        return lax.psum_scatter(rows, AXIS, axis_index_groups=_lists(groups))
+    reduced = _reduced(rows, reduction, groups)
+    return lax.dynamic_index_in_dim(reduced, _member(groups, here.world_size), 0, keepdims=False)
+
+
+def all_to_all(here: Any, rows: jax.Array, groups: Groups | None) -> jax.Array:
+    """[members, ...] to [members, ...]."""
+    _whole(groups, here.world_size, "all_to_all")
+    return lax.all_to_all(rows, AXIS, 0, 0, axis_index_groups=_lists(groups))
+
+
+def permute(here: Any, x: jax.Array, pairs: Groups) -> jax.Array:
+    """Each target's array comes from its source, zeros elsewhere."""
+    return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
+
+
+def broadcast(here: Any, x: jax.Array, root: int, groups: Groups | None) -> jax.Array:
+    """The root's bits: everybody else adds integer zeros to them."""
+    _whole(groups, here.world_size, "broadcast")
+    bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else _bits(x)
+    member = _member(groups, here.world_size)
+    sent = jnp.where(member == root, bits, jnp.zeros_like(bits))
+    received = lax.psum(sent, AXIS, axis_index_groups=_lists(groups))
+    if x.dtype == jnp.bool_:
+        return received.astype(jnp.bool_)
+    return _from_bits(received, x)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return _bits(jnp.stack([x.real, x.imag]))
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{x.dtype.itemsize * 8}"))
+
+
+def _from_bits(bits: jax.Array, like: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(like):
+        parts = lax.bitcast_convert_type(bits, like.real.dtype)
+        return lax.complex(parts[0], parts[1])
+    return lax.bitcast_convert_type(bits, like.dtype)
+
+
+def _member(groups: Groups | None, world_size: int) -> jax.Array:
+    members = list(range(world_size))
+    for group in groups or ():
+        for member, rank in enumerate(group):
+            members[rank] = member
+    return jnp.array(members)[lax.axis_index(AXIS)]
+
+
+def _lists(groups: Groups | None) -> list[list[int]] | None:
+    return None if groups is None else [list(group) for group in groups]
+
+
+def _even(groups: Groups | None, of: str) -> list[list[int]] | None:
+    if groups and len({len(group) for group in groups}) > 1:
+        raise ArgumentError(
+            f"{of}: groups {listed(groups)} differ in size, which this reduction cannot do between "
+            "accelerators or hosts; use groups of equal size, or reduce with sum, min or max"
+        )
+    return _lists(groups)
+
+
+def _whole(groups: Groups | None, world_size: int, of: str) -> None:
+    if groups is not None and sum(len(group) for group in groups) != world_size:
+        raise ArgumentError(
+            f"{of}: groups {listed(groups)} leave out some of the {world_size} ranks; between "
+            "accelerators or hosts every rank must take part; list all ranks in groups"
+        )
