@@ -1,0 +1,359 @@
+"""Normalisation: batch, layer, group, RMS and weight norms, forward and backward.
+
+Half precision is computed in float32 and rounded once by the caller. Variances are taken in two
+passes (mean first), which XLA fuses into two loops over the input.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xdist.ops.table import lowers
+
+_Maybe = jax.Array | None
+
+
+def _wide(array: jax.Array) -> jax.Array:
+    """Half precision as float32, everything else as it is."""
+    return array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
+
+
+def _moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance over `axes`, which are kept with size 1."""
+    mean = x.mean(axes, keepdims=True)
+    return mean, jnp.square(x - mean).mean(axes, keepdims=True)
+
+
+def _scaled(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array:
+    """x * weight + bias, either of which may be missing."""
+    x = x if weight is None else x * _wide(weight)
+    return x if bias is None else x + _wide(bias)
+
+
+# Batch norm: statistics per channel, which is dimension 1; input [n, c, ...].
+
+
+def _channel_axes(x: jax.Array) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def _per_channel(values: _Maybe, x: jax.Array) -> _Maybe:
+    """`values` [c] in the rank of `x`, or None."""
+    if values is None:
+        return None
+    return _wide(values).reshape(1, -1, *(1,) * (x.ndim - 2))
+
+
+def _normalise_by_batch(
+    input: jax.Array, weight: _Maybe, bias: _Maybe, eps: float
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The output, mean [c], 1 / standard deviation [c] and biased variance [c]."""
+    x = _wide(input)
+    mean, var = _moments(x, _channel_axes(x))
+    invstd = lax.rsqrt(var + eps)
+    out = _scaled((x - mean) * invstd, _per_channel(weight, x), _per_channel(bias, x))
+    return out, mean.reshape(-1), invstd.reshape(-1), var.reshape(-1)
+
+
+def _normalise_by_running(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    eps: float,
+) -> jax.Array:
+    x = _wide(input)
+    invstd = lax.rsqrt(_per_channel(running_var, x) + eps)
+    shifted = (x - _per_channel(running_mean, x)) * invstd
+    return _scaled(shifted, _per_channel(weight, x), _per_channel(bias, x))
+
+
+def _moved(running: _Maybe, seen: jax.Array, momentum: float) -> _Maybe:
+    """Running statistics after one batch whose statistics are `seen`."""
+    if running is None:
+        return None
+    moved = (1 - momentum) * _wide(running) + momentum * seen
+    return moved.astype(running.dtype)
+
+
+def _unbiased(var: jax.Array, input: jax.Array) -> jax.Array:
+    count = math.prod(input.shape) // max(input.shape[1], 1)
+    return var * (count / max(count - 1, 1))
+
+
+@lowers("aten._native_batch_norm_legit_functional.default")
+def native_batch_norm_functional(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    running_mean: _Maybe,
+    running_var: _Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[_Maybe, ...]:
+    """Also the running statistics after this batch, as fourth and fifth result."""
+    if not training:
+        out = _normalise_by_running(input, weight, bias, running_mean, running_var, eps)
+        empty = jnp.zeros((0,), out.dtype)
+        return out, empty, empty, running_mean, running_var
+    out, mean, invstd, var = _normalise_by_batch(input, weight, bias, eps)
+    new_mean = _moved(running_mean, mean, momentum)
+    new_var = _moved(running_var, _unbiased(var, input), momentum)
+    return out, mean, invstd, new_mean, new_var
+
+
+@lowers("aten.native_batch_norm.default")
+def native_batch_norm(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    running_mean: _Maybe,
+    running_var: _Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[_Maybe, ...]:
+    # torch writes the running statistics behind the schema's back; who records this row uses
+    # _native_batch_norm_legit_functional where they are wanted.
+    return native_batch_norm_functional(
+        input, weight, bias, running_mean, running_var, training, momentum, eps
+    )[:3]
+
+
+@lowers("aten._native_batch_norm_legit.no_stats")
+def native_batch_norm_no_stats(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _normalise_by_batch(input, weight, bias, eps)[:3]
+
+
+@lowers("aten._batch_norm_with_update_functional.default")
+def batch_norm_with_update_functional(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    momentum: float,
+    eps: float,
+) -> tuple[_Maybe, ...]:
+    out, mean, invstd, new_mean, new_var = native_batch_norm_functional(
+        input, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, invstd, jnp.zeros((0,), jnp.uint8), new_mean, new_var
+
+
+@lowers("aten._batch_norm_no_update.default")
+def batch_norm_no_update(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    running_mean: _Maybe,
+    running_var: _Maybe,
+    momentum: float,
+    eps: float,
+) -> tuple[jax.Array, ...]:
+    out = _normalise_by_running(input, weight, bias, running_mean, running_var, eps)
+    empty = jnp.zeros((0,), out.dtype)
+    return out, empty, empty, jnp.zeros((0,), jnp.uint8)
+
+
+@lowers("aten.native_batch_norm_backward.default")
+def native_batch_norm_backward(
+    grad_out: jax.Array,
+    input: jax.Array,
+    weight: _Maybe,
+    running_mean: _Maybe,
+    running_var: _Maybe,
+    save_mean: _Maybe,
+    save_invstd: _Maybe,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[_Maybe, _Maybe, _Maybe]:
+    x, grad = _wide(input), _wide(grad_out)
+    axes = _channel_axes(x)
+    mean = _per_channel(save_mean if train else running_mean, x)
+    if train:
+        invstd = _per_channel(save_invstd, x)
+    else:
+        invstd = lax.rsqrt(_per_channel(running_var, x) + eps)
+    centred = x - mean
+    grad_sum = grad.sum(axes, keepdims=True)
+    product_sum = (grad * centred).sum(axes, keepdims=True)
+    scale = _scaled(invstd, _per_channel(weight, x), None)
+    if train:
+        count = max(math.prod(x.shape) // max(x.shape[1], 1), 1)
+        slope = product_sum * invstd * invstd / count
+        grad_input = (grad - grad_sum / count - centred * slope) * scale
+    else:
+        grad_input = grad * scale
+    grad_weight = (product_sum * invstd).reshape(-1) if output_mask[1] else None
+    grad_bias = grad_sum.reshape(-1) if output_mask[2] else None
+    return grad_input if output_mask[0] else None, grad_weight, grad_bias
+
+
+@lowers("aten.batch_norm_backward.default")
+def batch_norm_backward(
+    grad_out: jax.Array,
+    input: jax.Array,
+    weight: _Maybe,
+    running_mean: _Maybe,
+    running_var: _Maybe,
+    save_mean: _Maybe,
+    save_var: _Maybe,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: jax.Array,
+) -> tuple[_Maybe, _Maybe, _Maybe]:
+    # `save_var` holds 1 / standard deviation, as `save_invstd` does.
+    running = (running_mean, running_var, save_mean, save_var)
+    return native_batch_norm_backward(grad_out, input, weight, *running, update, eps, output_mask)
+
+
+# Layer and RMS norm: statistics over the trailing dimensions `normalized_shape`.
+
+
+def _trailing_axes(x: jax.Array, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(range(x.ndim - len(normalized_shape), x.ndim))
+
+
+def _leading_sum(x: jax.Array, normalized_shape: Sequence[int]) -> jax.Array:
+    return x.sum(tuple(range(x.ndim - len(normalized_shape))))
+
+
+@lowers("aten.native_layer_norm.default")
+def native_layer_norm(
+    input: jax.Array,
+    normalized_shape: Sequence[int],
+    weight: _Maybe,
+    bias: _Maybe,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x = _wide(input)
+    mean, var = _moments(x, _trailing_axes(x, normalized_shape))
+    rstd = lax.rsqrt(var + eps)
+    return _scaled((x - mean) * rstd, weight, bias), mean, rstd
+
+
+@lowers("aten.native_layer_norm_backward.default")
+def native_layer_norm_backward(
+    grad_out: jax.Array,
+    input: jax.Array,
+    normalized_shape: Sequence[int],
+    mean: jax.Array,
+    rstd: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    output_mask: Sequence[bool],
+) -> tuple[_Maybe, _Maybe, _Maybe]:
+    x, grad, rstd = _wide(input), _wide(grad_out), _wide(rstd)
+    axes = _trailing_axes(x, normalized_shape)
+    normal = (x - _wide(mean)) * rstd
+    inner = _scaled(grad, weight, None)
+    grad_mean = inner.mean(axes, keepdims=True)
+    product_mean = (inner * normal).mean(axes, keepdims=True)
+    grad_input = rstd * (inner - grad_mean - normal * product_mean)
+    return (
+        grad_input if output_mask[0] else None,
+        _leading_sum(grad * normal, normalized_shape) if output_mask[1] else None,
+        _leading_sum(grad, normalized_shape) if output_mask[2] else None,
+    )
+
+
+@lowers("aten._fused_rms_norm.default")
+def fused_rms_norm(
+    input: jax.Array, normalized_shape: Sequence[int], weight: _Maybe, eps: float | None
+) -> tuple[jax.Array, jax.Array]:
+    x = _wide(input)
+    if eps is None:
+        eps = float(jnp.finfo(x.dtype).eps)
+    square = jnp.square(x).mean(_trailing_axes(x, normalized_shape), keepdims=True)
+    rstd = lax.rsqrt(square + eps)
+    return _scaled(x * rstd, weight, None), rstd
+
+
+@lowers("aten._fused_rms_norm_backward.default")
+def fused_rms_norm_backward(
+    grad_out: jax.Array,
+    input: jax.Array,
+    normalized_shape: Sequence[int],
+    rstd: jax.Array,
+    weight: _Maybe,
+    output_mask: Sequence[bool],
+) -> tuple[_Maybe, _Maybe]:
+    x, grad, rstd = _wide(input), _wide(grad_out), _wide(rstd)
+    normal = x * rstd
+    inner = _scaled(grad, weight, None)
+    axes = _trailing_axes(x, normalized_shape)
+    product_mean = (inner * normal).mean(axes, keepdims=True)
+    return (
+        rstd * (inner - normal * product_mean) if output_mask[0] else None,
+        _leading_sum(grad * normal, normalized_shape) if output_mask[1] else None,
+    )
+
+
+# Group norm: statistics over the channels of a group and all positions; x [N, C, HxW].
+
+
+@lowers("aten.native_group_norm.default")
+def native_group_norm(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x = _wide(input).reshape(N, group, C // group, HxW)
+    mean, var = _moments(x, (2, 3))
+    rstd = lax.rsqrt(var + eps)
+    out = ((x - mean) * rstd).reshape(N, C, HxW)
+    weight, bias = _channel_column(weight), _channel_column(bias)
+    out = _scaled(out, weight, bias).reshape(input.shape)
+    return out, mean.reshape(N, group), rstd.reshape(N, group)
+
+
+def _channel_column(values: _Maybe) -> _Maybe:
+    return None if values is None else values.reshape(-1, 1)
+
+
+@lowers("aten.native_group_norm_backward.default")
+def native_group_norm_backward(
+    grad_out: jax.Array,
+    input: jax.Array,
+    mean: jax.Array,
+    rstd: jax.Array,
+    weight: _Maybe,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[_Maybe, _Maybe, _Maybe]:
+    grouped = (N, group, C // group, HxW)
+    rstd = _wide(rstd).reshape(N, group, 1, 1)
+    normal = (_wide(input).reshape(grouped) - _wide(mean).reshape(N, group, 1, 1)) * rstd
+    grad = _wide(grad_out).reshape(N, C, HxW)
+    inner = _scaled(grad, _channel_column(weight), None).reshape(grouped)
+    grad_mean = inner.mean((2, 3), keepdims=True)
+    product_mean = (inner * normal).mean((2, 3), keepdims=True)
+    grad_input = (rstd * (inner - grad_mean - normal * product_mean)).reshape(input.shape)
+    return (
+        grad_input if output_mask[0] else None,
+        (grad * normal.reshape(grad.shape)).sum((0, 2)) if output_mask[1] else None,
+        grad.sum((0, 2)) if output_mask[2] else None,
+    )
