@@ -1,0 +1,27 @@
+"""`torch_xla.launch`: one way in, under torchrun and without it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_xdist import world
+from torch_xdist.launcher.spawn import spawn
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> Any:
+    """Run `fn(index, *args)` on every device.
+
+    In a rank that a launcher started, the function runs here, with its local rank; else one
+    process per device is spawned.
+
+    Args:
+        debug_single_process: one rank only.
+    """
+    if world.current().is_rank:
+        return fn(world.current().local_rank, *args)
+    nprocs = 1 if debug_single_process else None
+    return spawn(fn, args=args, nprocs=nprocs, start_method=start_method)
