@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""Host batches to devices, ahead of the step. See `mp_device` and `parallel`."""

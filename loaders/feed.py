@@ -1,0 +1,216 @@
+"""Feeds: the stages between the user's loader and the training loop.
+
+`ThreadedFeed` reads ahead: one thread makes batches, one or more move them to each device, and the
+loop takes them in order. `DirectFeed` makes and moves each batch when it is asked for; it is for
+batches so quick that handing them between threads (0.3 ms each) would cost more than they do.
+A feed gives `Made` batches, then `END` for ever; an error comes after the batches made before it.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+from torch_xdist.loaders.errors import BatchError
+from torch_xdist.loaders.mailbox import Closed, Mailbox
+from torch_xdist.loaders.source import Made, Pace, Source
+from torch_xdist.loaders.structure import mapped, tensors
+from torch_xdist.loaders.threads import FeedThread
+
+END: Final = Made(None, None)
+CLOSE_WAIT_S = 10.0
+
+# Gives a batch on one device.
+MoveBatch = Callable[[Any], Any]
+MoveTensor = Callable[[torch.Tensor, torch.device], torch.Tensor]
+
+
+def mover(move: MoveTensor, device: torch.device) -> MoveBatch:
+    """Gives a batch on `device`; names the tensor it cannot move."""
+
+    def moved(batch: Any) -> Any:
+        return mapped(batch, lambda tensor, _: _moved(move, tensor, device, batch))
+
+    return moved
+
+
+def _moved(
+    move: MoveTensor, tensor: torch.Tensor, device: torch.device, batch: Any
+) -> torch.Tensor:
+    if tensor.device.type == device.type:
+        return tensor
+    try:
+        if tensor.device.type != "cpu":
+            raise BatchError(f"it lies on {tensor.device}")
+        return move(tensor, device)
+    except Exception as error:
+        path = next((path for path, found in tensors(batch) if found is tensor), "")
+        raise BatchError(
+            f"loader: batch{path}, a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, cannot"
+            f" be moved to {device}: {error}; give a dense CPU tensor of a dtype the device has"
+        ) from error
+
+
+class Failure:
+    """An exception on its way from a thread to the training loop."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class DirectFeed:
+    """Makes and moves each batch on the thread that asks, for one device."""
+
+    def __init__(self, source: Source, move: MoveBatch, pace: Pace) -> None:
+        self._source = source
+        self._move = move
+        self._pace = pace
+
+    def get(self, _: int) -> Made:
+        """The next batch, or END."""
+        made = next(self._source, END)
+        if made is END:
+            self._source.close()
+            return END
+        return _move_timed(made, self._move, self._pace)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Drop the user's iterator."""
+        self._source.close()
+
+
+class ThreadedFeed:
+    """Reads ahead in threads; batch k goes to device k % n, and an incomplete last round is
+    dropped.
+
+    The threads hold the mailboxes and the source, never the feed: a feed that is let go is closed
+    by its owner's finalizer, and its threads end.
+
+    Args:
+        source: the batches.
+        moves: one function for each device.
+        host_size: batches that may wait on the host for each device.
+        device_size: batches that may wait on each device.
+        movers: threads that move batches, for each device.
+        pace: takes the time of each move.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        moves: list[MoveBatch],
+        *,
+        host_size: int,
+        device_size: int,
+        movers: int,
+        pace: Pace,
+    ) -> None:
+        self._pid = os.getpid()
+        host = [Mailbox(host_size) for _ in moves]
+        self._ready = [Mailbox(device_size) for _ in moves]
+        self._boxes = [*host, *self._ready]
+        self._ended = [False for _ in moves]
+        targets = [partial(_read, source, host)]
+        for move, waiting, ready in zip(moves, host, self._ready):
+            targets += [partial(_transfer, waiting, ready, move, pace)] * movers
+        stop = partial(_close, self._boxes)
+        self._threads = [FeedThread(f"xla-loader-{i}", t, stop) for i, t in enumerate(targets)]
+        for thread in self._threads:
+            thread.start()
+
+    def get(self, index: int) -> Made:
+        """The next batch of device `index`, or END. Raises what the loader or a move raised."""
+        if self._ended[index]:
+            return END
+        try:
+            _, item = self._ready[index].get()
+        except Closed:
+            item = END
+        if isinstance(item, Failure):
+            self.close()
+            self._ended = [True for _ in self._ended]
+            raise item.error
+        if item is END:
+            self._ended[index] = True
+        return item
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Stop the threads, drop what was read ahead, and wait for their end up to `wait_s`."""
+        if os.getpid() != self._pid:
+            # In a forked worker: the threads are not here, and their locks may be held for ever.
+            return
+        _close(self._boxes)
+        if wait_s:
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join(wait_s)
+
+
+def _close(boxes: Iterable[Mailbox]) -> None:
+    for box in boxes:
+        box.close()
+
+
+def _read(source: Source, boxes: list[Mailbox]) -> None:
+    """Make batches and hand them out in rounds; the body of the reading thread."""
+    number = 0
+    last: Made | Failure = END
+    try:
+        while len(made := _round(source, len(boxes))) == len(boxes):
+            for box, item in zip(boxes, made):
+                box.put(number, item)
+            number += 1
+            del made, item
+    except Closed:
+        return
+    except BaseException as error:
+        last = Failure(error)
+    finally:
+        source.close()
+    _put_last(boxes, number, last)
+
+
+def _round(source: Source, size: int) -> list[Made]:
+    return [made for _, made in zip(range(size), source)]
+
+
+def _put_last(boxes: list[Mailbox], number: int, last: Made | Failure) -> None:
+    try:
+        for box in boxes:
+            box.put(number, last)
+    except Closed:
+        pass
+
+
+def _transfer(waiting: Mailbox, ready: Mailbox, move: MoveBatch, pace: Pace) -> None:
+    """Move batches from one mailbox to the other; the body of a transferring thread."""
+    try:
+        while True:
+            number, item = waiting.get()
+            last = item is END or isinstance(item, Failure)
+            if not last:
+                try:
+                    item = _move_timed(item, move, pace)
+                except BaseException as error:
+                    item, last = Failure(error), True
+            ready.put(number, item)
+            del item
+            if last:
+                # The other threads of this device have nothing more to come.
+                waiting.close()
+                return
+    except Closed:
+        return
+
+
+def _move_timed(made: Made, move: MoveBatch, pace: Pace) -> Made:
+    started_s = perf_counter()
+    moved = Made(move(made.batch), made.random)
+    pace.moved(perf_counter() - started_s)
+    return moved
