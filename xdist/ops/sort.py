@@ -1,14 +1,12 @@
-"""Sorting, the largest few, places in sorted sequences, and histograms.
+"""Sorting, the largest few, and places in sorted sequences.
 
 A nan is larger than every number. Sorting is stable always. Positions are int64.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 
-from torch_xdist.ops.operands import Number, convert, is_integral, scalar, widened
+from torch_xdist.ops.operands import Number, convert
 from torch_xdist.ops.table import lowers
 
 Pair = tuple[jax.Array, jax.Array]
@@ -110,70 +108,3 @@ def bucketize(
     right: bool = False,
 ) -> jax.Array:
     return searchsorted(boundaries, self, out_int32=out_int32, right=right)
-
-
-def _range_of(self: jax.Array, low: Number, high: Number) -> Pair:
-    """The histogram's ends: the operand's own where both are equal, made apart if still equal."""
-    low, high = scalar(low, self), scalar(high, self)
-    own = low == high
-    if self.size:
-        low = jnp.where(own, jnp.min(self), low)
-        high = jnp.where(own, jnp.max(self), high)
-    point = low == high
-    return jnp.where(point, low - 1, low), jnp.where(point, high + 1, high)
-
-
-def _counts(self: jax.Array, edges: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """How much weight lies between each two edges [n + 1]; the last bin has both its ends."""
-    bins = edges.shape[0] - 1
-    flat = self.reshape(-1)
-    place = searchsorted(edges, flat, right=True) - 1
-    place = jnp.where(flat == edges[-1], bins - 1, place)
-    inside = (flat >= edges[0]) & (flat <= edges[-1])
-    amount = jnp.ones_like(flat) if weight is None else weight.reshape(-1)
-    place = jnp.where(inside, place, bins)
-    return jnp.zeros(bins + 1, amount.dtype).at[place].add(amount)[:bins]
-
-
-@lowers("aten.histc.default")
-def histc(self: jax.Array, bins: int = 100, min: Number = 0, max: Number = 0) -> jax.Array:
-    kind = self.dtype
-    wide = self.astype(jnp.float64) if is_integral(self) else widened(self)
-    low, high = _range_of(wide, min, max)
-    flat = wide.reshape(-1)
-    place = ((flat - low) * (bins / (high - low))).astype(jnp.int64)
-    place = jnp.minimum(place, bins - 1)
-    inside = (flat >= low) & (flat <= high)
-    place = jnp.where(inside, place, bins)
-    return jnp.zeros(bins + 1, wide.dtype).at[place].add(1)[:bins].astype(kind)
-
-
-def _density(counts: jax.Array, edges: jax.Array) -> jax.Array:
-    return counts / (jnp.sum(counts) * jnp.diff(edges))
-
-
-@lowers("aten.histogram.bin_ct")
-def histogram(
-    self: jax.Array,
-    bins: int = 100,
-    *,
-    range: Sequence[float] | None = None,
-    weight: jax.Array | None = None,
-    density: bool = False,
-) -> Pair:
-    low, high = _range_of(self, *(range or (0, 0)))
-    edges = jnp.linspace(low, high, bins + 1, dtype=self.dtype)
-    counts = _counts(self, edges, weight)
-    return _density(counts, edges) if density else counts, edges
-
-
-@lowers("aten.histogram.bins_tensor")
-def histogram_between(
-    self: jax.Array,
-    bins: jax.Array,
-    *,
-    weight: jax.Array | None = None,
-    density: bool = False,
-) -> Pair:
-    counts = _counts(self, bins, weight)
-    return _density(counts, bins) if density else counts, bins
