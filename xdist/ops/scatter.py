@@ -36,7 +36,8 @@ def write_rows(rows: jax.Array, index: jax.Array, updates: jax.Array, how: str) 
     return write(updates.astype(rows.dtype), mode="drop", wrap_negative_indices=False)
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def in_float32(x: jax.Array) -> jax.Array:
+    """Half precision as float32, everything else as it is."""
     return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
 
@@ -47,7 +48,7 @@ def reduce_rows(
     how = _REDUCTIONS[reduce]
     if how == "set":
         return write_rows(rows, index, updates, how)
-    out, updates = _wide(rows), _wide(updates)
+    out, updates = in_float32(rows), in_float32(updates)
     if not include_self:
         neutral = jnp.full(updates.shape, _neutral(how, out.dtype), out.dtype)
         out = write_rows(out, index, neutral, "set")
@@ -295,7 +296,7 @@ def embedding_dense_backward(
     scale_grad_by_freq: bool,
 ) -> jax.Array:
     """[..., d] and indices [...]: the gradient [num_weights, d]; `padding_idx` gets none."""
-    grad = _wide(grad_output.reshape(-1, grad_output.shape[-1]))
+    grad = in_float32(grad_output.reshape(-1, grad_output.shape[-1]))
     places = indices.reshape(-1)
     if padding_idx >= 0:
         places = jnp.where(places == padding_idx, num_weights, places)

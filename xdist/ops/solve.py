@@ -1,0 +1,223 @@
+"""LU factorization and what rests on it: solving, inverse, determinants; least squares.
+
+LU and pivots that torch's gradient formulas reuse are those of the TRANSPOSE of a real matrix, as
+on the CPU for contiguous ones; arrays have no strides here, so every matrix counts as contiguous.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torch_xdist.ops.linalg import eliminate, first_bad, mh, solve_triangular
+from torch_xdist.ops.table import lowers
+
+
+def _mt(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _diagonal(x: jax.Array) -> jax.Array:
+    return jnp.diagonal(x, axis1=-2, axis2=-1)
+
+
+def _lu(a: jax.Array, pivot: bool = True) -> tuple[jax.Array, jax.Array]:
+    """Packed L and U, and torch's pivots [..., k], which count from 1."""
+    count = min(a.shape[-2:])
+    if not pivot or not a.size:
+        rows = jnp.arange(1, count + 1, dtype=jnp.int32)
+        return (eliminate(a) if a.size else a), jnp.broadcast_to(rows, (*a.shape[:-2], count))
+    lu, pivots, _ = lax.linalg.lu(a)
+    return lu, pivots + 1
+
+
+def _lu_for_gradients(a: jax.Array) -> tuple[jax.Array, jax.Array, bool]:
+    """LU and pivots of a, or of its transpose where the flag says so."""
+    flipped = not jnp.iscomplexobj(a)
+    return (*_lu(_mt(a) if flipped else a), flipped)
+
+
+def _singular(lu: jax.Array) -> jax.Array:
+    return first_bad(_diagonal(lu) == 0)
+
+
+def _permutation(pivots: jax.Array, size: int) -> jax.Array:
+    """[..., size] of a[permutation] = l @ u."""
+    if not pivots.size:
+        rows = jnp.arange(size, dtype=jnp.int32)
+        return jnp.broadcast_to(rows, (*pivots.shape[:-1], size))
+    return lax.linalg.lu_pivots_to_permutation(pivots - 1, size)
+
+
+@lowers("aten.linalg_lu_factor_ex.default")
+def lu_factor_ex(
+    A: jax.Array, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    lu, pivots = _lu(A, pivot)
+    return lu, pivots, _singular(lu)
+
+
+@lowers("aten.lu_unpack.default")
+def lu_unpack(
+    LU_data: jax.Array, LU_pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """P, L, U of a = P @ L @ U; those not asked for are of shape (0,)."""
+    (m, n), dtype = LU_data.shape[-2:], LU_data.dtype
+    k = min(m, n)
+    p = lower = upper = jnp.zeros(0, dtype)
+    if unpack_data:
+        lower = jnp.tril(LU_data[..., :k], -1) + jnp.eye(m, k, dtype=dtype)
+        upper = jnp.triu(LU_data[..., :k, :])
+    if unpack_pivots:
+        places = _permutation(LU_pivots, m)
+        p = (jnp.arange(m)[:, None] == places[..., None, :]).astype(dtype)
+    return p, lower, upper
+
+
+@lowers("aten.linalg_lu.default")
+def linalg_lu(A: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
+    lu, pivots = _lu(A, pivot)
+    return lu_unpack(lu, pivots, True, pivot)
+
+
+@lowers("aten.linalg_lu_solve.default")
+def lu_solve(
+    LU: jax.Array, pivots: jax.Array, B: jax.Array, *, left: bool = True, adjoint: bool = False
+) -> jax.Array:
+    """x of a @ x = B (x @ a = B unless `left`), a or its adjoint given by its factors."""
+    if not left:
+        return mh(lu_solve(LU, pivots, mh(B), left=True, adjoint=not adjoint))
+    batch = jnp.broadcast_shapes(LU.shape[:-2], B.shape[:-2])
+    x = jnp.broadcast_to(B, (*batch, *B.shape[-2:]))
+    if not x.size:
+        return x
+    order = jnp.broadcast_to(_permutation(pivots, LU.shape[-1]), (*batch, LU.shape[-1]))
+    if not adjoint:
+        x = jnp.take_along_axis(x, order[..., None], -2)
+        x = solve_triangular(LU, x, lower=True, unit=True)
+        return solve_triangular(LU, x, lower=False)
+    x = solve_triangular(LU, x, lower=False, adjoint=True)
+    x = solve_triangular(LU, x, lower=True, adjoint=True, unit=True)
+    return jnp.take_along_axis(x, jnp.argsort(order, -1)[..., None], -2)
+
+
+@lowers("aten._linalg_solve_ex.default")
+def solve_ex(
+    A: jax.Array, B: jax.Array, *, left: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    # torch takes B for a batch of vectors where it has A's shape without the last dim.
+    vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and A.shape[:-1] == B.shape)
+    lu, pivots, flipped = _lu_for_gradients(A)
+    x = lu_solve(lu, pivots, B[..., None] if vector else B, left=left, adjoint=flipped)
+    return (x[..., 0] if vector else x), lu, pivots, _singular(lu)
+
+
+@lowers("aten.linalg_inv_ex.default")
+def inv_ex(A: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
+    x, _, _, info = solve_ex(A, jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape))
+    return x, info
+
+
+def _swaps(pivots: jax.Array) -> jax.Array:
+    """[...]: the sign of the permutation, -1 or 1."""
+    moved = pivots != jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    return 1 - 2 * (jnp.sum(moved, -1) % 2)
+
+
+@lowers("aten._linalg_det.default")
+def det(A: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    lu, pivots, _ = _lu_for_gradients(A)
+    return jnp.prod(_diagonal(lu), -1) * _swaps(pivots).astype(A.dtype), lu, pivots
+
+
+@lowers("aten._linalg_slogdet.default")
+def slogdet(A: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    lu, pivots, _ = _lu_for_gradients(A)
+    diagonal = _diagonal(lu)
+    sign = jnp.prod(jnp.sign(diagonal), -1) * _swaps(pivots).astype(A.dtype)
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), lu, pivots
+
+
+@lowers("aten.linalg_solve_triangular.default")
+def linalg_solve_triangular(
+    self: jax.Array, B: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> jax.Array:
+    return solve_triangular(self, B, lower=not upper, left=left, unit=unitriangular)
+
+
+@lowers("aten.triangular_solve.default")
+def triangular_solve(
+    self: jax.Array,
+    A: jax.Array,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    batch = jnp.broadcast_shapes(A.shape[:-2], self.shape[:-2])
+    a = _mt(A) if transpose else A
+    x = solve_triangular(a, self, lower=upper == transpose, unit=unitriangular)
+    return x, jnp.broadcast_to(A, (*batch, *A.shape[-2:]))
+
+
+@lowers("aten.linalg_matrix_exp.default")
+def matrix_exp(self: jax.Array) -> jax.Array:
+    return jax.scipy.linalg.expm(self) if self.size else self
+
+
+@lowers("aten.linalg_pinv.atol_rtol_tensor")
+def pinv(
+    self: jax.Array,
+    *,
+    atol: jax.Array | None = None,
+    rtol: jax.Array | None = None,
+    hermitian: bool = False,
+) -> jax.Array:
+    """[..., n, m]; singular values up to max(atol, rtol * the largest) count as 0."""
+    if not self.size:
+        return _mt(self)
+    if hermitian:
+        # eigh symmetrizes by reading the lower triangle, as torch does.
+        v, values = lax.linalg.eigh(self, symmetrize_input=False)
+        u, vh, size = v, mh(v), jnp.abs(values)
+    else:
+        u, values, vh = jnp.linalg.svd(self, full_matrices=False)
+        size = values
+    limit = _cutoff(size, max(self.shape[-2:]), atol, rtol)
+    inverse = jnp.where(size > limit, 1 / jnp.where(values == 0, 1, values), 0)
+    return (mh(vh) * inverse[..., None, :].astype(self.dtype)) @ mh(u)
+
+
+def _cutoff(
+    size: jax.Array, longest: int, atol: jax.Array | None, rtol: jax.Array | None
+) -> jax.Array:
+    floor = jnp.zeros((), size.dtype) if atol is None else atol.astype(size.dtype)
+    if rtol is None:
+        rtol = jnp.where(floor > 0, 0, jnp.finfo(size.dtype).eps * longest)
+    return jnp.maximum(
+        floor[..., None], rtol.astype(size.dtype)[..., None] * size.max(-1, keepdims=True)
+    )
+
+
+@lowers("aten.linalg_lstsq.default")
+def lstsq(
+    self: jax.Array, b: jax.Array, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Solution, residuals, rank and singular values; drivers differ in which they hand out."""
+    driver = driver or "gelsy"
+    vector = b.ndim == 1 or (self.ndim - 1 == b.ndim and self.shape[:-1] == b.shape)
+    rhs = b[..., None] if vector else b
+    m, n = self.shape[-2:]
+    u, s, vh = jnp.linalg.svd(self, full_matrices=False)
+    tol = jnp.finfo(s.dtype).eps * max(m, n) if rcond is None else rcond
+    kept = s > tol * s.max(-1, keepdims=True, initial=0)
+    inverse = jnp.where(kept, 1 / jnp.where(s == 0, 1, s), 0).astype(self.dtype)
+    x = mh(vh) @ (inverse[..., None] * (mh(u) @ rhs))
+    rank = jnp.sum(kept, -1)
+    residuals = jnp.zeros(0, s.dtype)
+    if m > n and driver != "gelsy":
+        residuals = jnp.sum(jnp.abs(self @ x - rhs) ** 2, -2)
+    return (
+        x[..., 0] if vector else x,
+        residuals,
+        jnp.zeros(0, jnp.int64) if driver == "gels" else rank,
+        s if driver in ("gelsd", "gelss") else jnp.zeros(0, s.dtype),
+    )
