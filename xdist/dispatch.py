@@ -1,0 +1,169 @@
+"""Where every torch operator on a device tensor arrives.
+
+`dispatch` records a functional operator without leaving its frame; views, writes and the few
+operators with a meaning of their own go to handlers. Measure every change with
+scripts/bench_steps.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from torch_xdist import fallback, special, writes
+from torch_xdist.plan import LIST, SINGLE, TUPLE, Op, Plan
+from torch_xdist.record import PLANS, STATIC_INTS, Found, find, make_plan, mixed_devices
+from torch_xdist.tensor import _LAZY as LAZY_DEVICES
+from torch_xdist.tensor import AUTOCAST_KEYS, XlaTensor, wrap
+from torch_xdist.trace import Cell
+from torch_xdist.views import make_view, slot_of
+
+_make = torch.Tensor._make_wrapper_subclass
+_STRIDED = torch.strided
+_NO_KWARGS: dict[str, Any] = {}
+
+
+def dispatch(
+    func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Record one operator call and return its lazy results."""
+    try:
+        op = func._xdist
+    except AttributeError:
+        op = learn(func)
+    if op.handler is not None:
+        return op.handler(op, args, kwargs or _NO_KWARGS)
+    if kwargs:
+        return record(op, args, kwargs)
+    key = [op]
+    slots = []
+    numbers = None
+    trace = None
+    for a in args:
+        cls = a.__class__
+        if cls is XlaTensor:
+            cell = a.cell
+            if trace is None:
+                trace = cell.trace
+                epoch = trace.epoch
+            elif cell.trace is not trace:
+                raise mixed_devices(op.name, trace, cell.trace)
+            key.append(cell.kind)
+            if cell.epoch == epoch and (cell.parent is None or cell.seen == cell.root.generation):
+                slots.append(cell.slot)
+            else:
+                slots.append(slot_of(cell))
+        elif cls is int:
+            if op.runtime and a not in STATIC_INTS:
+                return record(op, args, _NO_KWARGS)
+            key.append(a)
+        elif cls is float:
+            if op.runtime:
+                key.append(float)
+                if numbers is None:
+                    numbers = [a]
+                else:
+                    numbers.append(a)
+            else:
+                key.append((float, a.hex()))
+        elif a is None or cls is bool:
+            key.append((cls, a))
+        elif cls is list and a and a[0].__class__ is int:
+            key.append((list, *a))
+        else:
+            return record(op, args, _NO_KWARGS)
+    key = tuple(key)
+    try:
+        plan = PLANS[key]
+    except KeyError:
+        plan = PLANS[key] = make_plan(op, args, _NO_KWARGS)
+    if plan is None or trace is None or plan.structure != SINGLE or plan.is_random:
+        return record(op, args, _NO_KWARGS)
+    if numbers is not None:
+        trace.floats.extend(numbers)
+    trace.rows.append((plan, *slots))
+    kind = plan.kinds[0]
+    slot = trace.next_slot
+    trace.next_slot = slot + 1
+    cell = Cell(kind, trace, slot, epoch)
+    trace.live.append(ref(cell))
+    tensor = _make(
+        XlaTensor, kind.shape, kind.wrap_stride, None, None, kind.dtype, _STRIDED,
+        LAZY_DEVICES[trace.device_index], False, False, None, False, False, AUTOCAST_KEYS,
+    )  # fmt: skip
+    tensor.cell = cell
+    return tensor
+
+
+def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The general path: any arguments, any number of results."""
+    found, plan = find(op, args, kwargs)
+    if plan is None:
+        return fallback.run(op, args, kwargs)
+    return pack(plan, enter(plan, found))
+
+
+def enter(plan: Plan, found: Found) -> list[Cell | None]:
+    """Append a row and return a cell for each of its results."""
+    trace = found.trace
+    if trace is None:
+        raise TypeError(f"{plan.name}: no xla tensor among its operands")
+    for number in found.numbers:
+        (trace.floats if number.__class__ is float else trace.ints).append(number)
+    if plan.is_random:
+        trace.ints.extend(trace.rng.next())
+    trace.rows.append((plan, *found.slots))
+    cells: list[Cell | None] = []
+    for kind in plan.kinds:
+        if kind is None:
+            trace.next_slot += 1
+            cells.append(None)
+        else:
+            cells.append(trace.new_cell(kind))
+    return cells
+
+
+def pack(plan: Plan, cells: Sequence[Cell | None]) -> Any:
+    """The results as the operator returns them."""
+    tensors = [None if cell is None else wrap(cell) for cell in cells]
+    if plan.structure == SINGLE:
+        return tensors[0]
+    if plan.structure == LIST:
+        return tensors
+    return tuple(tensors) if plan.structure == TUPLE else None
+
+
+def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """In-place and out= forms: record the functional form, then move the written cells."""
+    if op.out_names:
+        outs = [kwargs[name] for name in op.out_names]
+        rest = {name: value for name, value in kwargs.items() if name not in op.out_names}
+    else:
+        outs, rest = writes.mutated_tensors(op, args, kwargs), kwargs
+    writes.check_targets(op, outs)
+    found, plan = find(op, args, rest)
+    if plan is None:
+        return fallback.run(op, args, kwargs)
+    cells = enter(plan, found)
+    return writes.finish(op, plan, cells, outs, is_out=bool(op.out_names))
+
+
+def view_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return make_view(op, args, kwargs)
+
+
+def learn(func: Any) -> Op:
+    """Work out once how calls of an overload are handled."""
+    op = Op(func)
+    handler: Callable[..., Any] | None = special.HANDLERS.get(op.name)
+    if handler is None and op.mutated:
+        handler = write_handler
+    if handler is None and op.is_view:
+        handler = view_handler
+    op.handler = handler
+    func._xdist = op
+    return op
+
+
+XlaTensor.__torch_dispatch__ = staticmethod(dispatch)  # type: ignore[method-assign]

@@ -1,0 +1,42 @@
+"""In which dtype a pointwise operator computes.
+
+torch promotes the operands of a pointwise operator to one dtype and computes half precision in
+float32 (its "opmath"). The recipe of a row asks here once, while a program is built, so that no
+lowering ever casts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+# Operands that choose between others and so take no part in promotion.
+SELECTORS = frozenset({"condition", "mask"})
+_HALF = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def computation_dtype(
+    operands: Sequence[torch.Tensor], scalars: Sequence[Any], out: torch.dtype
+) -> torch.dtype:
+    """The dtype all operands are cast to, given the (meta) operands and the result's dtype.
+
+    Scalars take part only where the result's dtype does not already tell: in comparisons.
+    """
+    numbers = list(scalars) if out is torch.bool else []
+    common, _ = elementwise_dtypes(
+        *operands,
+        *numbers,
+        type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH,
+    )
+    if not (common.is_floating_point or common.is_complex) and (
+        out.is_floating_point or out.is_complex
+    ):
+        common = out
+    elif out.is_complex and not common.is_complex:
+        common = out
+    elif out.is_floating_point and common.is_floating_point:
+        common = torch.promote_types(common, out) if out not in _HALF else common
+    elif not out.is_floating_point and out is not torch.bool and not common.is_floating_point:
+        common = out if torch.can_cast(common, out) else common
+    return _HALF.get(common, common)

@@ -1,0 +1,192 @@
+"""Kinds, cells and the trace: the data the lazy core is made of.
+
+A `Kind` is an interned tensor type. A `Cell` is what a device tensor points at: it holds a JAX
+buffer, or the slot of a pending row. A `Trace` is the tape of pending rows of one device. Nothing
+in the tape holds a cell strongly, so what is alive at a cut is exactly what a user can still see.
+"""
+
+import itertools
+import threading
+from typing import Any, ClassVar
+from weakref import ReferenceType, ref
+
+import jax
+import torch
+
+_epochs = itertools.count(1)
+_kinds: dict[tuple[Any, ...], "Kind"] = {}
+
+
+class Kind:
+    """The type of a tensor: shape, torch dtype, nominal strides and storage offset. Interned."""
+
+    __slots__ = ("dtype", "meta", "numel", "offset", "shape", "stride", "wrap_stride")
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...], offset: int
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.stride = stride
+        self.offset = offset
+        # torch makes a wrapper sooner when it may compute row-major strides itself.
+        plain = offset == 0 and stride == contiguous_strides(shape)
+        self.wrap_stride = None if plain else stride
+        numel = 1
+        for size in shape:
+            numel *= size
+        self.numel = numel
+        # Shared by every inference, so nothing may write to it.
+        self.meta = meta_tensor(shape, dtype, stride, offset)
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+def meta_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...], offset: int = 0
+) -> torch.Tensor:
+    """A meta tensor with this layout, at its offset in a storage just large enough."""
+    if offset == 0:
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    reach = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride) if n > 0)
+    whole = torch.empty(reach, dtype=dtype, device="meta")
+    return whole.as_strided(shape, stride, offset)
+
+
+def kind_of(
+    shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...], offset: int = 0
+) -> Kind:
+    """The one Kind of this type."""
+    key = (shape, dtype, stride, offset)
+    kind = _kinds.get(key)
+    if kind is None:
+        kind = _kinds.setdefault(key, Kind(shape, dtype, stride, offset))
+    return kind
+
+
+def dense_kind(shape: tuple[int, ...], dtype: torch.dtype) -> Kind:
+    """The Kind of a contiguous tensor."""
+    return kind_of(shape, dtype, contiguous_strides(shape))
+
+
+def kind_of_meta(meta: torch.Tensor) -> Kind:
+    """The Kind of a tensor as torch's meta kernels describe it."""
+    return kind_of(tuple(meta.shape), meta.dtype, meta.stride(), int(meta.storage_offset()))
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, as torch counts them (a size of 0 counts as 1)."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class Cell:
+    """The value of a storage: a buffer, or the slot of the row that will make it.
+
+    `slot` counts only while `epoch` is the trace's epoch. An in-place write moves the cell to
+    another slot and raises `generation`, by which views notice.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "epoch", "generation", "kind", "slot", "trace")
+    parent: ClassVar["Cell | None"] = None
+
+    def __init__(self, kind: Kind, trace: "Trace", slot: int = -1, epoch: int = 0) -> None:
+        self.kind = kind
+        self.trace = trace
+        self.slot = slot
+        self.epoch = epoch
+        self.buffer: jax.Array | None = None
+        self.generation = 0
+
+
+class View(Cell):
+    """A cell that reads and writes through `parent` by one view step (a plan of a view operator).
+
+    Its slot is a cache, good while `seen` is the root's generation.
+    """
+
+    __slots__ = ("index", "parent", "root", "seen", "step")
+
+    def __init__(self, kind: Kind, parent: Cell, step: Any, index: int = 0) -> None:
+        self.kind = kind
+        self.trace = parent.trace
+        self.slot = -1
+        self.epoch = 0
+        self.buffer = None
+        self.generation = 0
+        self.parent = parent  # type: ignore[misc]
+        self.root = parent.root if isinstance(parent, View) else parent
+        self.step = step
+        self.index = index
+        self.seen = -1
+
+
+class Trace:
+    """The pending rows of one device.
+
+    A row is the tuple (plan, slot of each tensor operand ...); its results take the next slots.
+    Runtime scalars stand in two lists in the order of the rows that use them.
+    """
+
+    __slots__ = (
+        "collectives",
+        "device_index",
+        "epoch",
+        "floats",
+        "ints",
+        "is_paper",
+        "leaves",
+        "live",
+        "lock",
+        "next_slot",
+        "places",
+        "rng",
+        "rows",
+    )
+
+    def __init__(self, device_index: int, rng: Any = None, *, is_paper: bool = False) -> None:
+        self.device_index = device_index
+        self.rng = rng
+        # A paper trace has no buffers: it records what a decomposition does.
+        self.is_paper = is_paper
+        self.lock = threading.RLock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every row; cells that still point into the old epoch become stale."""
+        self.epoch = next(_epochs)
+        self.rows: list[tuple[Any, ...]] = []
+        self.live: list[ReferenceType[Cell]] = []
+        self.leaves: list[tuple[int, Kind, jax.Array | None]] = []
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+        self.next_slot = 0
+        self.collectives = 0
+        # Where each collective row was recorded: slot -> "file:line".
+        self.places: dict[int, str] = {}
+
+    def new_cell(self, kind: Kind) -> Cell:
+        """A cell for the next slot."""
+        slot = self.next_slot
+        self.next_slot = slot + 1
+        cell = Cell(kind, self, slot, self.epoch)
+        self.live.append(ref(cell))
+        return cell
+
+    def keep(self, cell: Cell) -> None:
+        """Remember that a cell was moved to a slot of this epoch."""
+        self.live.append(ref(cell))
+
+    def enter_leaf(self, cell: Cell) -> int:
+        """Give a cell that holds a buffer a slot in this epoch."""
+        slot = self.next_slot
+        self.next_slot = slot + 1
+        self.leaves.append((slot, cell.kind, cell.buffer))
+        cell.slot = slot
+        cell.epoch = self.epoch
+        return slot
