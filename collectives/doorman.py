@@ -1,9 +1,9 @@
-"""How the ranks of one host come to share memory: anonymous memory, handed over a local socket.
+"""How the ranks of one host come to share memory, and reach the board of rank 0.
 
-Each rank keeps a doorman, a thread behind an abstract Unix socket named by job, attempt and rank.
-Asked for the memory of a group, it makes an anonymous memory file once and passes its descriptor
-to processes of the same user. Nothing has a name in any file system, so nothing is left behind
-after a SIGKILL, and the small /dev/shm of a container is no limit.
+Each rank keeps a doorman, a thread behind an abstract Unix socket named by job and rank. Asked for
+the memory of a group, it makes an anonymous memory file once and passes its descriptor to processes
+of the same user. Nothing has a name in any file system, so nothing is left behind after a SIGKILL,
+and the small /dev/shm of a container is no limit.
 """
 
 import array
@@ -16,17 +16,20 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch_xdist.collectives.errors import JoinError
+from torch_xdist.collectives import wire
+from torch_xdist.collectives.board import Board
+from torch_xdist.collectives.errors import JoinError, RankLostError
 
-_QUESTION = struct.Struct("=QI")  # bytes wanted, length of the name
+_FILE, _BOARD = "file", "board"
 _PATIENCE_S = 0.002
 _NOTICE_S = 10.0
 
 
 class Doorman:
-    """The memory files this rank leads, served to the other ranks of the host."""
+    """The memory files this rank leads, and its board, served to the other ranks of the host."""
 
-    def __init__(self, job: str, rank: int) -> None:
+    def __init__(self, job: str, rank: int, board: Board) -> None:
+        self._board = board
         self._files: dict[str, int] = {}
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -42,37 +45,38 @@ class Doorman:
                 os.ftruncate(self._files[name], size_bytes)
             return os.dup(self._files[name])
 
-    def close(self) -> None:
-        """Stop serving, and close the files (memory that is mapped stays)."""
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        with self._lock:
-            for descriptor in self._files.values():
-                os.close(descriptor)
-            self._files.clear()
-
     def _serve(self) -> None:
         while True:
-            try:
-                guest, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            with guest:
-                try:
-                    self._answer(guest)
-                except OSError as error:
-                    print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)
+            guest, _ = self._socket.accept()
+            threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
 
-    def _answer(self, guest: socket.socket) -> None:
-        guest.settimeout(10.0)
-        _same_user(guest)
-        size_bytes, length = _QUESTION.unpack(_received(guest, _QUESTION.size))
-        descriptor = self.file(_received(guest, length).decode(), size_bytes)
+    def _welcome(self, guest: socket.socket) -> None:
+        with guest:
+            try:
+                _same_user(guest)
+                (kind, *question), blobs = wire.receive(guest)
+                if kind == _FILE:
+                    self._hand_over(guest, *question)
+                else:
+                    self._post(guest, *question, blobs[0])
+            except OSError as error:
+                print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)
+
+    def _hand_over(self, guest: socket.socket, name: str, size_bytes: int) -> None:
+        descriptor = self.file(name, size_bytes)
         try:
             passed = array.array("i", [descriptor])
             guest.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         finally:
             os.close(descriptor)
+
+    def _post(
+        self, guest: socket.socket, tag: str, ranks: list[int], rank: int, payload: bytes
+    ) -> None:
+        try:
+            wire.send(guest, "", self._board.exchange(tag, tuple(ranks), rank, payload))
+        except RankLostError as error:
+            wire.send(guest, str(error), [])
 
 
 def fetch(
@@ -96,7 +100,7 @@ def fetch(
     while True:
         try:
             return _ask(job, leader, name, size_bytes)
-        except (ConnectionError, FileNotFoundError, TimeoutError):
+        except (ConnectionError, FileNotFoundError):
             waited_s = time.monotonic() - start_s
         if waited_s > timeout_s or lost():
             raise JoinError(
@@ -111,17 +115,46 @@ def fetch(
 
 
 def _ask(job: str, leader: int, name: str, size_bytes: int) -> int:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.settimeout(30.0)
-        door.connect(_address(job, leader))
-        _same_user(door)
-        text = name.encode()
-        door.sendall(_QUESTION.pack(size_bytes, len(text)) + text)
+    with _door(job, leader) as door:
+        wire.send(door, [_FILE, name, size_bytes], [])
         _, ancillary, _, _ = door.recvmsg(1, socket.CMSG_SPACE(struct.calcsize("i")))
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 return struct.unpack("i", data[:4])[0]
         raise ConnectionResetError(f"rank {leader} closed its door")
+
+
+def post(
+    job: str, keeper: int, tag: str, ranks: tuple[int, ...], rank: int, payload: bytes
+) -> list[bytes]:
+    """`Board.exchange` on the board of rank `keeper`.
+
+    Raises:
+        RankLostError: the keeper, or one of `ranks`, has ended.
+    """
+    try:
+        with _door(job, keeper) as door:
+            wire.send(door, [_BOARD, tag, list(ranks), rank], [payload])
+            problem, payloads = wire.receive(door)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise RankLostError(
+            f"rank {keeper} has ended, while rank {rank} waited in rendezvous {tag!r} ({error}); "
+            f"every rank must stay until all are done; look at the output of rank {keeper}"
+        ) from None
+    if problem:
+        raise RankLostError(problem)
+    return payloads
+
+
+def _door(job: str, rank: int) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.connect(_address(job, rank))
+        _same_user(door)
+    except BaseException:
+        door.close()
+        raise
+    return door
 
 
 def _same_user(peer: socket.socket) -> None:
@@ -135,17 +168,7 @@ def _same_user(peer: socket.socket) -> None:
         )
 
 
-def _received(guest: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        piece = guest.recv(length - len(data))
-        if not piece:
-            raise ConnectionResetError("the question was cut short")
-        data += piece
-    return data
-
-
-def _address(job: str, rank: int) -> bytes:
+def _address(job: str, rank: int) -> str:
     # The kernel allows 107 bytes of name, and job names have any length: so a digest.
     digest = hashlib.sha256(job.encode()).hexdigest()[:32]
-    return f"\0torch-xdist/{os.geteuid()}/{rank}/{digest}".encode()
+    return f"\0torch-xdist/{os.geteuid()}/{rank}/{digest}"

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_xdist.collectives import exchange, ffi, segment
+from torch_xdist.collectives import channel, exchange, ffi, segment
+from torch_xdist.collectives.board import Board
 from torch_xdist.collectives.doorman import Doorman, fetch
+from torch_xdist.collectives.doorman import post as doorman_post
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.groups import Groups, group_of
 from torch_xdist.collectives.segment import Segment
@@ -134,6 +136,7 @@ class Endpoint:
 
 
 _endpoints: dict[int | None, Endpoint] = {}
+_board = Board()
 
 
 def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Endpoint:
@@ -145,8 +148,9 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
+    board = Board(lambda other: end.lost(other))
     try:
-        doorman = Doorman(job, rank)
+        doorman = Doorman(job, rank, board)
     except OSError as error:
         raise CollectiveError(
             f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
@@ -174,6 +178,8 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     end.segment(kind="start")
     _endpoints[None] = end
     ffi.register(CALL, _serve)
+    post = board.exchange if rank == 0 else functools.partial(doorman_post, job, 0)
+    channel.use(channel.BoardChannel(rank, world_size, post))
     return end
 
 
@@ -189,11 +195,22 @@ def threads(count: int) -> list[Endpoint]:
                 shared[name] = segment.anonymous(len(ranks), slot_bytes)
             return shared[name]
 
+    global _board
+    _board = Board()
     ends = [Endpoint(rank, count, memory, 0.0) for rank in range(count)]
     _endpoints.clear()
     _endpoints.update({end.rank: end for end in ends})
     ffi.register(CALL, _serve)
     return ends
+
+
+def be_thread(rank: int | None) -> None:
+    """Let this thread speak as `rank` of the world that `threads` made; None: as nobody."""
+    if rank is None:
+        channel.use(None, thread_only=True)
+    else:
+        count = _endpoints[rank].world_size
+        channel.use(channel.BoardChannel(rank, count, _board.exchange), thread_only=True)
 
 
 def endpoint(device: int | None = None) -> Endpoint:

@@ -1,0 +1,130 @@
+"""Small messages between ranks, from the host: rendezvous, agreement, gathering of objects.
+
+Nothing here runs inside a program. Ranks are matched by tag: the n-th call with a tag on one rank
+belongs to the n-th on the others, from any thread. Where the ranks share a host the messages go
+over the board of rank 0, else through JAX's coordination service.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch_xdist.collectives.errors import CollectiveError, MismatchError
+from torch_xdist.collectives.segment import named
+
+
+class Channel(Protocol):
+    """One rank's way to send small messages to the others."""
+
+    rank: int
+    world_size: int
+
+    def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
+        """Every rank's payload, in the order of `ranks`."""
+
+
+class BoardChannel:
+    """Messages over a board, given as a function (tag, ranks, rank, payload) -> payloads."""
+
+    def __init__(self, rank: int, world_size: int, post: Callable[..., list[bytes]]) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._post = post
+
+    def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
+        """Every rank's payload, in the order of `ranks`."""
+        return self._post(tag, ranks, self.rank, payload)
+
+
+class StoreChannel:
+    """Messages through the key-value store of JAX's coordination service.
+
+    Args:
+        client: the service's client, `jax._src.distributed.global_state.client`.
+        timeout_s: how long to wait for a rank.
+    """
+
+    def __init__(self, rank: int, world_size: int, client: Any, timeout_s: float = 3600.0) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._client, self._timeout_ms = client, int(timeout_s * 1000)
+        self._turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._old: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._lock = threading.Lock()
+
+    def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
+        """Every rank's payload, in the order of `ranks`."""
+        with self._lock:
+            turn = self._turns[tag, ranks]
+            self._turns[tag, ranks] += 1
+        place = f"xdist/{tag}/{'-'.join(map(str, ranks))}/{turn}"
+        self._client.key_value_set_bytes(f"{place}/{self.rank}", payload)
+        found = [self._read(tag, place, rank) for rank in ranks]
+        # All have written this turn, so all have read the one before: its key is free to go.
+        old = self._old.get((tag, ranks))
+        if old is not None:
+            self._client.key_value_delete(old)
+        self._old[tag, ranks] = f"{place}/{self.rank}"
+        return found
+
+    def _read(self, tag: str, place: str, rank: int) -> bytes:
+        try:
+            return self._client.blocking_key_value_get_bytes(f"{place}/{rank}", self._timeout_ms)
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"rendezvous {tag!r}: rank {rank} did not answer rank {self.rank} ({error}); every "
+                f"rank must call it; look at the output of rank {rank}"
+            ) from None
+
+
+class _Alone:
+    rank, world_size = 0, 1
+
+    def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
+        return [payload]
+
+
+_process: Channel = _Alone()
+_thread = threading.local()
+
+
+def use(channel: Channel | None, *, thread_only: bool = False) -> None:
+    """Make `channel` the one of this process, or of this thread; None: back to none."""
+    global _process
+    if thread_only:
+        _thread.channel = channel
+    else:
+        _process = channel or _Alone()
+
+
+def current() -> Channel:
+    """The channel of this thread, else of this process, else that of a world of one."""
+    return getattr(_thread, "channel", None) or _process
+
+
+def exchange(tag: str, payload: bytes = b"", ranks: tuple[int, ...] | None = None) -> list[bytes]:
+    """Wait for all `ranks` (default: the world) and return their payloads in order.
+
+    Raises:
+        RankLostError: a rank ended without calling.
+    """
+    here = current()
+    return here.exchange(tag, payload, ranks or tuple(range(here.world_size)))
+
+
+def all_gather(tag: str, number: int) -> list[int]:
+    """Every rank's integer, by rank."""
+    return [int(text) for text in exchange(tag, str(number).encode())]
+
+
+def agree(tag: str, value: str) -> None:
+    """Return when all ranks have come with the same `value`.
+
+    Raises:
+        MismatchError: naming the ranks and what each group of them brought.
+    """
+    held: dict[str, list[int]] = {}
+    for rank, text in enumerate(exchange(tag, value.encode())):
+        held.setdefault(text.decode(), []).append(rank)
+    if len(held) > 1:
+        told = "; ".join(f"{named(ranks)}: {text}" for text, ranks in held.items())
+        raise MismatchError(f"{tag}: the ranks differ: {told}; make them equal")
