@@ -16,8 +16,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from torch_xdist.arena import ToXlaTensorArena
+from torch_xdist import cuts, ordinals
+from torch_xdist.arena import ToXlaTensorArena, for_each_instance
 from torch_xdist.errors import CheckpointError
+from torch_xdist.tensor import XlaTensor
 
 Reader = Callable[[], torch.Tensor]
 
@@ -39,9 +41,56 @@ def to_cpu(data: Any) -> Any:
 
 def maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
     """`to_cpu(data)`. Where `convert` is false, the tensors are computed but nothing is kept."""
-    if convert:
-        return to_cpu(data)
-    return None
+    return to_cpu(data) if convert else compute(data)
+
+
+def compute(data: Any) -> None:
+    """Run what the device tensors in `data` wait for; every rank does it before a save."""
+    found: list[torch.Tensor] = []
+    for_each_instance(data, is_device_tensor, found.append)
+    cells = [tensor.cell for tensor in found if isinstance(tensor, XlaTensor)]
+    if cells:
+        cuts.buffers_of(cells, reason="save")
+
+
+def save(
+    data: Any,
+    file_or_path: str | os.PathLike[str] | BinaryIO,
+    master_only: bool = True,
+    global_master: bool = False,
+) -> None:
+    """Write `data` with its tensors on the CPU, as torch.save would. Call it on every rank.
+
+    Every rank computes its tensors; one per host writes. There is no barrier: a rank that reads
+    the file must wait for the one that writes it (`rendezvous`).
+
+    Args:
+        file_or_path: a path is written whole or not at all, holding one tensor in memory at a
+            time; a file object gets the bytes of torch.save.
+        master_only: False: every rank writes, each to its own path.
+        global_master: write on rank 0 of the job only, not on one rank of each host.
+    """
+    compute(data)
+    if master_only and not ordinals.is_master_ordinal(local=not global_master):
+        return
+    if isinstance(file_or_path, str | os.PathLike):
+        write(data, file_or_path)
+    else:
+        torch.save(to_cpu(data), file_or_path)
+
+
+def check_view_sharing(obj: Any) -> None:
+    """Raise CheckpointError where two device tensors inside `obj` share memory."""
+    found: list[torch.Tensor] = []
+    for_each_instance(obj, is_device_tensor, found.append)
+    owners: dict[int, int] = {}
+    for number, tensor in enumerate(found):
+        first = owners.setdefault(tensor.untyped_storage().data_ptr(), number)
+        if first != number:
+            raise CheckpointError(
+                f"check_view_sharing: Tensor ID {first} ({tuple(found[first].shape)}) is sharing a"
+                f" view with tensor ID {number} ({tuple(tensor.shape)}); clone one of them"
+            )
 
 
 def _one_each(

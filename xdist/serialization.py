@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist import saving
+from torch_xdist import ordinals, saving
 from torch_xdist.arena import ToXlaTensorArena, for_each_instance_rewrite
 from torch_xdist.errors import CheckpointError
 
@@ -61,6 +61,21 @@ def write(data: Any, path: str | os.PathLike[str]) -> None:
         number = stale.stem.removeprefix("tensor_")
         if number.isdecimal() and int(number) >= len(files):
             stale.unlink()
+
+
+def save(
+    data: Any,
+    path: str | os.PathLike[str],
+    master_only: bool = True,
+    global_master: bool = False,
+) -> None:
+    """`write` on one rank per host (`global_master`: of the job), computed on every rank.
+
+    Call it on every rank; there is no barrier.
+    """
+    saving.compute(data)
+    if not master_only or ordinals.is_master_ordinal(local=not global_master):
+        write(data, path)
 
 
 def _references(tensors: list[torch.Tensor], files: list[torch.Tensor]) -> list[TensorReference]:

@@ -86,6 +86,14 @@ def set_platform(platform: str) -> None:
     reread()
 
 
+def set_local_rank(local_rank: int, local_world_size: int) -> None:
+    """Make this process one of the ranks of this host, by the variables launchers set."""
+    for name, value in (("RANK", local_rank), ("WORLD_SIZE", local_world_size)):
+        os.environ.setdefault(name, str(value))
+        os.environ[f"LOCAL_{name}"] = str(value)
+    reread()
+
+
 def set_cache(path: str, read_only: bool) -> None:
     """Keep compiled programs in `path`, in this process and those it starts."""
     os.environ["XLA_PERSISTENT_CACHE_PATH"] = path
