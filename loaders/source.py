@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -157,9 +157,8 @@ def _open(loader: Iterable[Any], start: Start | None) -> tuple[Iterator[Any], de
     if start is None:
         return _iterate(loader), deque()
     with start.random_state(loader):
-        rest = _without(loader, start.batches)
-        if rest is not None:
-            return _iterate(rest), deque()
+        if _is_indexed(loader):
+            return _iterate_rest(loader, start.batches), deque()
         iterator = _iterate(loader)
         for _ in islice(iterator, start.batches):
             pass
@@ -174,20 +173,22 @@ def _iterate(loader: Iterable[Any]) -> Iterator[Any]:
         return iter(loader)
 
 
-def _without(loader: Iterable[Any], count: int) -> Iterable[Any] | None:
-    """A loader without its first `count` batches that never loads their samples.
+def _is_indexed(loader: Iterable[Any]) -> bool:
+    """Whether batches can be skipped by their indices alone: a plain DataLoader over a map."""
+    return type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
 
-    None where there is none, and the batches must be made and dropped: only a plain DataLoader over
-    indexed samples can skip the indices alone.
-    """
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        return None
+
+def _iterate_rest(loader: Any, skip: int) -> Iterator[Any]:
+    """The batches of a DataLoader after the first `skip`, whose samples are never loaded."""
     twin = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    rest = _Rest(getattr(loader, name), skip)
     # DataLoader refuses to have these set after it was made; this is a copy of our own.
-    twin.__dict__[name] = _Rest(getattr(loader, name), count)
+    twin.__dict__[name] = rest
     twin.__dict__["_iterator"] = None
-    return twin
+    iterator = _iterate(twin)
+    rest.draw()
+    return iterator
 
 
 class _Rest:
@@ -196,14 +197,30 @@ class _Rest:
     def __init__(self, sampler: Any, skip: int) -> None:
         self._sampler = sampler
         self._skip = skip
-
-    def __iter__(self) -> Iterator[Any]:
-        rest = islice(iter(self._sampler), self._skip, None)
-        # One entry is taken at once: the sampler draws its order here and not with the first batch.
-        return chain(list(islice(rest, 1)), rest)
+        self._entries: Iterator[Any] = iter(())
+        self._drawn: deque[Any] = deque()
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._entries = islice(iter(self._sampler), self._skip, None)
+        return self._all()
+
+    def _all(self) -> Iterator[Any]:
+        while True:
+            yield from self._popped()
+            self.draw()
+            if not self._drawn:
+                return
+
+    def _popped(self) -> Iterator[Any]:
+        while self._drawn:
+            yield self._drawn.popleft()
+
+    def draw(self) -> None:
+        """Take one entry now: a sampler draws its order with the first."""
+        self._drawn.extend(islice(self._entries, 1))
 
 
 _forking = False

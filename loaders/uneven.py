@@ -7,7 +7,7 @@ makes the batches, off the critical path.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Literal
 
 from torch_xdist.loaders.errors import ArgumentError, UnevenBatchesError
@@ -57,10 +57,11 @@ def agreed(batches: Iterator[Any], exchange: Exchange, mode: Uneven) -> Iterator
             if mode == "error":
                 raise _uneven(counts, done)
             return
+        if done == 0 and shortest == 0 < longest:
+            raise _nothing_to_repeat(counts)
         yield from held
         last = held[-1] if held else last
-        if len(held) < longest:
-            yield from _repeated(last, longest - len(held), done)
+        yield from repeat(last, longest - len(held))
         if longest < size:
             return
         done, size = done + size, min(2 * size, LARGEST_BLOCK)
@@ -80,14 +81,12 @@ def _length(count: int) -> int:
     return count if count >= 0 else FAILED - count
 
 
-def _repeated(last: Any, times: int, done: int) -> Iterator[Any]:
-    if last is None:
-        raise UnevenBatchesError(
-            f"loader: this rank has no batch at all, while others have {done + times} or more;"
-            " uneven='pad' repeats the last batch and needs one; give every rank some data"
-        )
-    for _ in range(times):
-        yield last
+def _nothing_to_repeat(counts: list[int]) -> UnevenBatchesError:
+    empty = ", ".join(str(rank) for rank, count in enumerate(counts) if count == 0)
+    return UnevenBatchesError(
+        f"loader: rank {empty} has no batch at all, while others have some; uneven='pad' repeats"
+        " the last batch and needs one; give every rank some data"
+    )
 
 
 def _another_failed(counts: list[int], done: int) -> UnevenBatchesError:
