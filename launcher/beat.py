@@ -1,0 +1,99 @@
+"""The heartbeat of a rank: a thread that says every two seconds how far the rank has come.
+
+The core writes its progress into `torch_xdist.progress.PROGRESS`; this only reads, and only where
+that module is loaded. Before the first step nothing is known, and nothing is claimed.
+"""
+
+import os
+import sys
+import sysconfig
+import threading
+from types import FrameType
+from typing import Any
+
+from torch_xdist.launcher.frames import Link, Message
+
+_RECENT = 16
+_stop = threading.Event()
+_recent: list[tuple[int, str]] = []
+_LIBRARIES = tuple(
+    {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "stdlib")}
+)
+_PRODUCT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")) + os.sep
+
+
+def start(link: Link, every_s: float) -> None:
+    """Start the thread; it ends with the process, or with `stop`."""
+    main = threading.main_thread().ident or 0
+    threading.Thread(
+        target=_beat, args=(link, every_s, main), daemon=True, name="heartbeat"
+    ).start()
+
+
+def stop() -> None:
+    """No further beat."""
+    _stop.set()
+
+
+def last() -> Message:
+    """The newest progress, as the message that says "finished" carries it."""
+    progress = read(0)
+    return {"progress": progress} if progress is not None else {}
+
+
+def read(main_thread: int) -> dict[str, Any] | None:
+    """`records.Progress` as JSON; None while the rank has neither a step nor a collective."""
+    module = sys.modules.get("torch_xdist.progress")
+    progress = getattr(module, "PROGRESS", None)
+    if progress is None:
+        return None
+    step, seq = int(progress.step), int(progress.collective)
+    if not (step or seq or progress.compiling):
+        return None
+    frame = sys._current_frames().get(main_thread)
+    mark = str(progress.fingerprint)
+    if seq and (not _recent or _recent[-1][0] != seq):
+        _recent.append((seq, mark))
+        del _recent[:-_RECENT]
+    return {
+        "step": step,
+        "seq": seq,
+        "state": _state(bool(progress.compiling), bool(seq), frame),
+        "collective": str(getattr(progress, "name", "")),
+        "where": str(progress.where) or line(frame),
+        "fingerprint": mark,
+        "recent": list(_recent),
+    }
+
+
+def _state(compiling: bool, has_collectives: bool, frame: FrameType | None) -> str:
+    """A rank whose innermost Python frame is in jax or in the device waits for its results."""
+    if compiling:
+        return "compiling"
+    if has_collectives and frame is not None and _is_device_code(frame.f_code.co_filename):
+        return "waiting"
+    return "running"
+
+
+def _is_device_code(filename: str) -> bool:
+    parts = filename.replace("\\", "/").split("/")
+    inside = os.path.realpath(filename).startswith(_PRODUCT)
+    return "jax" in parts or "jaxlib" in parts or (inside and "tests" not in parts)
+
+
+def line(frame: FrameType | None) -> str:
+    """ "train.py:77": the innermost line of the user's own code on a stack."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        real = os.path.realpath(filename)
+        foreign = real.startswith(_LIBRARIES) or real.startswith(_PRODUCT)
+        if not (foreign or filename.startswith("<frozen")):
+            return f"{os.path.basename(filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _beat(link: Link, every_s: float, main_thread: int) -> None:
+    while not _stop.wait(every_s):
+        if not link.send({"op": "beat", "progress": read(main_thread)}):
+            return

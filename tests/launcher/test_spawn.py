@@ -1,0 +1,97 @@
+"""`spawn` with real processes: values in, values out, one traceback, nothing left behind."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from torch_xdist.launcher.errors import NestedSpawnError, PayloadError, RankFailedError, UsageError
+from torch_xdist.launcher.spawn import Handle, spawn
+
+
+def test_results_come_back_in_the_order_of_the_ranks() -> None:
+    base = 10
+    assert spawn(lambda rank, factor: base + rank * factor, (2,), nprocs=3) == [10, 12, 14]
+
+
+def test_a_rank_knows_who_it_is() -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_PORT", "XLA_RUN_COORDINATOR")
+    found = spawn(lambda rank: [os.environ[name] for name in names], nprocs=2)
+    assert [row[:4] for row in found] == [["0", "0", "2", "0"], ["1", "1", "2", "0"]]
+    assert found[0][4:] == found[1][4:] and found[0][5].startswith("127.0.0.1:")
+
+
+def test_an_exception_comes_back_as_itself_with_the_ranks_traceback_and_ends_the_others() -> None:
+    def work(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("no such batch")
+        time.sleep(60)
+
+    started_s = time.monotonic()
+    with pytest.raises(ValueError, match="no such batch") as caught:
+        spawn(work, nprocs=2)
+    assert time.monotonic() - started_s < 20
+    told = str(caught.value.__cause__)
+    assert "rank 1 (host" in told and 'raise ValueError("no such batch")' in told
+
+
+def test_a_killed_rank_is_named_with_its_signal() -> None:
+    def work(rank: int) -> None:
+        print("about to go")
+        if rank == 1:
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+
+    with pytest.raises(RankFailedError, match=r"rank 1 .* was killed by SIGKILL") as caught:
+        spawn(work, nprocs=2)
+    assert caught.value.exit_code == 137 and caught.value.rank == 1
+    assert "about to go" in str(caught.value)
+
+
+def test_what_cannot_be_pickled_is_named_before_anything_starts() -> None:
+    lock = threading.Lock()
+    with pytest.raises(PayloadError, match=r"fn\.__closure__\['lock'\]"):
+        spawn(lambda rank: lock.locked(), nprocs=2)
+
+
+def test_a_result_that_cannot_be_pickled_is_named_with_its_rank() -> None:
+    with pytest.raises(PayloadError, match="cannot be pickled"):
+        spawn(lambda rank: sys.stdout.buffer, nprocs=1)
+
+
+def test_spawn_inside_a_rank_is_one_clear_error() -> None:
+    with pytest.raises(NestedSpawnError, match="this is rank 0 of a spawn already"):
+        spawn(lambda rank: spawn(lambda inner: inner, nprocs=2), nprocs=1)
+
+
+def test_an_unknown_start_method_is_refused() -> None:
+    with pytest.raises(UsageError, match="start_method='threads' is unknown"):
+        spawn(print, start_method="threads")
+
+
+def test_a_handle_gives_processes_and_then_the_results() -> None:
+    handle = spawn(lambda rank: os.getpid(), nprocs=2, join=False)
+    assert isinstance(handle, Handle)
+    pids = handle.join()
+    assert handle.pids() == pids
+    assert not any(process.is_alive() for process in handle.processes)
+
+
+def test_a_script_that_spawns_from_main_shows_one_headline_and_the_ranks_lines() -> None:
+    script = """
+        from torch_xdist.launcher.spawn import spawn
+        def work(rank):
+            print("hello from", rank)
+        if __name__ == "__main__":
+            spawn(work, nprocs=2)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == ["2 ranks on 1 host, CPU (gloo)"]
+    assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
