@@ -108,7 +108,6 @@ add_rows(
         "aten.tanh.default": jnp.tanh,
         "aten.trunc.default": _integers_stay(jnp.trunc),
         "aten.round.default": _integers_stay(jnp.round),
-        "aten._neg_view.default": neg,
     }
 )
 
