@@ -164,7 +164,9 @@ def _what(failure: Failure) -> str:
     message = f": {failure.message}" if failure.message else ""
     if failure.kind == "oom":
         return "was killed for using too much memory (out of memory, SIGKILL)" + message
-    if failure.kind == "signal" and failure.signal is not None:
+    if failure.kind == "signal":
+        if failure.signal is None:
+            return "was killed by a signal" + message
         verb = "was killed by" if failure.signal in (9, 15) else "died of"
         return f"{verb} {signal_name(failure.signal)} (signal {failure.signal}){message}"
     if failure.kind == "exception":

@@ -1,0 +1,154 @@
+"""What other launchers say, read from their variables as real runs showed them."""
+
+import pytest
+
+from torch_xdist.launcher import cluster
+from torch_xdist.launcher.cluster import World
+from torch_xdist.launcher.errors import SettingError
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+SLURM = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "tux[07-08]",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1:34911",
+}
+
+
+def test_no_launcher_is_no_world():
+    assert cluster.detect({}) is None
+    assert cluster.detect({"PATH": "/bin", "RANK": "0", "WORLD_SIZE": "2"}) is None
+
+
+def test_torchrun():
+    assert cluster.detect(TORCHRUN) == World("torchrun", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)
+
+
+def test_others_that_set_the_names_of_torchrun():
+    names = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    assert cluster.detect(names) == World("the environment (RANK)", 1, 2, 1, 2)
+
+
+def test_slurm_over_two_nodes():
+    world = cluster.detect(SLURM)
+    assert world == World("Slurm (srun)", 3, 4, 1, 2, 1, 2, "tux07", world.master_port)
+    assert 61440 <= world.master_port < 65536
+
+
+def test_every_task_of_a_slurm_step_computes_the_same_port_and_other_steps_another():
+    ports = {cluster.detect({**SLURM, "SLURM_PROCID": str(rank)}).master_port for rank in range(4)}
+    assert len(ports) == 1
+    assert cluster.detect({**SLURM, "SLURM_STEP_ID": "1"}).master_port not in ports
+
+
+def test_the_shell_of_a_slurm_batch_script_is_no_rank():
+    batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert cluster.detect(batch) is None
+
+
+def test_a_single_task_is_no_launcher():
+    assert cluster.detect({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert cluster.detect({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
+def test_torchrun_inside_a_slurm_task_wins():
+    assert cluster.detect({**SLURM, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_open_mpi_on_one_host():
+    world = cluster.detect(OPEN_MPI)
+    assert world == World("Open MPI (mpirun)", 3, 4, 3, 4, 0, 1, "127.0.0.1", world.master_port)
+    assert 61440 <= world.master_port < 65536
+
+
+def test_open_mpi_over_two_hosts_meets_at_mpirun():
+    names = {
+        **OPEN_MPI,
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_MCA_orte_num_nodes": "2",
+    }
+    world = cluster.detect(names)
+    assert (world.host_index, world.hosts, world.master_addr) == (1, 2, "10.96.0.1")
+    with pytest.raises(SettingError, match="OMPI_MCA_orte_hnp_uri names no address; set MASTER_"):
+        cluster.detect({**names, "OMPI_MCA_orte_hnp_uri": ""})
+
+
+def test_a_tpu_slice_is_a_world_of_hosts():
+    names = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"}
+    world = cluster.detect(names)
+    assert world.of_hosts
+    assert (world.host_index, world.hosts, world.master_addr) == (1, 2, "a")
+    assert cluster.detect({**names, "TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0"}) is None
+    assert cluster.detect({**names, "PJRT_DEVICE": "CPU"}) is None
+
+
+def test_a_process_that_was_given_its_chip_is_a_rank():
+    names = {
+        "TPU_VISIBLE_CHIPS": "1",
+        "CLOUD_TPU_TASK_ID": "3",
+        "TPU_PROCESS_ADDRESSES": "a:8476,a:8477,b:8476,b:8477",
+    }
+    world = cluster.detect(names)
+    assert not world.of_hosts
+    assert (world.rank, world.world_size, world.local_rank, world.local_world_size) == (3, 4, 1, 2)
+    assert (world.host_index, world.hosts, world.master_addr) == (1, 2, "a")
+    alone = {**names, "TPU_PROCESS_ADDRESSES": "localhost:8476", "CLOUD_TPU_TASK_ID": "0"}
+    assert cluster.detect(alone) is None
+
+
+def test_a_jobset_is_a_world_of_hosts_where_the_pods_are_counted():
+    names = {"JOB_COMPLETION_INDEX": "2", "XLA_RUN_HOSTS": "4", "MASTER_ADDR": "js-0-0.js"}
+    world = cluster.detect(names)
+    assert world.of_hosts
+    assert (world.host_index, world.hosts, world.master_addr) == (2, 4, "js-0-0.js")
+    assert cluster.detect({"JOB_COMPLETION_INDEX": "2"}) is None
+    with pytest.raises(SettingError, match="JobSet with 4 pods: no MASTER_ADDR; set it to the hos"):
+        cluster.detect({"JOB_COMPLETION_INDEX": "2", "XLA_RUN_HOSTS": "4"})
+
+
+def test_variables_left_over_from_another_job_are_refused():
+    with pytest.raises(SettingError, match="torchrun: rank 8 of 8; an index below the count is ne"):
+        cluster.detect({**TORCHRUN, "RANK": "8"})
+    with pytest.raises(SettingError, match="WORLD_SIZE: 'many' is no whole number from 1 up"):
+        cluster.detect({**TORCHRUN, "WORLD_SIZE": "many"})
+
+
+@pytest.mark.parametrize(
+    ("listing", "names"),
+    [
+        ("head", ["head"]),
+        ("tux[1-3,05],head", ["tux1", "tux2", "tux3", "tux05", "head"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[3-4]", ["r1n3", "r1n4", "r2n3", "r2n4"]),
+    ],
+)
+def test_slurms_node_lists_are_expanded(listing, names):
+    assert cluster.expand_nodes(listing) == names
+
+
+def test_slurms_task_counts_are_expanded():
+    assert cluster.expand_tasks("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(SettingError, match="SLURM_STEP_TASKS_PER_NODE: 'x' cannot be read"):
+        cluster.expand_tasks("x")

@@ -1,0 +1,120 @@
+"""Failure records and progress, and the JSON they travel in."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_xdist.launcher.errors import ProtocolError
+from torch_xdist.launcher.records import (
+    KINDS,
+    Failure,
+    Progress,
+    describe,
+    fold,
+    ranks_text,
+    signal_name,
+)
+
+TEXT = st.text(max_size=20)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.builds(
+        Failure,
+        rank=st.integers(0, 9),
+        kind=st.sampled_from(KINDS),
+        message=TEXT,
+        traceback=TEXT,
+        tail=st.lists(TEXT, max_size=3).map(tuple),
+        signal=st.none() | st.integers(1, 64),
+    )
+)
+def test_a_failure_survives_its_json(failure):
+    line = failure.to_json()
+    assert "\n" not in line
+    assert Failure.from_json(line) == failure
+
+
+def test_unknown_keys_of_a_newer_version_are_dropped():
+    line = json.dumps({"rank": 1, "kind": "hang", "mood": "bad"})
+    assert Failure.from_json(line) == Failure(1, "hang")
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"rank": "x", "kind": "hang"}', "\x00"])
+def test_what_is_no_failure_record_is_refused(line):
+    with pytest.raises(ProtocolError, match=r"failure record: .* cannot be read"):
+        Failure.from_json(line)
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones():
+    with pytest.raises(ProtocolError, match="kind 'sad' is unknown; it is one of exception"):
+        Failure.from_json('{"rank": 0, "kind": "sad"}')
+
+
+def test_progress_survives_its_json():
+    progress = Progress(58, "waiting", 59, "all_reduce", "f, train.py:7", "ab", ((58, "x"),))
+    assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
+    assert Progress.from_json({}) == Progress()
+
+
+@pytest.mark.parametrize("data", [{"step": "x"}, {"recent": [1]}, {"seq": None}])
+def test_progress_of_the_wrong_type_is_refused(data):
+    with pytest.raises(ProtocolError, match=r"progress: .* cannot be read"):
+        Progress.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([2], "rank 2"),
+        ([3, 1, 0], "ranks 0, 1, 3"),
+        ([0, 1, 2, 3], "ranks 0-3"),
+        ([8, 0, 1, 2, 3, 4, 5, 6], "ranks 0-6, 8"),
+    ],
+)
+def test_ranks_are_written_short(ranks, text):
+    assert ranks_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (
+            Failure(2, "signal", host="a17", pid=123, signal=9, step=58),
+            "rank 2 (host a17, pid 123) was killed by SIGKILL (signal 9) after step 58",
+        ),
+        (Failure(0, "signal", signal=11), "rank 0 died of SIGSEGV (signal 11)"),
+        (
+            Failure(1, "exception", type="ValueError", message="no"),
+            "rank 1 raised ValueError: no",
+        ),
+        (Failure(1, "exit", exit_code=7), "rank 1 exited with code 7"),
+        (Failure(1, "host_lost", host="b"), "rank 1 (host b) was lost with its host"),
+    ],
+)
+def test_a_failure_is_described_in_one_line(failure, text):
+    assert describe(failure) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_words(kind):
+    assert describe(Failure(0, kind, message="why")).startswith("rank 0 ")
+    assert describe(Failure(0, kind, message="why")).endswith(": why")
+
+
+def test_a_killed_rank_without_memory_says_so():
+    assert "out of memory" in describe(Failure(0, "oom", signal=9))
+
+
+def test_signals_without_a_name_are_numbers():
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(99) == "signal 99"
+
+
+def test_equal_failures_are_folded():
+    failures = [Failure(rank, "exception", type="KeyError", message="'a'") for rank in range(3)]
+    groups = fold([*failures, Failure(3, "signal", signal=9)])
+    assert [ranks for ranks, _ in groups] == [[0, 1, 2], [3]]
