@@ -163,6 +163,19 @@ class DataParallel:
         return results
 
 
+class NumberedDataParallel(DataParallel):
+    """DataParallel as scripts of 2019 know it: the loop gets (number on this device, data)."""
+
+    enumerates = True
+
+
+class NumberedParallelLoader(ParallelLoader):
+    """ParallelLoader as scripts of 2019 know it: it yields (number on this device, data)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"numbered": True, **kwargs})
+
+
 def _only_device(module: nn.Module) -> torch.device:
     devices = {p.device for p in module.parameters()}
     if len(devices) > 1:

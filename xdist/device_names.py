@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from torch_xdist import device
+from torch_xdist import device as devices_here
 from torch_xdist.errors import DeviceError
 
 _CUDA_NAMES = {"GPU", "CUDA"}
@@ -25,10 +25,10 @@ def xla_device(n: int | None = None, devkind: str | Sequence[str] | None = None)
     """
     if devkind is not None and not _is_kind(devkind):
         raise DeviceError(
-            f"xla_device: No devices of {devkind} kind; this process has {device.device_type()}"
-            " devices"
+            f"xla_device: No devices of {devkind} kind; this process has"
+            f" {devices_here.device_type()} devices"
         )
-    return device.device(n)
+    return devices_here.device(n)
 
 
 def get_xla_supported_devices(
@@ -44,32 +44,32 @@ def get_xla_supported_devices(
         devkind, max_devices = None, devkind
     if devkind is not None and not _is_kind(devkind):
         return None
-    return [str(d) for d in device.devices()][:max_devices] or None
+    return [str(d) for d in devices_here.devices()][:max_devices] or None
 
 
 def _is_kind(devkind: str | Sequence[str]) -> bool:
     kinds = {kind.upper() for kind in ([devkind] if isinstance(devkind, str) else devkind)}
     if kinds & _CUDA_NAMES:
         kinds |= _CUDA_NAMES
-    return device.device_type() in kinds
+    return devices_here.device_type() in kinds
 
 
 def xla_real_devices(devices: Sequence[str | torch.device] | None = None) -> list[str]:
     """The hardware behind the devices: ["xla:0"] -> ["CPU:0"]. All devices when none are given."""
-    real = device.real_devices()
+    real = devices_here.real_devices()
     if devices is None:
         return real
-    return [real[device.check_index(device.index_of(d))] for d in devices]
+    return [real[devices_here.check_index(devices_here.index_of(d))] for d in devices]
 
 
-def xla_device_hw(device_: str | torch.device) -> str:
+def xla_device_hw(device: str | torch.device) -> str:
     """CPU, TPU or CUDA: the hardware behind an xla device."""
-    return device.hardware_name(device.jax_device(device.index_of(device_)))
+    return devices_here.hardware_name(devices_here.jax_device(devices_here.index_of(device)))
 
 
-def xla_device_kind(device_: str | torch.device | None = None) -> str:
+def xla_device_kind(device: str | torch.device | None = None) -> str:
     """The maker's name of the hardware, such as "TPU v4" or "cpu"."""
-    return device.jax_device(device.index_of(device_)).device_kind
+    return devices_here.jax_device(devices_here.index_of(device)).device_kind
 
 
 def parse_xla_device(name: str) -> tuple[str, int] | None:
@@ -90,7 +90,7 @@ def xla_replication_devices(local_devices: Sequence[str | torch.device] | None =
 
     Raises DeviceError where they are fewer than this process has: replicas are all or one.
     """
-    real = device.real_devices()
+    real = devices_here.real_devices()
     asked = real if local_devices is None else xla_real_devices(local_devices)
     if len(asked) not in (1, len(real)):
         raise DeviceError(
@@ -100,13 +100,13 @@ def xla_replication_devices(local_devices: Sequence[str | torch.device] | None =
     return asked
 
 
-def get_memory_info(device_: str | torch.device | None = None) -> dict[str, int]:
+def get_memory_info(device: str | torch.device | None = None) -> dict[str, int]:
     """Memory of a device, in bytes and, for older scripts, in KiB.
 
     Returns bytes_used, bytes_limit, peak_bytes_used, kb_free, kb_total. A CPU device answers for
     this process and its machine.
     """
-    stats = device.jax_device(device.index_of(device_)).memory_stats() or _host_memory()
+    stats = devices_here.jax_device(devices_here.index_of(device)).memory_stats() or _host_memory()
     used, limit = stats["bytes_in_use"], stats.get("bytes_limit", 0)
     return {
         "bytes_used": used,

@@ -12,8 +12,9 @@ from weakref import ref
 import torch
 
 from torch_xdist import fallback, special, writes
+from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.plan import LIST, SINGLE, TUPLE, Op, Plan
-from torch_xdist.record import PLANS, STATIC_INTS, Found, find, make_plan, mixed_devices
+from torch_xdist.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan, mixed_devices
 from torch_xdist.tensor import _LAZY as LAZY_DEVICES
 from torch_xdist.tensor import AUTOCAST_KEYS, XlaTensor, wrap
 from torch_xdist.trace import Cell
@@ -21,6 +22,7 @@ from torch_xdist.views import make_view, slot_of
 
 _make = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
+_META_DEVICE = torch.device("meta")
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -74,9 +76,8 @@ def dispatch(
         else:
             return record(op, args, _NO_KWARGS)
     key = tuple(key)
-    try:
-        plan = PLANS[key]
-    except KeyError:
+    plan = PLANS.get(key, NEW)
+    if plan is NEW:
         plan = PLANS[key] = make_plan(op, args, _NO_KWARGS)
     if plan is None or trace is None or plan.structure != SINGLE or plan.is_random:
         return record(op, args, _NO_KWARGS)
@@ -142,7 +143,11 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     else:
         outs, rest = writes.mutated_tensors(op, args, kwargs), kwargs
     writes.check_targets(op, outs)
+    if op.is_factory:
+        rest = {**rest, "dtype": outs[0].cell.kind.dtype, "device": _META_DEVICE}
     found, plan = find(op, args, rest)
+    if found.trace is None:
+        found.trace = outs[0].cell.trace
     if plan is None:
         return fallback.run(op, args, kwargs)
     cells = enter(plan, found)
@@ -153,12 +158,19 @@ def view_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return make_view(op, args, kwargs)
 
 
+def composite_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operator torch makes of others: it arrives whole only below autograd."""
+    return op.func.decompose(*args, **kwargs)
+
+
 def learn(func: Any) -> Op:
     """Work out once how calls of an overload are handled."""
     op = Op(func)
     handler: Callable[..., Any] | None = special.HANDLERS.get(op.name)
-    if handler is None and op.mutated:
+    if handler is None and op.mutated and (op.functional or not func._can_decompose()):
         handler = write_handler
+    if handler is None and op.name not in LOWERINGS and func._can_decompose():
+        handler = composite_handler
     if handler is None and op.is_view:
         handler = view_handler
     op.handler = handler

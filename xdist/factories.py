@@ -14,7 +14,7 @@ from torch_xdist.bind import own_plan
 from torch_xdist.dtypes import to_jax
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.plan import Plan
-from torch_xdist.tensor import XlaTensor, wrap
+from torch_xdist.tensor import XlaTensor, wrap_roomy
 from torch_xdist.trace import Kind, contiguous_strides, dense_kind, kind_of, kind_of_meta
 
 _EMPTIES: dict[Kind, Plan] = {}
@@ -35,7 +35,7 @@ def fresh(kind: Kind, where: Any = None) -> XlaTensor:
 def _append(plan: Plan, kind: Kind, where: Any) -> XlaTensor:
     trace = device.trace_of(device.index_of(_index(where)))
     trace.rows.append((plan,))
-    return wrap(trace.new_cell(kind))
+    return wrap_roomy(trace.new_cell(kind))
 
 
 def _index(where: Any) -> int | None:

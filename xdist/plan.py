@@ -15,6 +15,8 @@ from torch._ops import OpOverload
 from torch_xdist.ops.runtime_scalars import RUNTIME
 from torch_xdist.trace import Kind, dense_kind, kind_of_meta
 
+# What a factory takes besides its sizes; its out= form reads them off `out`.
+FACTORY_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 # How the results of a plan are handed back.
 SINGLE, TUPLE, LIST, NOTHING = range(4)
 
@@ -44,6 +46,7 @@ class Op:
         "func",
         "functional",
         "handler",
+        "is_factory",
         "is_pointwise",
         "is_view",
         "mutated",
@@ -67,6 +70,9 @@ class Op:
         self.is_view = not written and any(r.alias_info for r in schema.returns)
         self.returns_mutated = bool(written) and bool(schema.returns)
         self.functional = functional_form(func) if written else func
+        self.is_factory = bool(self.out_names) and self.functional is not None and any(
+            a.name == "dtype" for a in self.functional._schema.arguments
+        ) and not any(a.name == "dtype" for a in schema.arguments)
         packet = func._schema.name.removeprefix("aten::")
         self.runtime = packet in RUNTIME or packet.rstrip("_") in RUNTIME
 
@@ -151,7 +157,12 @@ def functional_form(func: OpOverload) -> OpOverload | None:
             candidate = getattr(packet, overload)
             if candidate is func or _mutates(candidate):
                 continue
-            if [(a.name, str(a.type)) for a in candidate._schema.arguments] == wanted:
+            found = [
+                (a.name, str(a.type))
+                for a in candidate._schema.arguments
+                if a.name not in FACTORY_OPTIONS
+            ]
+            if found == wanted:
                 return candidate
     return None
 

@@ -17,6 +17,8 @@ from torch_xdist.transfer import scalar_to_device
 from torch_xdist.views import slot_of
 
 PLANS: dict[tuple[Any, ...], Plan | None] = {}
+# Stands for a call that was never seen; None for one only the CPU can compute.
+NEW = object()
 # Integers that are cheap to compile in and common as constants; others are runtime inputs.
 STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
 
@@ -113,11 +115,10 @@ def find(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Found, Pl
 def plan_for(
     key: tuple[Any, ...], op: Op, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Plan | None:
-    try:
-        return PLANS[key]
-    except KeyError:
+    plan = PLANS.get(key, NEW)
+    if plan is NEW:
         plan = PLANS[key] = make_plan(op, args, kwargs)
-        return plan
+    return plan  # type: ignore[return-value]
 
 
 def trace_among(values: Sequence[Any]) -> Trace:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_xdist import device, device_names, world
+from torch_xdist import device as devices_here
+from torch_xdist import device_names, world
 from torch_xdist.collectives import host
 from torch_xdist.errors import DeviceError
 
@@ -18,25 +19,25 @@ _joined = [0]
 
 
 def set_replication(
-    device_: str | torch.device, devices: Sequence[str | torch.device] | None
+    device: str | torch.device, devices: Sequence[str | torch.device] | None
 ) -> None:
-    """Make this thread the replica on `device_` among `devices`; no devices: alone again.
+    """Make this thread the replica on `device` among `devices`; no devices: alone again.
 
     The device becomes the thread's default. Every thread must name the same devices.
     """
-    device.set_default_index(device.index_of(device_))
+    devices_here.set_default_index(devices_here.index_of(device))
     if not devices or len(devices) == 1:
         world.be_replica(None)
         return
     device_names.xla_replication_devices(devices)
-    indices = [device.index_of(d) for d in devices]
-    if indices != list(range(len(indices))) or device.index_of(device_) not in indices:
+    indices = [devices_here.index_of(d) for d in devices]
+    if indices != list(range(len(indices))) or devices_here.index_of(device) not in indices:
         raise DeviceError(
-            f"set_replication({device_}): the devices are {list(map(str, devices))}; name every"
+            f"set_replication({device}): the devices are {list(map(str, devices))}; name every"
             " device of this process in order, and one of them"
         )
     _meet(len(indices))
-    rank, count = device.index_of(device_), len(indices)
+    rank, count = devices_here.index_of(device), len(indices)
     world.be_replica(world.World(rank, count, rank, count))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist import device, metrics, settings, world
+from torch_xdist import device as devices_here
+from torch_xdist import metrics, settings, world
 from torch_xdist.errors import DeviceError
 
 _PRECISIONS = {"default": "default", "high": "high", "highest": "highest"}
@@ -19,7 +20,7 @@ _precision = ["default"]
 def device_type() -> str:
     """CPU, TPU or CUDA: from PJRT_DEVICE where it is set, else the platform that was found."""
     named = settings.pjrt_device()
-    return named.split("_")[0].upper() if named else device.device_type()
+    return named.split("_")[0].upper() if named else devices_here.device_type()
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -27,10 +28,10 @@ def set_device_type(pjrt_device: str) -> None:
 
     Raises DeviceError (a RuntimeError) where another platform already runs.
     """
-    if device.traces() and device.device_type() != pjrt_device.upper():
+    if devices_here.traces() and devices_here.device_type() != pjrt_device.upper():
         raise DeviceError(
             f"set_device_type({pjrt_device!r}): the runtime is already initialised with"
-            f" {device.device_type()}; call it before the first use of an xla device"
+            f" {devices_here.device_type()}; call it before the first use of an xla device"
         )
     settings.set_platform(pjrt_device)
 
@@ -41,7 +42,7 @@ def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> No
     With `readonly` nothing is added. Call it before the first use of a device: programs compiled
     earlier are not in the cache.
     """
-    if device.traces():
+    if devices_here.traces():
         raise DeviceError(
             "initialize_cache: a device is already in use; call it before the first one"
         )
@@ -58,20 +59,20 @@ def is_bf16_supported() -> bool:
     return torch.tensor([1.0], dtype=torch.bfloat16, device="xla").dtype == torch.bfloat16
 
 
-def runtime_device_attributes(device_: str | torch.device) -> dict[str, Any]:
+def runtime_device_attributes(device: str | torch.device) -> dict[str, Any]:
     """What JAX knows about one device: id, kind, process, and coordinates on a TPU."""
-    return _attributes(device.jax_device(device.index_of(device_)))
+    return _attributes(devices_here.jax_device(devices_here.index_of(device)))
 
 
 def global_runtime_device_attributes() -> list[dict[str, Any]]:
     """`runtime_device_attributes` of every device of the job that JAX can see."""
-    device.start()
+    devices_here.start()
     return [_attributes(d) for d in jax.devices()]
 
 
 def _attributes(jax_device: jax.Device) -> dict[str, Any]:
     facts = {
-        "name": f"{device.hardware_name(jax_device)}:{jax_device.id}",
+        "name": f"{devices_here.hardware_name(jax_device)}:{jax_device.id}",
         "device_kind": jax_device.device_kind,
         "process_index": jax_device.process_index,
     }

@@ -34,7 +34,7 @@ def host_value(tensor: XlaTensor) -> torch.Tensor:
     return transfer.to_host(cuts.buffer_of(cell), cell.kind.dtype)
 
 
-@handles("_local_scalar_dense.default")
+@handles("_local_scalar_dense.default", "item.default")
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return host_value(args[0]).item()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.trace import Cell, Kind
+from torch_xdist.trace import Cell
 
 _make = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
@@ -31,6 +31,7 @@ class _Probe(torch.Tensor):
 AUTOCAST_KEYS = _autocast_key()
 # One device object of each kind per index; torch builds them from strings otherwise.
 _LAZY = [torch.device("lazy", i) for i in range(64)]
+_ROOM_BYTES = 1 << 60
 XLA_DEVICES = [torch.device("xla", i) for i in range(64)]
 
 
@@ -77,18 +78,17 @@ def wrap(cell: Cell) -> XlaTensor:
     return tensor
 
 
-def wrap_as(cell: Cell, kind: Kind) -> XlaTensor:
-    """A tensor of another layout of the same cell; used where only strides differ."""
+def wrap_roomy(cell: Cell) -> XlaTensor:
+    """A tensor that out= and resize_ can make larger: torch checks layouts against its size."""
+    kind = cell.kind
     tensor = _make(
         XlaTensor,
         kind.shape,
         kind.wrap_stride,
-        kind.offset or None,
-        None,
-        kind.dtype,
-        _STRIDED,
-        _LAZY[cell.trace.device_index],
+        dtype=kind.dtype,
+        device=_LAZY[cell.trace.device_index],
         _extra_dispatch_keys=AUTOCAST_KEYS,
+        storage_size=_ROOM_BYTES,
     )
     tensor.cell = cell
     return tensor

@@ -120,8 +120,6 @@ def resize(target: XlaTensor, shape: tuple[int, ...]) -> None:
 
 def set_layout(target: XlaTensor, kind: Kind) -> None:
     """Change sizes and strides of the wrapper in place, by torch's meta kernels."""
-    numel = max(1, kind.offset + 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.stride)))
-    torch.ops.aten.resize_.default.redispatch(_META, target, [numel])
     torch.ops.aten.as_strided_.default.redispatch(
         _META, target, kind.shape, kind.stride, kind.offset
     )
