@@ -1,1 +1,49 @@
-"""TORCHXDIST"""
+"""PyTorch on XLA devices: importing this gives torch the device "xla".
+
+The names are torch_xla's; the work is done by `torch_xdist`. Importing starts no thread and no
+device: that happens when the first tensor or device is asked for.
+"""
+
+from torch_xdist import __version__
+from torch_xdist import backend as _backend
+from torch_xdist.beside import refuse_other_torch_xla
+from torch_xdist.cuts import sync
+from torch_xdist.device import device, device_count, devices, real_devices
+from torch_xdist.launching import launch
+from torch_xdist.random_seeds import manual_seed
+from torch_xdist.steps import compile, step
+
+refuse_other_torch_xla(__file__)
+
+from torch_xla import (  # noqa: E402 - after the check, which explains what these could not
+    _XLAC,
+    amp,
+    backends,
+    debug,
+    experimental,
+    runtime,
+)
+from torch_xla._internal import tpu  # noqa: E402
+from torch_xla.core import xla_model  # noqa: E402
+
+__all__ = [
+    "_XLAC",
+    "__version__",
+    "_backend",
+    "amp",
+    "backends",
+    "compile",
+    "debug",
+    "device",
+    "device_count",
+    "devices",
+    "experimental",
+    "launch",
+    "manual_seed",
+    "real_devices",
+    "runtime",
+    "step",
+    "sync",
+    "tpu",
+    "xla_model",
+]

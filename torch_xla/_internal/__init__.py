@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""Private names that other libraries import."""

@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""The device, by the names of torch_xla.core."""

@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""Metrics, profiles and dumps, by the names of torch_xla.debug."""

@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""Processes, loaders and collectives, by the names of torch_xla.distributed."""

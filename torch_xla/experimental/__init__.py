@@ -1,1 +1,13 @@
-"""TORCHXDIST"""
+"""Eager mode."""
+
+from torch_xdist.eager import (
+    eager_mode,
+    eager_mode_context,
+    is_eager_mode,
+)
+
+__all__ = [
+    "eager_mode",
+    "is_eager_mode",
+    "eager_mode_context",
+]

@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""What training scripts import from torch_xla.test."""

@@ -1,1 +1,1 @@
-"""TORCHXDIST"""
+"""What scripts import beside the device, by the names of torch_xla.utils."""

@@ -1,1 +1,13 @@
-"""TORCHXDIST"""
+"""Optimizers that skip a step on the device, with no look at a value."""
+
+from torch_xdist.syncfree import (
+    SGD,
+    Adam,
+    AdamW,
+)
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+]

@@ -1,0 +1,79 @@
+"""The private names that documents tell users to call."""
+
+from torch_xdist.graph_text import (
+    dot_of as _get_xla_tensors_dot,
+)
+from torch_xdist.graph_text import (
+    graph_hash as _get_graph_hash,
+)
+from torch_xdist.graph_text import (
+    hlo_of as _get_xla_tensors_hlo,
+)
+from torch_xdist.graph_text import (
+    text_of as _get_xla_tensors_text,
+)
+from torch_xdist.metrics import (
+    counter_names as _xla_counter_names,
+)
+from torch_xdist.metrics import (
+    counter_value as _xla_counter_value,
+)
+from torch_xdist.metrics import (
+    metric_data as _xla_metric_data,
+)
+from torch_xdist.metrics import (
+    metric_names as _xla_metric_names,
+)
+from torch_xdist.metrics import (
+    report as _xla_metrics_report,
+)
+from torch_xdist.private_names import (
+    _get_git_revs,
+    _get_xla_sharding_spec,
+    _get_xla_sharding_specs,
+    _get_xla_tensor_dimension_size,
+    _set_allow_execution,
+    _xla_get_default_device,
+    _xla_get_devices,
+    _xla_get_replication_devices_count,
+    _xla_get_rng_seed,
+    _xla_get_tensor_id,
+    _xla_real_devices,
+    _xla_set_mat_mul_precision,
+    _xla_set_rng_seed,
+    _xla_set_use_full_mat_mul_precision,
+    _xla_step_marker,
+    _xla_sync_multi,
+    _xla_tensors_from_aten,
+    _xla_wait_device_ops,
+)
+
+__all__ = [
+    "_xla_metrics_report",
+    "_xla_counter_names",
+    "_xla_counter_value",
+    "_xla_metric_names",
+    "_xla_metric_data",
+    "_get_xla_tensors_text",
+    "_get_xla_tensors_hlo",
+    "_get_xla_tensors_dot",
+    "_get_graph_hash",
+    "_get_xla_tensor_dimension_size",
+    "_xla_get_devices",
+    "_xla_get_default_device",
+    "_xla_get_tensor_id",
+    "_xla_set_rng_seed",
+    "_xla_get_rng_seed",
+    "_xla_sync_multi",
+    "_xla_step_marker",
+    "_xla_wait_device_ops",
+    "_get_git_revs",
+    "_xla_tensors_from_aten",
+    "_xla_set_mat_mul_precision",
+    "_xla_set_use_full_mat_mul_precision",
+    "_set_allow_execution",
+    "_xla_get_replication_devices_count",
+    "_get_xla_sharding_spec",
+    "_get_xla_sharding_specs",
+    "_xla_real_devices",
+]

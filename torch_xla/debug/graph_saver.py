@@ -1,0 +1,9 @@
+"""Pending graphs written to files."""
+
+from torch_xdist.graph_text import (
+    save_tensors_graph,
+)
+
+__all__ = [
+    "save_tensors_graph",
+]

@@ -1,0 +1,9 @@
+"""The metrics report, appended to XLA_METRICS_FILE."""
+
+from torch_xdist.reports import (
+    save_metrics,
+)
+
+__all__ = [
+    "save_metrics",
+]

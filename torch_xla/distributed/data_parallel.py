@@ -1,0 +1,11 @@
+"""`dp`: one thread per device of one process, the way of 2019."""
+
+from torch_xdist.data_parallel import (
+    Context,
+    DataParallel,
+)
+
+__all__ = [
+    "Context",
+    "DataParallel",
+]

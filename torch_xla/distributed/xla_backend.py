@@ -1,0 +1,9 @@
+"""Importing this registers the `xla` backend of torch.distributed, and `xla://`."""
+
+from torch_xdist.process_group import (
+    ProcessGroupXla,
+)
+
+__all__ = [
+    "ProcessGroupXla",
+]

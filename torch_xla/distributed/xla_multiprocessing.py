@@ -1,0 +1,15 @@
+"""`xmp`: processes, one per device."""
+
+from torch_xdist.launcher.spawn import (
+    spawn,
+)
+from torch_xdist.one_at_a_time import (
+    MpModelWrapper,
+    MpSerialExecutor,
+)
+
+__all__ = [
+    "spawn",
+    "MpModelWrapper",
+    "MpSerialExecutor",
+]

@@ -1,0 +1,47 @@
+"""The runtime's names of 1.13 to 2.3."""
+
+from torch_xdist.gradients import (
+    broadcast_master_param,
+)
+from torch_xdist.launcher.spawn import (
+    spawn,
+)
+from torch_xdist.meetings import (
+    pjrt_rendezvous as rendezvous,
+)
+from torch_xdist.ordinals import (
+    addressable_device_count,
+    global_device_count,
+    global_ordinal,
+    local_device_count,
+    local_ordinal,
+    local_process_count,
+    process_count,
+    process_index,
+    world_size,
+)
+from torch_xdist.pjrt_names import (
+    run_multiprocess,
+    using_pjrt,
+)
+from torch_xdist.runtime_facts import (
+    device_type,
+)
+
+__all__ = [
+    "device_type",
+    "global_ordinal",
+    "world_size",
+    "local_ordinal",
+    "process_index",
+    "process_count",
+    "local_process_count",
+    "addressable_device_count",
+    "local_device_count",
+    "global_device_count",
+    "broadcast_master_param",
+    "rendezvous",
+    "spawn",
+    "run_multiprocess",
+    "using_pjrt",
+]

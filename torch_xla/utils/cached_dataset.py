@@ -1,0 +1,9 @@
+"""A dataset kept on disk as it is read."""
+
+from torch_xdist.cached_dataset import (
+    CachedDataset,
+)
+
+__all__ = [
+    "CachedDataset",
+]

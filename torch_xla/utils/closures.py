@@ -1,0 +1,11 @@
+"""Closures that run after a step."""
+
+from torch_xdist.closures import (
+    AsyncClosureHandler,
+    ClosureHandler,
+)
+
+__all__ = [
+    "ClosureHandler",
+    "AsyncClosureHandler",
+]

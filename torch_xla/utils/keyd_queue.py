@@ -1,0 +1,11 @@
+"""Queues with an end."""
+
+from torch_xdist.keyd_queue import (
+    KeydQueue,
+    Queue,
+)
+
+__all__ = [
+    "KeydQueue",
+    "Queue",
+]
