@@ -200,21 +200,18 @@ class LogFiles:
         """Append bytes to the rank's file; what does not fit is counted, and noted when it does."""
         if self._folder is None:
             return
+        lost = self._lost[rank]
+        note = f"\n[{lost} bytes are missing here]\n".encode() if lost else b""
+        whole, written = note + data, 0
         try:
             fd = self._open(rank)
-            if self._lost[rank]:
-                note = f"\n[{self._lost[rank]} bytes are missing here]\n".encode()
-                data, self._lost[rank] = note + data, 0
+            while written < len(whole):
+                written += os.write(fd, whole[written:])
+            self._lost[rank] = 0
         except OSError as error:
-            self._lost[rank] += len(data)
-            self._complain(error)
-            return
-        written = 0
-        try:
-            while written < len(data):
-                written += os.write(fd, data[written:])
-        except OSError as error:
-            self._lost[rank] += len(data) - written
+            # A note that was written accounts for what was lost before it.
+            before = lost if written < len(note) else 0
+            self._lost[rank] = before + len(data) - max(0, written - len(note))
             self._complain(error)
 
     def close(self) -> None:
