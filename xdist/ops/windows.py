@@ -1,0 +1,241 @@
+"""Sums and maxima over windows of the trailing dimensions, one dimension after the other.
+
+A window of 3x3 is 3 rows of what 3 columns gave, so the work is the sum of the kernel's sizes and
+not their product, and everything is slices and elementwise operations, which XLA fuses. Its own
+`reduce_window` and `select_and_scatter` are serial loops on the CPU. Used by `pool.py`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# Above this many pieces a strided read is left to a gather.
+_MOST_PIECES = 4
+# Kernels longer than this are reduced by one reduction where the windows do not overlap.
+_LONG = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows along one dimension: window i covers i * stride - padding + j * dilation."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int = 1
+
+    @property
+    def high(self) -> int:
+        """How far the last window reaches beyond the end; negative: what no window sees."""
+        reach = (self.out - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
+        return reach - self.size - self.padding
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the windows lie side by side, so that a reshape separates them."""
+        return self.kernel == self.stride and (self.dilation == 1 or self.kernel == 1)
+
+    def positions(self) -> np.ndarray:
+        """[kernel, out]: what each tap of each window reads.
+
+        A tap that lies outside reads the nearest position of its window that lies inside, which
+        changes no maximum and which of equal values is the first.
+        """
+        start = np.arange(self.out) * self.stride - self.padding
+        taps = start + np.arange(self.kernel)[:, None] * self.dilation
+        first = np.where(start < 0, start + -(start // self.dilation) * self.dilation, start)
+        last = first + (self.size - 1 - first) // self.dilation * self.dilation
+        return np.clip(taps, first, last)
+
+
+def windows(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> list[Windows]:
+    """The windows of each dimension as torch's pooling counts them."""
+    rank = len(sizes)
+    each = [list(v) * rank if len(v) == 1 else list(v) for v in (kernel, padding, dilation)]
+    kernel, padding, dilation = each
+    stride = list(stride) or kernel
+    stride = stride * rank if len(stride) == 1 else stride
+    rows = zip(sizes, kernel, stride, padding, dilation)
+    return [Windows(n, _count(n, k, s, p, d, ceil_mode), k, s, p, d) for n, k, s, p, d in rows]
+
+
+def _count(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    room = size + 2 * padding - dilation * (kernel - 1) - 1 + (stride - 1 if ceil else 0)
+    count = room // stride + 1
+    # torch drops a last window that would start in the padding at the end.
+    return count - 1 if ceil and (count - 1) * stride >= size + padding else count
+
+
+def read(x: jax.Array, axis: int, positions: np.ndarray | jax.Array) -> jax.Array:
+    """`x` at `positions` along `axis`: by slices where they are few even runs."""
+    if isinstance(positions, np.ndarray):
+        runs = _runs(positions)
+        if len(runs) <= _MOST_PIECES:
+            pieces = [lax.slice_in_dim(x, a, b, c, axis) for a, b, c in runs]
+            return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis)
+    return jnp.take(x, positions, axis)
+
+
+def _runs(positions: np.ndarray) -> list[tuple[int, int, int]]:
+    """Positions cut into (start, limit, step) with one step > 0 each."""
+    runs, i = [], 0
+    while i < len(positions):
+        j, step = i + 1, 1
+        if j < len(positions) and positions[j] > positions[i]:
+            step = int(positions[j] - positions[i])
+            while j < len(positions) and positions[j] - positions[j - 1] == step:
+                j += 1
+        runs.append((int(positions[i]), int(positions[j - 1]) + 1, step))
+        i = j
+    return runs
+
+
+Positions = Sequence[np.ndarray | jax.Array]
+
+
+def max_with_indices(x: jax.Array, positions: Positions) -> tuple[jax.Array, jax.Array]:
+    """The first maximum of every window, and where it lies, counted over the trailing dimensions.
+
+    Args:
+        x: [..., *sizes].
+        positions: per trailing dimension, [kernel, out]. A nan is larger than every number.
+
+    Returns:
+        Values and indices, both [..., *out].
+    """
+    sizes = x.shape[x.ndim - len(positions) :]
+    integer = jnp.int32 if math.prod(sizes) < 2**31 else jnp.int64
+    values, where, unit = x, None, 1
+    for axis in range(x.ndim - 1, x.ndim - 1 - len(positions), -1):
+        taps = positions[axis - x.ndim + len(positions)]
+        values, where = _max_along(values, where, axis, taps, jnp.asarray(unit, integer))
+        unit *= x.shape[axis]
+    return values, where
+
+
+def _max_along(
+    values: jax.Array,
+    where: jax.Array | None,
+    axis: int,
+    positions: np.ndarray | jax.Array,
+    unit: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    best = place = None
+    column = (-1, *(1,) * (values.ndim - 1 - axis))
+    for taps in positions:
+        seen = read(values, axis, taps)
+        offset = jnp.asarray(taps, unit.dtype).reshape(column) * unit
+        here = offset if where is None else read(where, axis, taps) + offset
+        here = jnp.broadcast_to(here, seen.shape)
+        if best is None:
+            best, place = seen, here
+            continue
+        better = seen > best
+        if jnp.issubdtype(seen.dtype, jnp.floating):
+            better |= jnp.isnan(seen)
+        best, place = jnp.where(better, seen, best), jnp.where(better, here, place)
+    return best, place
+
+
+def spread_by_indices(
+    grad: jax.Array, indices: jax.Array, sizes: Sequence[int], dims: Sequence[Windows] | None
+) -> jax.Array:
+    """`grad` [..., *out] added at `indices` into zeros of [..., *sizes].
+
+    `dims` names the windows that the indices come from, where they are known.
+    """
+    if dims is not None and all(dim.tiled for dim in dims):
+        return _spread_tiles(grad, indices, sizes, dims)
+    if dims is not None and math.prod(dim.kernel for dim in dims) <= 2 * _LONG:
+        return _spread_taps(grad, indices, sizes, dims)
+    lead = grad.shape[: grad.ndim - len(sizes)]
+    flat = grad.reshape(math.prod(lead), -1)
+    rows = jnp.arange(flat.shape[0])[:, None]
+    zeros = jnp.zeros((flat.shape[0], math.prod(sizes)), grad.dtype)
+    return zeros.at[rows, indices.reshape(flat.shape)].add(flat).reshape(*lead, *sizes)
+
+
+def _spread_tiles(
+    grad: jax.Array, indices: jax.Array, sizes: Sequence[int], dims: Sequence[Windows]
+) -> jax.Array:
+    """Each position belongs to one window: compare it with that window's index."""
+    lead = grad.ndim - len(dims)
+    indices = indices.astype(jnp.int32) if math.prod(sizes) < 2**31 else indices
+    unit, flat = 1, jnp.zeros((), indices.dtype)
+    for i in range(len(dims) - 1, -1, -1):
+        dim = dims[i]
+        covered = np.arange(dim.out * dim.kernel).reshape(dim.out, dim.kernel) - dim.padding
+        shape = [1] * (2 * len(dims))
+        shape[2 * i : 2 * i + 2] = covered.shape
+        flat = flat + jnp.asarray(covered * unit, indices.dtype).reshape(shape)
+        unit *= dim.size
+    axes = tuple(lead + 2 * i + 1 for i in range(len(dims)))
+    chosen = jnp.expand_dims(indices, axes) == flat
+    tiles = jnp.where(chosen, jnp.expand_dims(grad, axes), jnp.zeros((), grad.dtype))
+    tiles = tiles.reshape(*grad.shape[:lead], *(dim.out * dim.kernel for dim in dims))
+    return _placed(tiles, dims, [-dim.padding for dim in dims], [-dim.high for dim in dims])
+
+
+def _spread_taps(
+    grad: jax.Array, indices: jax.Array, sizes: Sequence[int], dims: Sequence[Windows]
+) -> jax.Array:
+    """One sum over the positions of the kernel: each gives its share to a strided place."""
+    indices = indices.astype(jnp.int32) if math.prod(sizes) < 2**31 else indices
+    total = None
+    for tap in np.ndindex(*(dim.kernel for dim in dims)):
+        unit, flat = 1, jnp.zeros((), indices.dtype)
+        for dim, t in zip(reversed(dims), reversed(tap)):
+            seen = np.arange(dim.out) * dim.stride - dim.padding + t * dim.dilation
+            shape = (dim.out, *(1,) * sum(1 for d in dims[dims.index(dim) + 1 :]))
+            flat = flat + jnp.asarray(seen * unit, indices.dtype).reshape(shape)
+            unit *= dim.size
+        share = jnp.where(indices == flat, grad, jnp.zeros((), grad.dtype))
+        low = [t * dim.dilation - dim.padding for t, dim in zip(tap, dims)]
+        high = [dim.size - a - (dim.out - 1) * dim.stride - 1 for a, dim in zip(low, dims)]
+        placed = _placed(share, dims, low, high, [dim.stride - 1 for dim in dims])
+        total = placed if total is None else total + placed
+    return total
+
+
+def _placed(
+    x: jax.Array,
+    dims: Sequence[Windows],
+    low: Sequence[int],
+    high: Sequence[int],
+    interior: Sequence[int] | None = None,
+) -> jax.Array:
+    """`lax.pad` of the trailing dimensions with zeros; negative numbers crop."""
+    config = [(0, 0, 0)] * (x.ndim - len(dims))
+    config += zip(low, high, interior or [0] * len(dims))
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def sums(x: jax.Array, dims: Sequence[Windows], *, by_tiles: bool = False) -> jax.Array:
+    """The sum of every window of the trailing dimensions; linear in `x`.
+
+    `by_tiles` takes the form whose transpose is a broadcast where windows lie side by side.
+    """
+    x = _placed(x, dims, [dim.padding for dim in dims], [dim.high for dim in dims])
+    for i in range(len(dims) - 1, -1, -1):
+        dim, axis = dims[i], x.ndim - len(dims) + i
+        if dim.tiled and (by_tiles or dim.kernel > _LONG):
+            x = x.reshape(*x.shape[:axis], dim.out, dim.kernel, *x.shape[axis + 1 :])
+            x = x.sum(axis + 1)
+            continue
+        taps = np.arange(dim.out) * dim.stride
+        x = sum(read(x, axis, taps + t * dim.dilation) for t in range(dim.kernel))
+    return x
