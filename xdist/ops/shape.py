@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xdist.ops.table import add_rows, lowers
+from torch_xdist.ops.table import lowers
 
 
 @lowers("aten.clone.default", "aten.contiguous.default", "aten.lift.default")
@@ -21,11 +21,6 @@ def clone(self: jax.Array, *, memory_format: Any = None) -> jax.Array:
 
 @lowers("aten._unsafe_view.default", "aten._reshape_copy.default")
 def unsafe_view(self: jax.Array, size: Sequence[int]) -> jax.Array:
-    return self.reshape(tuple(size))
-
-
-@lowers("aten._reshape_alias.default")
-def reshape_alias(self: jax.Array, size: Sequence[int], stride: Sequence[int]) -> jax.Array:
     return self.reshape(tuple(size))
 
 
@@ -239,6 +234,3 @@ def masked_scatter_backward(
     out = jnp.zeros(int(np.prod(sizes)), grad_output.dtype)
     place = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int64) - 1, out.size)
     return out.at[place].set(grad_output.reshape(-1), mode="drop").reshape(tuple(sizes))
-
-
-add_rows({"aten.lift_fresh.default": clone, "aten.alias.default": clone})
