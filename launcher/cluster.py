@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch_xdist.launcher.errors import SettingError
-from torch_xdist.launcher.settings import Environ, asked_device, integer, text
+from torch_xdist.launcher.settings import (
+    Environ,
+    asked_device,
+    environment,
+    integer,
+    publish,
+    rank_facts,
+    text,
+)
 
 # Ports from here up are not given to clients by default on Linux (32768 to 60999 are).
 _FIRST_PORT = 61440
@@ -217,6 +225,37 @@ def detect(environ: Environ) -> World | None:
         if world is not None:
             return _checked(world)
     return None
+
+
+def rank_variables(world: World) -> dict[str, str]:
+    """torchrun's names for a rank of another launcher, so that every library finds them."""
+    return {
+        "RANK": str(world.rank),
+        "LOCAL_RANK": str(world.local_rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_WORLD_SIZE": str(world.local_world_size),
+        "GROUP_RANK": str(world.host_index),
+        "GROUP_WORLD_SIZE": str(world.hosts),
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+    }
+
+
+def adopt() -> World | None:
+    """Detect the launcher of this process; if it is a rank of one, publish torchrun's names here.
+
+    A rank of ours, or of torchrun, has them already.
+    """
+    environ = environment()
+    if rank_facts(environ) is not None:
+        return None
+    world = detect(environ)
+    if world is not None and not world.of_hosts:
+        missing = {
+            key: value for key, value in rank_variables(world).items() if not environ.get(key)
+        }
+        publish(missing)
+    return world
 
 
 def expand_nodes(listing: str) -> list[str]:

@@ -23,6 +23,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def publish(values: Mapping[str, str]) -> None:
+    """Set variables for this process and those it starts."""
+    os.environ.update(values)
+
+
 # ---- durations --------------------------------------------------------------------------------
 
 _UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -185,6 +190,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs; unset: private, in $TMPDIR"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
     Variable("XLA_RUN_CONTROL", "set in every rank of ours: the address of its agent"),
+    Variable("XLA_RUN_PREIMPORT", "what is imported once per host, before the ranks: torch,jax"),
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),
     Variable("TPU_*", "the topology of a TPU slice; see `devices.py`"),
@@ -222,6 +228,15 @@ def flag(environ: Environ, name: str, default: bool = False) -> bool:
     if not value:
         return default
     return value in ("true", "yes", "on") or (value.lstrip("-").isdigit() and int(value) != 0)
+
+
+def preimported(environ: Environ) -> list[str]:
+    """Modules to import once, before the ranks are forked; set but empty: none.
+
+    They must start neither a thread nor a device while they are imported.
+    """
+    names = environ.get("XLA_RUN_PREIMPORT", "torch,jax").split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def state_dir(environ: Environ) -> Path:

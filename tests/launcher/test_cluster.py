@@ -1,5 +1,7 @@
 """What other launchers say, read from their variables as real runs showed them."""
 
+import os
+
 import pytest
 
 from torch_xdist.launcher import cluster
@@ -152,3 +154,29 @@ def test_slurms_task_counts_are_expanded():
     assert cluster.expand_tasks("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(SettingError, match="SLURM_STEP_TASKS_PER_NODE: 'x' cannot be read"):
         cluster.expand_tasks("x")
+
+
+def test_a_rank_of_another_launcher_gets_torchruns_names(monkeypatch):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    for name in TORCHRUN:
+        # Empty counts as unset; and what adopt() publishes is taken back after the test.
+        monkeypatch.setenv(name, "")
+    world = cluster.adopt()
+    assert {name: os.environ[name] for name in cluster.rank_variables(world)} == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "tux07",
+        "MASTER_PORT": str(world.master_port),
+    }
+    assert cluster.adopt().rank == 3
+
+
+def test_a_rank_of_ours_is_left_as_it_is(monkeypatch):
+    for name, value in {**SLURM, "XLA_RUN_JOB_ID": "j", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert cluster.adopt() is None
