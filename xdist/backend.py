@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist import device_module, dispatch, factories, rng, special, tensor_methods
+from torch_xdist import autocast, device_module, dispatch, factories, rng, special, tensor_methods
 from torch_xdist.errors import DeviceError
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
@@ -67,6 +67,7 @@ def _pass_autocast() -> None:
     library = torch.library.Library("_", "IMPL", "AutocastXLA")
     library.fallback(torch.library.fallthrough_kernel)
     _keep.append(library)
+    autocast.register()
 
 
 register()

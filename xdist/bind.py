@@ -54,7 +54,9 @@ def fit(plan: Plan, result: Any) -> list[Any]:
     """What a lowering returned, flat, in the dtypes torch says; shapes must already be right."""
     flat = list(_flatten(result))
     if len(flat) != len(plan.kinds):
-        raise TypeError(f"{plan.name}: its lowering gave {len(flat)} results, not {len(plan.kinds)}")
+        raise TypeError(
+            f"{plan.name}: its lowering gave {len(flat)} results, not {len(plan.kinds)}"
+        )
     return [_fit_one(plan, i, x, kind) for i, (x, kind) in enumerate(zip(flat, plan.kinds))]
 
 

@@ -15,7 +15,7 @@ _MASKS = (torch.bool, torch.uint8)
 def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
     """Whether this call, given meta operands, is for the CPU."""
     name = str(func)
-    if name in _NAMES or torch.Tag.dynamic_output_shape in func.tags and name not in _INDEXED:
+    if name in _NAMES or (torch.Tag.dynamic_output_shape in func.tags and name not in _INDEXED):
         return True
     if name in _INDEXED:
         return _has_mask(metas[1])

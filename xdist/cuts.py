@@ -103,9 +103,7 @@ def _note(trace: Trace, reason: str, compiled: program.Program) -> None:
     where = user_line()
     REASONS[reason] += 1
     metrics.count(f"Cut.{reason}")
-    LOG.append(
-        Cut(reason, where, len(trace.rows), not compiled.is_compiled, compiled.fingerprint)
-    )
+    LOG.append(Cut(reason, where, len(trace.rows), not compiled.is_compiled, compiled.fingerprint))
     PROGRESS.where = where
     if trace.collectives:
         PROGRESS.collective += trace.collectives

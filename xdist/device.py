@@ -25,6 +25,7 @@ _default = threading.local()
 _paper = threading.local()
 _default_seed = 0
 
+
 def start() -> None:
     """Start JAX's backend if it is not up."""
     if _devices:

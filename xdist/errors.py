@@ -1,14 +1,14 @@
 """Every error of the device, each also a builtin, so that old `except` clauses still catch it.
 
-    XdistError
-      UnsupportedDtypeError   TypeError            a dtype JAX does not have
-      DeviceError             RuntimeError         unknown platform, index out of range, mixed devices
-      NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
-      FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
-      CutError                RuntimeError         a value was asked for where none can be had
-      WorldError              RuntimeError         ranks disagree, or the world cannot be joined
-      LoaderError             RuntimeError         a batch that cannot be moved, uneven ranks
-      CheckpointError         RuntimeError         a file that is corrupt or cannot be written
+XdistError
+  UnsupportedDtypeError   TypeError            a dtype JAX does not have
+  DeviceError             RuntimeError         unknown platform, index out of range, mixed devices
+  NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
+  FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
+  CutError                RuntimeError         a value was asked for where none can be had
+  WorldError              RuntimeError         ranks disagree, or the world cannot be joined
+  LoaderError             RuntimeError         a batch that cannot be moved, uneven ranks
+  CheckpointError         RuntimeError         a file that is corrupt or cannot be written
 """
 
 

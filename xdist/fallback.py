@@ -36,9 +36,7 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensors = [t for t in _tensors((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
     trace = tensors[0].cell.trace
     buffers = cuts.buffers_of([t.cell for t in tensors], cuts.FALLBACK)
-    hosts = {
-        id(t): transfer.to_host(b, t.cell.kind.dtype) for t, b in zip(tensors, buffers)
-    }
+    hosts = {id(t): transfer.to_host(b, t.cell.kind.dtype) for t, b in zip(tensors, buffers)}
     host_args = [_swap(a, hosts) for a in args]
     host_kwargs = {name: _swap(a, hosts) for name, a in kwargs.items()}
     result = _call(op, host_args, host_kwargs)

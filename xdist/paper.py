@@ -33,7 +33,9 @@ class _PaperGenerator:
 class Sheet:
     """A recorded decomposition: rows, where the operands are, and the slots of the results."""
 
-    def __init__(self, trace: Trace, operand_slots: Sequence[int], outs: Sequence[int | None]) -> None:
+    def __init__(
+        self, trace: Trace, operand_slots: Sequence[int], outs: Sequence[int | None]
+    ) -> None:
         self.rows = trace.rows
         self.floats = trace.floats
         self.ints = trace.ints

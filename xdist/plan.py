@@ -70,9 +70,12 @@ class Op:
         self.is_view = not written and any(r.alias_info for r in schema.returns)
         self.returns_mutated = bool(written) and bool(schema.returns)
         self.functional = functional_form(func) if written else func
-        self.is_factory = bool(self.out_names) and self.functional is not None and any(
-            a.name == "dtype" for a in self.functional._schema.arguments
-        ) and not any(a.name == "dtype" for a in schema.arguments)
+        self.is_factory = (
+            bool(self.out_names)
+            and self.functional is not None
+            and any(a.name == "dtype" for a in self.functional._schema.arguments)
+            and not any(a.name == "dtype" for a in schema.arguments)
+        )
         packet = func._schema.name.removeprefix("aten::")
         self.runtime = packet in RUNTIME or packet.rstrip("_") in RUNTIME
 

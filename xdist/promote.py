@@ -29,11 +29,10 @@ def computation_dtype(
         *numbers,
         type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH,
     )
-    if not (common.is_floating_point or common.is_complex) and (
-        out.is_floating_point or out.is_complex
-    ):
-        common = out
-    elif out.is_complex and not common.is_complex:
+    if (
+        not (common.is_floating_point or common.is_complex)
+        and (out.is_floating_point or out.is_complex)
+    ) or (out.is_complex and not common.is_complex):
         common = out
     elif out.is_floating_point and common.is_floating_point:
         common = torch.promote_types(common, out) if out not in _HALF else common

@@ -143,6 +143,11 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
             result = func(*metas, **named)
     except NotImplementedError:
         return None
+    except RuntimeError as error:
+        # Some meta kernels refuse because a shape depends on values; other errors are the user's.
+        if "meta" not in str(error).lower():
+            raise
+        return None
     kinds, structure = result_kinds(result)
     plan = Plan(
         str(func),

@@ -5,7 +5,8 @@ named: `world.current()` says so, and its collectives meet those of the other th
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from torch_xdist import device as devices_here
 from torch_xdist import device_names, world
 from torch_xdist.collectives import host
 from torch_xdist.errors import DeviceError
+from torch_xdist.script_tools import parallel_work
 
 _lock = threading.Lock()
 _joined = [0]
@@ -46,3 +48,17 @@ def _meet(count: int) -> None:
         if _joined[0] != count:
             host.threads(count)
             _joined[0] = count
+
+
+def spawn_threads(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> dict[int, Any]:
+    """`fn(rank, *args)` in one thread per device of this process; its results by rank."""
+    devices = devices_here.devices()
+
+    def work(index: int) -> Any:
+        set_replication(devices[index], devices)
+        try:
+            return fn(index, *args)
+        finally:
+            set_replication(devices[index], [])
+
+    return dict(enumerate(parallel_work(len(devices), work, range(len(devices)))))

@@ -47,6 +47,11 @@ def equal(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return bool(torch.eq(one, other).all().item())
 
 
+@handles("allclose.default")
+def allclose(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return bool(torch.isclose(*args, **kwargs).all().item())
+
+
 @handles("detach.default", "alias.default", "lift_fresh.default", "lift.default")
 def share(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
     return wrap(args[0].cell)
@@ -216,7 +221,7 @@ def nothing(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 @handles("_linalg_check_errors.default")
 def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """torch raises for singular input by reading `info`; on the device nothing is read."""
-    return None
+    return
 
 
 @handles("is_coalesced.default")

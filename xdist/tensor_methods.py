@@ -1,4 +1,4 @@
-"""Methods of device tensors that torch's C++ cannot answer for a wrapper: printing, storage, data."""
+"""Methods of device tensors that torch's C++ cannot answer for a wrapper: print, storage, data."""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
 """Views: a cell that reads its parent through one step and writes back through its inverse."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,7 +151,7 @@ def _make_inverse(step: Plan) -> Plan:
 def split_views(x: XlaTensor, sizes: Sequence[int], dim: int, slice_op: Op) -> list[XlaTensor]:
     """Consecutive slices of `x` along `dim`."""
     starts = np.cumsum([0, *sizes]).tolist()
-    return [make_view(slice_op, (x, dim, a, b)) for a, b in zip(starts, starts[1:])]
+    return [make_view(slice_op, (x, dim, a, b)) for a, b in itertools.pairwise(starts)]
 
 
 def overlaps(kind: Kind) -> bool:

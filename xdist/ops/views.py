@@ -1,0 +1,294 @@
+"""View operators on JAX arrays: how to read through one view step, and how to write through it.
+
+`INVERSES[name](parent, new, *static)` gives the parent's array with the viewed part replaced. Steps
+without an own inverse are written through by the positions they read.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from torch_xdist.dtypes import to_jax
+from torch_xdist.ops.table import add_rows, lowers
+
+INVERSES: dict[str, Callable[..., jax.Array]] = {}
+
+
+def _inverse(*names: str) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+    def enter(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        for name in names:
+            INVERSES[name] = function
+        return function
+
+    return enter
+
+
+@lowers("aten.view.default", "aten.reshape.default")
+def view(self: jax.Array, size: Sequence[int]) -> jax.Array:
+    shape = list(size)
+    if -1 in shape:
+        known = math.prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = self.size // known if known else 0
+    return self.reshape(shape)
+
+
+@lowers("aten.view.dtype")
+def view_dtype(self: jax.Array, dtype: torch.dtype) -> jax.Array:
+    target = to_jax(dtype)
+    if self.dtype == np.bool_:
+        self = self.astype(np.uint8)
+    if target == np.bool_:
+        return jax.lax.bitcast_convert_type(self, np.uint8) != 0
+    if target.kind == "c" or self.dtype.kind == "c":
+        return _view_complex(self, target)
+    old, new = self.dtype.itemsize, target.itemsize
+    if old == new:
+        return jax.lax.bitcast_convert_type(self, target)
+    if old > new:
+        parts = jax.lax.bitcast_convert_type(self, target)
+        return parts.reshape(*self.shape[:-1], self.shape[-1] * (old // new))
+    groups = self.reshape(*self.shape[:-1], self.shape[-1] * old // new, new // old)
+    return jax.lax.bitcast_convert_type(groups, target)
+
+
+def _view_complex(self: jax.Array, target: np.dtype) -> jax.Array:
+    """Reinterpretation through the real parts, since XLA casts no complex bits."""
+    if self.dtype.kind == "c":
+        real = np.dtype(f"f{self.dtype.itemsize // 2}")
+        flat = jnp.stack([self.real, self.imag], -1).astype(real)
+        flat = flat.reshape(*self.shape[:-1], -1) if self.ndim else flat
+    else:
+        flat = self
+    if target.kind != "c":
+        return flat if flat.dtype == target else _recast(flat, target)
+    real = np.dtype(f"f{target.itemsize // 2}")
+    flat = flat if flat.dtype == real else _recast(flat, real)
+    pairs = flat.reshape(*flat.shape[:-1], -1, 2)
+    return jax.lax.complex(pairs[..., 0], pairs[..., 1])
+
+
+def _recast(flat: jax.Array, target: np.dtype) -> jax.Array:
+    old, new = flat.dtype.itemsize, target.itemsize
+    if old == new:
+        return jax.lax.bitcast_convert_type(flat, target)
+    if old > new:
+        parts = jax.lax.bitcast_convert_type(flat, target)
+        return parts.reshape(*flat.shape[:-1], -1)
+    groups = flat.reshape(*flat.shape[:-1], -1, new // old)
+    return jax.lax.bitcast_convert_type(groups, target)
+
+
+@lowers("aten.expand.default")
+def expand(self: jax.Array, size: Sequence[int], *, implicit: bool = False) -> jax.Array:
+    lead = len(size) - self.ndim
+    shape = [self.shape[i - lead] if n == -1 else n for i, n in enumerate(size)]
+    return jnp.broadcast_to(self, shape)
+
+
+@lowers("aten.permute.default")
+def permute(self: jax.Array, dims: Sequence[int]) -> jax.Array:
+    return jnp.transpose(self, [d % max(self.ndim, 1) for d in dims])
+
+
+@lowers("aten.transpose.int")
+def transpose(self: jax.Array, dim0: int, dim1: int) -> jax.Array:
+    return jnp.swapaxes(self, dim0, dim1) if self.ndim else self
+
+
+@lowers("aten.squeeze.default")
+def squeeze(self: jax.Array) -> jax.Array:
+    return self.reshape([n for n in self.shape if n != 1])
+
+
+@lowers("aten.squeeze.dim", "aten.squeeze.dims")
+def squeeze_dims(self: jax.Array, dim: int | Sequence[int]) -> jax.Array:
+    dims = {d % max(self.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)}
+    return self.reshape([n for i, n in enumerate(self.shape) if n != 1 or i not in dims])
+
+
+@lowers("aten.unsqueeze.default")
+def unsqueeze(self: jax.Array, dim: int) -> jax.Array:
+    return jnp.expand_dims(self, dim)
+
+
+@lowers("aten.select.int")
+def select(self: jax.Array, dim: int, index: int) -> jax.Array:
+    return jax.lax.index_in_dim(self, index, dim, keepdims=False)
+
+
+@lowers("aten.slice.Tensor")
+def slice_(
+    self: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> jax.Array:
+    dim %= self.ndim
+    first, last = slice_bounds(self.shape[dim], start, end)
+    return jax.lax.slice_in_dim(self, first, last, step, dim)
+
+
+def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """torch's clamping of slice ends."""
+    first = 0 if start is None else start + size if start < 0 else start
+    last = size if end is None else end + size if end < 0 else end
+    first = min(max(first, 0), size)
+    return first, min(max(last, first), size)
+
+
+@lowers("aten.diagonal.default")
+def diagonal(self: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
+    return jnp.diagonal(self, offset, dim1, dim2)
+
+
+@lowers("aten.unfold.default")
+def unfold(self: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
+    if self.ndim == 0:
+        return self.reshape(1)[:size]
+    dim = dimension % self.ndim
+    count = (self.shape[dim] - size) // step + 1
+    index = np.arange(count)[:, None] * step + np.arange(size)[None, :]
+    windows = jnp.take(self, index.reshape(-1), axis=dim)
+    shape = (*self.shape[:dim], count, size, *self.shape[dim + 1 :])
+    return jnp.moveaxis(windows.reshape(shape), dim + 1, -1)
+
+
+def storage_positions(
+    size: Sequence[int], stride: Sequence[int], offset: int
+) -> np.ndarray:
+    """Where in its storage each element of a strided tensor lies."""
+    positions = np.full(tuple(size), offset, dtype=np.int64)
+    for dim, (n, s) in enumerate(zip(size, stride)):
+        shape = [1] * len(size)
+        shape[dim] = n
+        positions = positions + (np.arange(n, dtype=np.int64) * s).reshape(shape)
+    return positions
+
+
+@lowers("aten.as_strided.default")
+def as_strided(
+    self: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> jax.Array:
+    """`self` is the whole storage, flat or row-major."""
+    positions = storage_positions(size, stride, storage_offset or 0)
+    return self.reshape(-1)[positions]
+
+
+def _conj(self: jax.Array) -> jax.Array:
+    return jnp.conj(self)
+
+
+@lowers("aten.view_as_real.default")
+def view_as_real(self: jax.Array) -> jax.Array:
+    return jnp.stack([self.real, self.imag], -1)
+
+
+@lowers("aten.view_as_complex.default")
+def view_as_complex(self: jax.Array) -> jax.Array:
+    return jax.lax.complex(self[..., 0], self[..., 1])
+
+
+add_rows(
+    {
+        "aten.t.default": lambda self: self.T,
+        "aten._conj.default": _conj,
+        "aten.detach.default": lambda self: self,
+    }
+)
+
+
+@_inverse(
+    "aten.view.default",
+    "aten._reshape_alias.default",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.unsqueeze.default",
+    "aten.alias.default",
+    "aten.detach.default",
+)
+def write_reshaped(parent: jax.Array, new: jax.Array, *static: Any) -> jax.Array:
+    return new.reshape(parent.shape)
+
+
+@_inverse("aten.transpose.int")
+def write_transposed(parent: jax.Array, new: jax.Array, dim0: int, dim1: int) -> jax.Array:
+    return transpose(new, dim0, dim1)
+
+
+@_inverse("aten.t.default")
+def write_t(parent: jax.Array, new: jax.Array) -> jax.Array:
+    return new.T
+
+
+@_inverse("aten.permute.default")
+def write_permuted(parent: jax.Array, new: jax.Array, dims: Sequence[int]) -> jax.Array:
+    return jnp.transpose(new, np.argsort([d % max(new.ndim, 1) for d in dims]))
+
+
+@_inverse("aten.select.int")
+def write_selected(parent: jax.Array, new: jax.Array, dim: int, index: int) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(parent, new, index % parent.shape[dim], dim)
+
+
+@_inverse("aten.slice.Tensor")
+def write_sliced(
+    parent: jax.Array,
+    new: jax.Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> jax.Array:
+    dim %= parent.ndim
+    first, last = slice_bounds(parent.shape[dim], start, end)
+    if step == 1:
+        return jax.lax.dynamic_update_slice_in_dim(parent, new, first, dim)
+    where = (slice(None),) * dim + (slice(first, last, step),)
+    return parent.at[where].set(new)
+
+
+@_inverse("aten._conj.default")
+def write_conj(parent: jax.Array, new: jax.Array) -> jax.Array:
+    return jnp.conj(new)
+
+
+@_inverse("aten._neg_view.default")
+def write_neg(parent: jax.Array, new: jax.Array) -> jax.Array:
+    return -new
+
+
+@_inverse("aten.view_as_real.default")
+def write_as_real(parent: jax.Array, new: jax.Array) -> jax.Array:
+    return view_as_complex(new)
+
+
+@_inverse("aten.view_as_complex.default")
+def write_as_complex(parent: jax.Array, new: jax.Array) -> jax.Array:
+    return view_as_real(new)
+
+
+@_inverse("aten.view.dtype")
+def write_dtype(parent: jax.Array, new: jax.Array, dtype: torch.dtype) -> jax.Array:
+    if parent.dtype == np.bool_:
+        return jax.lax.bitcast_convert_type(new, np.uint8).reshape(parent.shape) != 0
+    from_torch = {to_jax(d): d for d in _REINTERPRETABLE}
+    return view_dtype(new, from_torch[parent.dtype]).reshape(parent.shape)
+
+
+_REINTERPRETABLE = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+
+def write_by_position(
+    step: Callable[..., jax.Array], parent: jax.Array, new: jax.Array, *static: Any, **named: Any
+) -> jax.Array:
+    """Write through any step that only moves elements: find where it reads from."""
+    with jax.ensure_compile_time_eval():
+        read = step(jnp.arange(parent.size).reshape(parent.shape), *static, **named)
+    flat = parent.reshape(-1).at[np.asarray(read).reshape(-1)].set(new.reshape(-1))
+    return flat.reshape(parent.shape)
