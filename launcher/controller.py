@@ -207,7 +207,7 @@ class Attempt:
         for name, letter in message["states"].items():
             words = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "D": "in the disk (D)"}
             self._see(int(name), state=words.get(letter, ""))
-        self._emit("beats")
+        self._emit("beats", **self.status())
 
     def _see_progress(self, rank: int, data: Message | None, now_s: float) -> None:
         if data is None:

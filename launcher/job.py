@@ -28,7 +28,8 @@ class Job:
     """All that the controller needs to know. Travels as JSON from `spawn` to its controller.
 
     kind: "function" (pickled, in the payload), "script" and "module" (Python, run inside a fork of
-    the warm nursery), "program" (anything else, executed).
+    the warm nursery), "program" (anything else, executed). `sys_path` goes in front of sys.path.
+    Without `ranks_of_command` the command runs once and is no rank: it may spawn its own.
     """
 
     kind: str

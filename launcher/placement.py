@@ -9,6 +9,11 @@ from torch_xdist.launcher.frames import Message
 from torch_xdist.launcher.job import Job
 from torch_xdist.launcher.settings import RankFacts, environment
 
+_OF_A_RANK = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT", "XLA_RUN_COORDINATOR"),
+)
+
 
 def shared_environ(job: Job) -> dict[str, str]:
     """What must be set before torch and jax are imported, which the ranks of a host do together."""
@@ -53,7 +58,10 @@ def rank_orders(
             **devices.device_variables(choice, rank, job.nprocs, environ),
             "XLA_RUN_COORDINATOR": coordinator,
             "XLA_RUN_TASK": job.kind,
+            **_jax_variables(environ),
         }
+        if not job.ranks_of_command:
+            env = {name: value for name, value in env.items() if name not in _OF_A_RANK}
         orders.append(
             {
                 "rank": rank,
@@ -64,6 +72,13 @@ def rank_orders(
             }
         )
     return orders
+
+
+def _jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """A lost peer is an error to catch, not an abort, and SIGTERM ends a rank; for programs that
+    import jax by themselves (`worker` tells the one that is imported already)."""
+    wanted = {"JAX_ENABLE_RECOVERABILITY": "true", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
+    return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def _threads(environ: Mapping[str, str], cores: list[tuple[int, ...]], nprocs: int) -> int:

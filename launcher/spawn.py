@@ -227,7 +227,7 @@ def _own_rank(environ: dict[str, str]) -> int | None:
     facts = settings.rank_facts(environ)
     if facts is not None:
         return facts.rank
-    world = cluster.detect(environ)
+    world = cluster.adopt()
     return world.rank if world is not None and not world.of_hosts else None
 
 
@@ -246,7 +246,6 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
         log_dir=named,
         state_dir=str(settings.state_dir(environ)),
         cwd=os.getcwd(),
-        sys_path=[os.path.abspath(path) for path in sys.path],
         timeouts=settings.timeouts(environ),
         keep_logs=bool(named),
     )

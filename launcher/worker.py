@@ -6,8 +6,11 @@ barrier while the peers wait. It reports, and is gone by `os._exit`.
 """
 
 import atexit
+import builtins
 import contextlib
 import faulthandler
+import importlib
+import importlib.machinery
 import os
 import random
 import runpy
@@ -23,7 +26,7 @@ from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
 from typing import Any, NoReturn
 
-from torch_xdist.launcher import beat, here, payload
+from torch_xdist.launcher import beat, here, payload, settings
 from torch_xdist.launcher.errors import PayloadError
 from torch_xdist.launcher.frames import Link, Message
 
@@ -32,11 +35,9 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def warm() -> None:
-    """Import what every rank needs, without starting a backend or a thread."""
-    import jax
-    import torch
-
-    del jax, torch
+    """Import what every rank needs (torch and jax), without starting a backend or a thread."""
+    for name in settings.preimported(settings.environment()):
+        importlib.import_module(name)
 
 
 def run(sock: socket.socket, task: Message, payload_fd: int) -> NoReturn:
@@ -65,7 +66,7 @@ def _settle(task: Message) -> None:
     """Make the fork look like a process that was started for this rank alone."""
     here.enter(task["kind"])
     sys.argv = list(task["argv"]) or [""]
-    sys.path[:] = task["sys_path"]
+    sys.path[:0] = task["sys_path"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     # numpy and random were seeded once, in the nursery: every rank would draw the same numbers.
     random.seed()
@@ -102,8 +103,17 @@ def _call(task: Message, payload_fd: int) -> Any:
     if kind == "module":
         runpy.run_module(task["argv"][0], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(task["argv"][0], run_name="__main__")
+        _run_script(task["argv"][0])
     return None
+
+
+def _run_script(path: str) -> None:
+    """Run a file as `__main__`, which stays: threads and pickles may need it afterwards."""
+    main = sys.modules["__main__"]
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__file__, main.__loader__ = path, loader
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    exec(loader.source_to_code(loader.get_data(path), path), main.__dict__)
 
 
 def _whole(fd: int) -> bytes:

@@ -1,0 +1,5 @@
+"""`python -m torch_xdist.launcher` is `xla-run`."""
+
+from torch_xdist.launcher.cli import main
+
+main()

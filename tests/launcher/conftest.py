@@ -1,0 +1,159 @@
+"""Runs a job from outside: a real `xla-run` or script, its time, its output, and its survivors."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from torch_xdist.launcher import linux
+
+XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
+
+
+@dataclass
+class Ended:
+    """A job that is over. `after_fault_s`: from the moment a rank called `fault()` to the end."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    after_fault_s: float | None
+    folder: Path
+
+    def log(self, rank: int) -> str:
+        """What the log file of a rank holds, of its newest attempt."""
+        found = sorted(self.folder.glob(f"logs/*/attempt-*/rank-{rank}.log"))
+        return found[-1].read_text(errors="replace") if found else ""
+
+
+class Running:
+    """A job that was started and can be disturbed."""
+
+    def __init__(self, command: list[str], folder: Path, environ: dict[str, str]) -> None:
+        self.folder = folder
+        self.mark = f"XLA_RUN_TEST={uuid.uuid4().hex}"
+        name, value = self.mark.split("=")
+        environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("XLA_RUN", "PJRT"))},
+            "XLA_RUN_STATE_DIR": str(folder),
+            "XLA_RUN_PREIMPORT": "",
+            "PYTHONPATH": str(folder),
+            "FOLDER": str(folder),
+            name: value,
+            **environ,
+        }
+        self.started_s = time.monotonic()
+        with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environ,
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def wait_for(self, name: str, limit_s: float = 60.0) -> str:
+        """Wait for a file that a rank writes; its text."""
+        end_s = time.monotonic() + limit_s
+        path = self.folder / name
+        while not path.exists() or not path.read_text():
+            assert time.monotonic() < end_s, f"{name} did not appear: {self.texts()}"
+            assert self.process.poll() is None, f"ended before {name}: {self.texts()}"
+            time.sleep(0.02)
+        return path.read_text()
+
+    def texts(self) -> str:
+        return "\n".join(
+            (self.folder / name).read_text(errors="replace") for name in ("out", "err")
+        )
+
+    def alive(self) -> set[int]:
+        """Every process of the job but the one we started."""
+        return linux.marked(self.mark) - {self.process.pid}
+
+    def end(self, limit_s: float = 60.0) -> Ended:
+        """Wait for the end; nothing of the job may be alive then."""
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit_s} s: {self.texts()}") from None
+        ended_s = time.monotonic()
+        assert self.gone(1.0), f"survivors: {self.alive()}"
+        fault = self.folder / "fault"
+        after_s = ended_s - float(fault.read_text()) if fault.exists() else None
+        out, err = ((self.folder / name).read_text(errors="replace") for name in ("out", "err"))
+        return Ended(code, out, err, ended_s - self.started_s, after_s, self.folder)
+
+    def gone(self, limit_s: float) -> bool:
+        """Whether nothing of the job is left within this time."""
+        end_s = time.monotonic() + limit_s
+        while self.alive():
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def kill_all(self) -> None:
+        for pid in linux.marked(self.mark):
+            linux.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+_PRELUDE = """
+import ctypes, os, signal, subprocess, sys, threading, time
+RANK = int(os.environ.get("RANK", "0"))
+FOLDER = os.environ["FOLDER"]
+def say(name, text="x"):
+    with open(os.path.join(FOLDER, name + ".tmp" + str(RANK)), "w") as file:
+        file.write(str(text))
+    os.replace(os.path.join(FOLDER, name + ".tmp" + str(RANK)), os.path.join(FOLDER, name))
+def fault():
+    say("fault", time.monotonic())
+def meet(count=None):
+    say("here-%d" % RANK)
+    count = count or int(os.environ["WORLD_SIZE"])
+    while not all(os.path.exists(os.path.join(FOLDER, "here-%d" % r)) for r in range(count)):
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """`start(body, "--nprocs", "2")`: run a script (with `fault`, `meet`, `say`) as ranks."""
+    running: list[Running] = []
+
+    def begin(body: str, *options: str, env: dict[str, str] | None = None) -> Running:
+        folder = tmp_path / f"job{len(running)}"
+        folder.mkdir(mode=0o700)
+        script = folder / "train.py"
+        script.write_text(_PRELUDE + textwrap.dedent(body))
+        command = [*XLA_RUN, *options, "--", sys.executable, str(script)]
+        if not options:
+            command = [sys.executable, str(script)]
+        running.append(Running(command, folder, env or {}))
+        return running[-1]
+
+    yield begin
+    for job in running:
+        job.kill_all()
+
+
+@pytest.fixture
+def run(start: Callable[..., Running]) -> Callable[..., Ended]:
+    """`run(body, "--nprocs", "2")`: the same, to its end."""
+
+    def whole(body: str, *options: str, env: dict[str, str] | None = None) -> Ended:
+        return start(body, *options, env=env).end()
+
+    return whole
