@@ -17,9 +17,10 @@ rank has: on a world of one they copy.
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,18 @@ def program(kind: str, world_size: int) -> Iterator[Program]:
         yield _active.program
     finally:
         _active.program = outer
+
+
+def standing_alone(function: Callable[..., Any], world_size: int) -> Callable[..., Any]:
+    """`function`, which may also be traced outside a program, to learn its results' shapes."""
+
+    def call(*arrays: Any) -> Any:
+        if getattr(_active, "program", None) is not None:
+            return function(*arrays)
+        with program("host", world_size):
+            return function(*arrays)
+
+    return call
 
 
 def _current() -> Program:
@@ -164,17 +177,11 @@ def permute(x: jax.Array, pairs: Groups) -> jax.Array:
 
 
 def broadcast(x: jax.Array, root: int, groups: Groups | None = None) -> jax.Array:
-    """The `x` of member `root` of each group, bit by bit; same on every rank of a group.
-
-    Without groups `root` is a rank.
-    """
+    """The `x` of rank `root`, bit by bit; same on every rank of its group, zeros in others."""
     here = _current()
     groups = _checked(groups, here, of="broadcast")
-    size = min(len(group) for group in groups) if groups else here.world_size
-    if not 0 <= root < size:
-        raise ArgumentError(
-            f"broadcast: root {root} is no member of a group of {size} ranks; use 0 to {size - 1}"
-        )
+    if not 0 <= root < here.world_size:
+        raise ArgumentError(f"broadcast: root {root} is no rank; use 0 to {here.world_size - 1}")
     return x if here.world_size == 1 else _transport(here).broadcast(here, x, root, groups)
 
 

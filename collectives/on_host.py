@@ -86,9 +86,10 @@ def broadcast(here: Any, x: jax.Array, root: int, groups: Groups | None) -> jax.
     """A permute whose sources are all the root."""
     sources = [root] * here.world_size
     for group in groups or ():
-        for rank in group:
-            sources[rank] = group[root]
-    title = _title(f"broadcast(from {root})", groups)
+        if root not in group:
+            for rank in group:
+                sources[rank] = -1
+    title = _title(f"broadcast(from rank {root})", groups)
     return _call(here, Spec("permute", title, "", groups, tuple(sources)), [x], [x])[0]
 
 

@@ -79,11 +79,10 @@ def permute(here: Any, x: jax.Array, pairs: Groups) -> jax.Array:
 
 
 def broadcast(here: Any, x: jax.Array, root: int, groups: Groups | None) -> jax.Array:
-    """The root's bits: everybody else adds integer zeros to them."""
+    """The root's bits: everybody else adds integer zeros to them. Zeros in groups without it."""
     _whole(groups, here.world_size, "broadcast")
     bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else _bits(x)
-    member = _member(groups, here.world_size)
-    sent = jnp.where(member == root, bits, jnp.zeros_like(bits))
+    sent = jnp.where(lax.axis_index(AXIS) == root, bits, jnp.zeros_like(bits))
     received = lax.psum(sent, AXIS, axis_index_groups=_lists(groups))
     if x.dtype == jnp.bool_:
         return received.astype(jnp.bool_)

@@ -1,86 +1,74 @@
-"""Ranks that wait for each other on the host, and what they tell each other there.
-
-A rendezvous has a tag: the n-th call with a tag on one rank meets the n-th on the others. None of
-these is inside a program; those that take tensors compute them first.
-"""
+"""Meetings of the ranks on the host, outside any program: barriers, and objects for everybody."""
 
 import io
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from torch_xdist import cuts, device, saving, world
 from torch_xdist.collectives import channel
 
+_T = TypeVar("_T")
+
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
-    """Wait until every rank (or every one of `replicas`) has called this with `tag`.
+    """Wait until every rank has come here with this tag; their payloads in the order of ranks.
 
     Args:
-        tag: any text, the same on every rank; it may be empty.
-        payload: bytes for the others.
-        replicas: the ranks that meet; default all.
-
-    Returns the payloads in the order of the ranks; the same on every rank.
+        replicas: only these ranks come; all where empty.
     """
-    if isinstance(payload, str):
-        payload = payload.encode()
+    if not isinstance(payload, bytes):
+        raise TypeError(
+            f"rendezvous({tag!r}): payload is a {type(payload).__name__}; it must be bytes"
+        )
+    if world.world_size() == 1:
+        return [payload]
     device.start()
-    return channel.exchange(tag, bytes(payload), tuple(sorted(replicas)) or None)
+    return channel.exchange(tag, payload, tuple(replicas) or None)
 
 
 def xla_rendezvous(
     payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
 ) -> list[bytes]:
-    """End the step, then `rendezvous` of all ranks.
-
-    Raises TypeError for a payload that is not bytes, ValueError for a part of the ranks.
-    """
-    if not isinstance(payload, bytes):
-        raise TypeError(f"xla_rendezvous: payload must be bytes, not {type(payload).__name__}")
-    if ordinals and len(ordinals) != world.world_size():
+    """End the step, then `rendezvous` of all ranks."""
+    everybody = list(range(world.world_size()))
+    if ordinals and sorted(ordinals) != everybody:
         raise ValueError(
-            f"xla_rendezvous: Only global rendezvous is supported; {len(ordinals)} of"
-            f" {world.world_size()} ranks were named"
+            f"Only global rendezvous is supported: ordinals are {list(ordinals)} of "
+            f"{len(everybody)} ranks; leave them out, or use rendezvous(tag, payload, replicas)"
+        )
+    if not isinstance(payload, bytes):
+        raise TypeError(
+            f"xla_rendezvous: `payload` must be bytes, not {type(payload).__name__}; encode it"
         )
     cuts.sync()
     return rendezvous(tag or "xla_rendezvous", payload)
 
 
-def pjrt_rendezvous(
-    tag: str, payload: bytes = b"", ordinals: Sequence[int] | None = None
-) -> list[bytes]:
-    """`xla_rendezvous` with the tag first."""
-    return xla_rendezvous(payload, ordinals, tag)
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], _T]) -> _T:
+    """`reduce_fn` of every rank's `data`, in the order of ranks, with tensors on the CPU.
 
-
-def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
-    """`reduce_fn` of the list of every rank's `data`, called on every rank.
-
-    Args:
-        data: any object torch.save can write; device tensors arrive as CPU tensors.
-        reduce_fn: takes the list in the order of the ranks.
+    Runs on every rank; same on every rank where `reduce_fn` is a pure function.
     """
-    local = saving.to_cpu(data)
+    host_data = saving.to_cpu(data)
     if world.world_size() == 1:
-        return reduce_fn([local])
-    buffer = io.BytesIO()
-    torch.save(local, buffer)
-    payloads = rendezvous(tag, buffer.getvalue())
+        return reduce_fn([host_data])
+    stored = io.BytesIO()
+    torch.save(host_data, stored)
+    payloads = rendezvous(tag, stored.getvalue())
+    # The payloads come from the ranks of this job, which run this user's code anyway.
     return reduce_fn([torch.load(io.BytesIO(p), weights_only=False) for p in payloads])
 
 
 def do_on_ordinals(
-    target: Callable[..., Any], data: Sequence[Any] = (), ordinals: Sequence[int] = (0,)
-) -> Any:
-    """Call `target(*data)` on the named ranks while the others wait.
+    target: Callable[..., _T], data: Iterable[Any] = (), ordinals: Sequence[int] = (0,)
+) -> _T | None:
+    """Call `target(*data)`, tensors on the CPU, on these ranks; then all ranks meet.
 
-    The device tensors in `data` arrive as CPU tensors. Returns what the target returned, None on
-    the other ranks.
+    Returns what the target returned, None on the other ranks.
     """
-    running = world.rank() in ordinals
-    local = saving.to_cpu(list(data)) if running else saving.compute(data)
-    result = target(*local) if running else None
-    rendezvous("torch_xla.core.xla_model.do_on_ordinals")
+    arguments = saving.to_cpu(list(data))
+    result = target(*arguments) if world.rank() in ordinals else None
+    rendezvous("xm.do_on_ordinals")
     return result

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rank_pool import RankPool  # noqa: E402
+from rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
