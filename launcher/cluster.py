@@ -125,9 +125,8 @@ class OpenMpi:
             size,
             integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK") or 0,
             local_size,
-            integer(environ, "OMPI_COMM_WORLD_NODE_RANK") or 0
-            if hosts == 1
-            else rank // local_size,
+            # mpirun fills host by host unless told otherwise; no variable names the host.
+            min(rank // local_size, hosts - 1),
             hosts,
             text(environ, "MASTER_ADDR") or ("127.0.0.1" if hosts == 1 else self._head(environ)),
             _port(environ) or _FIRST_PORT + self._job(environ) % _PORTS,
