@@ -1,10 +1,18 @@
 """`torch_xla.launch`: one way in, under torchrun and without it."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_xdist import world
+from torch_xdist.launcher import cluster
+from torch_xdist.launcher.errors import SettingError
 from torch_xdist.launcher.spawn import spawn
+
+# A rank of srun or mpirun carries other names than torchrun's, which all else here reads. What
+# cannot be read is an error of `spawn` and `launch`, not of an import.
+with contextlib.suppress(SettingError):
+    cluster.adopt()
 
 
 def launch(

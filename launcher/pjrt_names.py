@@ -1,11 +1,10 @@
-"""Processes and threads by the private names of torch_xla's runtime, which test suites use."""
+"""Processes by the private names of torch_xla's runtime, which test suites use."""
 
 from collections.abc import Callable
 from typing import Any
 
-from torch_xdist import device, replicas, settings, world
+from torch_xdist import settings, world
 from torch_xdist.launcher.spawn import spawn as spawn_ranks
-from torch_xdist.script_tools import parallel_work
 
 
 def run_multiprocess(
@@ -35,20 +34,6 @@ def spawn(
 ) -> Any:
     """`fn(rank, *args)` in one process per device."""
     return spawn_ranks(fn, args=args, nprocs=nprocs, start_method=start_method)
-
-
-def spawn_threads(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> dict[int, Any]:
-    """`fn(rank, *args)` in one thread per device of this process; its results by rank."""
-    devices = device.devices()
-
-    def work(index: int) -> Any:
-        replicas.set_replication(devices[index], devices)
-        try:
-            return fn(index, *args)
-        finally:
-            replicas.set_replication(devices[index], [])
-
-    return dict(enumerate(parallel_work(len(devices), work, range(len(devices)))))
 
 
 def run_singleprocess(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, Any]:

@@ -9,7 +9,7 @@ from torch_xdist import backend as _backend
 from torch_xdist.beside import refuse_other_torch_xla
 from torch_xdist.cuts import sync
 from torch_xdist.device import device, device_count, devices, real_devices
-from torch_xdist.launching import launch
+from torch_xdist.launcher.launch import launch
 from torch_xdist.random_seeds import manual_seed
 from torch_xdist.steps import compile, step
 

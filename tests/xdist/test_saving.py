@@ -7,30 +7,10 @@ import sys
 
 import pytest
 import torch
+from pretend_device import pretend
 
 from torch_xdist import saving
 from torch_xdist.errors import CheckpointError
-
-
-class Pretend(torch.Tensor):
-    """A CPU tensor that says it lives on an xla device, for the writer's own tests."""
-
-    @property
-    def device(self):
-        return torch.device("xla:0")
-
-    def cpu(self):
-        return self.as_subclass(torch.Tensor).clone()
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-        return out.as_subclass(cls) if type(out) is torch.Tensor else out
-
-
-def pretend(tensor):
-    return tensor.as_subclass(Pretend)
 
 
 @pytest.mark.parametrize(

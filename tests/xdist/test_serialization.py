@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_saving import pretend
+from pretend_device import pretend
 
 import torch_xla.utils.serialization as xser
 from torch_xdist import serialization

@@ -1,9 +1,9 @@
 """The name of 2019 for `torch_xla.distributed.data_parallel`: batches come as (number, data)."""
 
-from torch_xdist.data_parallel import (
+from torch_xdist.loaders.data_parallel import (
     Context,
 )
-from torch_xdist.data_parallel import (
+from torch_xdist.loaders.data_parallel import (
     NumberedDataParallel as DataParallel,
 )
 

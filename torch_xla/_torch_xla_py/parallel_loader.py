@@ -1,6 +1,6 @@
 """The name of 2019 for `torch_xla.distributed.parallel_loader`: batches come as (number, data)."""
 
-from torch_xdist.data_parallel import (
+from torch_xdist.loaders.data_parallel import (
     NumberedParallelLoader as ParallelLoader,
 )
 

@@ -1,6 +1,6 @@
 """`dp`: one thread per device of one process, the way of 2019."""
 
-from torch_xdist.data_parallel import (
+from torch_xdist.loaders.data_parallel import (
     Context,
     DataParallel,
 )

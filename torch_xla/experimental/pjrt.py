@@ -3,6 +3,10 @@
 from torch_xdist.gradients import (
     broadcast_master_param,
 )
+from torch_xdist.launcher.pjrt_names import (
+    run_multiprocess,
+    using_pjrt,
+)
 from torch_xdist.launcher.spawn import (
     spawn,
 )
@@ -19,10 +23,6 @@ from torch_xdist.ordinals import (
     process_count,
     process_index,
     world_size,
-)
-from torch_xdist.pjrt_names import (
-    run_multiprocess,
-    using_pjrt,
 )
 from torch_xdist.runtime_facts import (
     device_type,

@@ -1,0 +1,165 @@
+"""Which file may import which: the floors of docs/architecture.md, read from the source."""
+
+import ast
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Import root of each folder, ground floor first.
+FLOORS = {
+    "collectives": "torch_xdist.collectives",
+    "xdist": "torch_xdist",
+    "loaders": "torch_xdist.loaders",
+    "launcher": "torch_xdist.launcher",
+    "torch_xla": "torch_xla",
+}
+# What needs neither torch nor jax, so that the launcher may use it.
+LIGHT = {"torch_xdist", "torch_xdist.settings", "torch_xdist.world", "torch_xdist.progress"}
+HEAVY = {"torch", "jax", "jaxlib"}
+# Imports inside functions: optional packages, and the parts a process may not need.
+LATE = {
+    "xdist/training_log.py": {"tensorboardX"},
+    "xdist/world.py": {"torch_xdist.collectives"},
+    "loaders/sharing.py": {"torch_xdist.collectives"},
+}
+
+
+def module_name(file: Path) -> str:
+    relative = file.relative_to(ROOT).with_suffix("")
+    folder, *rest = relative.parts
+    parts = [p for p in rest if p != "__init__"]
+    return ".".join([FLOORS[folder], *parts])
+
+
+FILES = {
+    module_name(file): file
+    for folder in FLOORS
+    for file in sorted((ROOT / folder).rglob("*.py"))
+    if "__pycache__" not in file.parts
+}
+
+
+def imports(node: ast.AST) -> set[str]:
+    """The modules a statement imports; names imported from a package count as modules if files."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        found = {f"{node.module}.{alias.name}" for alias in node.names}
+        return {name if name in FILES else node.module for name in found}
+    return set()
+
+
+@functools.cache
+def parsed(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+@functools.cache
+def top_level(module: str) -> set[str]:
+    return {name for node in parsed(module).body for name in imports(node)}
+
+
+def everywhere(module: str) -> set[str]:
+    return {name for node in ast.walk(parsed(module)) for name in imports(node)}
+
+
+def floor(module: str) -> int:
+    roots = list(FLOORS.values())
+    fitting = [r for r in roots if module == r or module.startswith(r + ".")]
+    return roots.index(max(fitting, key=len))
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_a_file_imports_only_its_own_floor_and_lower_ones(module):
+    ours = {name for name in top_level(module) if name in FILES}
+    above = {name for name in ours if floor(name) > floor(module)} - LIGHT
+    assert not above, f"{FILES[module].relative_to(ROOT)} imports {sorted(above)} from above"
+
+
+def test_no_imports_run_in_a_circle():
+    graph = {m: {n for n in top_level(m) if n in FILES and n != m} for m in FILES}
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, [*path, module])
+            done.add(module)
+
+    for module in FILES:
+        visit(module, [])
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if floor(m) == 0])
+def test_collectives_know_jax_but_not_torch(module):
+    assert not {name.split(".")[0] for name in everywhere(module)} & {"torch"}
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m.startswith("torch_xdist.launcher")])
+def test_the_launcher_loads_neither_torch_nor_jax(module):
+    loaded = top_level(module)
+    assert not {name.split(".")[0] for name in loaded} & HEAVY
+    below = {n for n in loaded if n in FILES and not n.startswith("torch_xdist.launcher")}
+    assert below <= LIGHT
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if not m.startswith("torch_xdist.launcher")])
+def test_imports_stand_at_the_top_of_the_file(module):
+    tree = parsed(module)
+    late = {
+        name
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(scope)
+        for name in imports(node)
+    }
+    allowed = LATE.get(str(FILES[module].relative_to(ROOT)), set())
+    assert {n for n in late if not any(n.startswith(a) for a in allowed)} == set()
+
+
+def test_no_cycle_is_hidden_by_type_checking():
+    assert [m for m, file in FILES.items() if "TYPE_CHECKING" in file.read_text()] == []
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if floor(m) == len(FLOORS) - 1])
+def test_the_face_holds_names_and_no_logic(module):
+    for node in parsed(module).body:
+        is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.Call)
+        is_names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert is_doc or is_names or isinstance(node, ast.Import | ast.ImportFrom), ast.unparse(
+            node
+        )
+
+
+def test_importing_torch_xdist_is_light():
+    code = "import sys, torch_xdist; assert not {'torch', 'jax', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def reads_a_variable(node: ast.AST) -> bool:
+    """os.getenv(...), os.environ["NAME"], os.environ.get("NAME"): not whole copies for children."""
+    if isinstance(node, ast.Subscript):
+        named = isinstance(node.slice, ast.Constant) and isinstance(node.ctx, ast.Load)
+        return named and ast.unparse(node.value) == "os.environ"
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
+        return called == "os.getenv" or (called == "os.environ.get" and constant)
+    return False
+
+
+@pytest.mark.parametrize("folder", ["xdist", "launcher", "loaders", "collectives"])
+def test_the_environment_is_read_in_one_file(folder):
+    readers = {
+        str(file.relative_to(ROOT))
+        for module, file in FILES.items()
+        if file.relative_to(ROOT).parts[0] == folder
+        for node in ast.walk(parsed(module))
+        if reads_a_variable(node)
+    }
+    assert readers <= {f"{folder}/settings.py", "xdist/world.py"}
