@@ -224,6 +224,12 @@ def endpoint(device: int | None = None) -> Endpoint:
     return found
 
 
+def note(where: str) -> None:
+    """Show `where` in the messages of the collectives that run from now on."""
+    for end in _endpoints.values():
+        end.where = where
+
+
 def _spin_s(world_size: int) -> float:
     # Looking instead of sleeping helps only a rank that has a core of its own.
     return _SPIN_S if world_size <= (os.cpu_count() or 1) else 0.0

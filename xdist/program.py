@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xdist import device, metrics
+from torch_xdist import collective_program, device, metrics
 from torch_xdist.plan import Plan, number_types
 from torch_xdist.progress import PROGRESS
 from torch_xdist.trace import Cell, Trace
@@ -100,6 +100,8 @@ def make(trace: Trace, launch: Launch) -> Program:
             pass
         return [env[slot] for slot in outs]
 
+    if any(row[0].is_collective for row in rows):
+        return Program(collective_program.compiled(step), outs, fingerprint(rows))
     return Program(jax.jit(step, donate_argnums=(0,)), outs, fingerprint(rows))
 
 

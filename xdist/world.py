@@ -22,6 +22,8 @@ class World:
     host_index: int = 0
     job: str = ""
     attempt: int = 0
+    coordinator: str = ""
+    serves_coordinator: bool = False
     is_rank: bool = False
 
 
@@ -51,14 +53,20 @@ def _from_environment() -> World:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return World()
     size = int(env["WORLD_SIZE"])
-    job = env.get("XLA_RUN_JOB_ID") or env.get("TORCHELASTIC_RUN_ID") or env.get("MASTER_PORT", "")
+    job = env.get("XLA_RUN_JOB_ID") or env.get("TORCHELASTIC_RUN_ID") or ""
+    master = env.get("MASTER_ADDR", "127.0.0.1"), int(env.get("MASTER_PORT", 12355))
+    coordinator = env.get("XLA_RUN_COORDINATOR", "")
     return World(
         rank=int(env["RANK"]),
         world_size=size,
         local_rank=int(env.get("LOCAL_RANK", 0)),
         local_world_size=int(env.get("LOCAL_WORLD_SIZE", size)),
         host_index=int(env.get("GROUP_RANK", 0)),
-        job=job,
+        # Several jobs may have the same id (torchrun's default is "none"), but not the same port.
+        job=f"{job}/{master[0]}:{master[1]}",
+        # Other launchers use the master port for themselves; the one above it is as good as any.
+        coordinator=coordinator or f"{master[0]}:{master[1] + 1}",
+        serves_coordinator=not coordinator and env["RANK"] == "0",
         attempt=int(env.get("XLA_RUN_ATTEMPT", env.get("TORCHELASTIC_RESTART_COUNT", 0))),
         is_rank=True,
     )
@@ -91,12 +99,19 @@ def transport() -> str:
 
 
 def join() -> None:
-    """Meet the other ranks, where the transport is XLA's own: start jax.distributed."""
+    """Meet the other ranks: share memory with them, or start JAX's distributed runtime."""
     here = current()
-    if here.world_size > 1 and transport() == "mesh":
-        from torch_xdist.collectives import mesh
+    if here.world_size == 1:
+        return
+    # Late, because reading the facts of a rank must not load JAX.
+    from torch_xdist.collectives import host, mesh
 
-        mesh.join(here)
+    if transport() == "host":
+        host.join(here.rank, here.world_size, f"{here.job}/{here.attempt}")
+    else:
+        mesh.join(
+            here.rank, here.world_size, here.coordinator, serve=here.serves_coordinator
+        )
 
 
 def forget() -> None:

@@ -1,0 +1,112 @@
+"""How a program that holds collectives runs: the same function, compiled for its transport.
+
+- host: an ordinary program of this rank's device, in which collectives call into shared memory.
+- mesh: one program over the first device of every rank. A local buffer [s0, ...] is this rank's
+  shard of a global array [ranks * s0, ...]; a 0-d one travels as [1].
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ReferenceType, ref
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from torch_xdist import world
+from torch_xdist.collectives import host, inside, mesh, on_mesh
+from torch_xdist.progress import PROGRESS
+
+# step(donated, kept, floats, ints) -> the results
+Step = Callable[[Any, Any, Any, Any], list[jax.Array]]
+
+# The global array a local one is the shard of, so that a state is wrapped once, not per step.
+_globals: dict[int, tuple[ReferenceType[jax.Array], jax.Array]] = {}
+
+
+def compiled(step: Step) -> Step:
+    """A function that runs `step` with its collectives on this process' rank."""
+    count = world.world_size()
+    if count == 1 or world.transport() == "host":
+        return _on_host(step, count)
+    return _OnMesh(step, count)
+
+
+def _on_host(step: Step, count: int) -> Step:
+    def traced_step(donated: Any, kept: Any, floats: Any, ints: Any) -> Any:
+        with inside.program("host", count) as traced:
+            return step(donated, kept, floats, ints), traced.token
+
+    program = jax.jit(traced_step, donate_argnums=(0,))
+
+    def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+        host.note(PROGRESS.where)
+        return program(donated, kept, floats, ints)[0]
+
+    return run
+
+
+class _OnMesh:
+    """The step as one program over the mesh of ranks; built at its first call."""
+
+    def __init__(self, step: Step, count: int) -> None:
+        self._step = step
+        self._count = count
+        self._mesh = mesh.devices()
+        self._program: Any = None
+        self._scalar_results: list[bool] = []
+
+    def __call__(self, donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+        if self._program is None:
+            self._program = self._built([x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept])
+        results = self._program(
+            [self._wide(x) for x in donated],
+            [self._wide(x) for x in kept],
+            # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
+            self._wide(jax.numpy.asarray(floats[None])),
+            self._wide(jax.numpy.asarray(ints[None])),
+        )
+        return [self._local(x, flag) for x, flag in zip(results, self._scalar_results)]
+
+    def _built(self, donated_flags: list[bool], kept_flags: list[bool]) -> Any:
+        def traced_step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+            inner = _narrowed(donated, donated_flags), _narrowed(kept, kept_flags)
+            with inside.program("mesh", self._count):
+                results = self._step(*inner, floats[0], ints[0])
+            self._scalar_results = [x.ndim == 0 for x in results]
+            return [x[None] if x.ndim == 0 else x for x in results]
+
+        spec = PartitionSpec(on_mesh.AXIS)
+        sharded = jax.shard_map(
+            traced_step, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return jax.jit(sharded, donate_argnums=(0,))
+
+    def _wide(self, local: jax.Array) -> jax.Array:
+        known = _globals.get(id(local))
+        if known is not None and known[0]() is local and not known[1].is_deleted():
+            return known[1]
+        piece = local.reshape(1) if local.ndim == 0 else local
+        shape = (self._count * piece.shape[0], *piece.shape[1:])
+        sharding = NamedSharding(self._mesh, PartitionSpec(on_mesh.AXIS))
+        wide = jax.make_array_from_single_device_arrays(shape, sharding, [piece])
+        _remember(local, wide)
+        return wide
+
+    def _local(self, wide: jax.Array, is_scalar: bool) -> jax.Array:
+        piece = wide.addressable_data(0)
+        local = piece.reshape(()) if is_scalar else piece
+        _remember(local, wide)
+        return local
+
+
+def _narrowed(arrays: Sequence[jax.Array], flags: Sequence[bool]) -> list[jax.Array]:
+    return [x[0] if flag else x for x, flag in zip(arrays, flags)]
+
+
+def _remember(local: jax.Array, wide: jax.Array) -> None:
+    number = id(local)
+
+    def forget(_: ReferenceType[jax.Array]) -> None:
+        _globals.pop(number, None)
+
+    _globals[number] = (ref(local, forget), wide)
