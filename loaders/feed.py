@@ -135,7 +135,11 @@ class ThreadedFeed:
         if isinstance(item, Failure):
             self.close()
             self._ended = [True for _ in self._ended]
-            raise item.error
+            try:
+                raise item.error
+            finally:
+                # The traceback holds this frame: no cycle, so that it goes when it is handled.
+                del item
         if item is END:
             self._ended[index] = True
         return item
@@ -174,6 +178,7 @@ def _read(source: Source, boxes: list[Mailbox]) -> None:
     finally:
         source.close()
     _put_last(boxes, number, last)
+    del last
 
 
 def _round(source: Source, size: int) -> list[Made]:

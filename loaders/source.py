@@ -150,6 +150,9 @@ class Source:
         iterator, self._iterator = self._iterator, iter(())
         if hasattr(iterator, "close"):
             iterator.close()
+        elif hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
+            # Left to the garbage collector (an exception may hold the iterator), it takes 5 s.
+            iterator._shutdown_workers()
 
 
 def _open(loader: Iterable[Any], start: Start | None) -> tuple[Iterator[Any], deque[Any]]:
@@ -208,19 +211,13 @@ class _Rest:
         return self._all()
 
     def _all(self) -> Iterator[Any]:
-        while True:
-            yield from self._popped()
-            self.draw()
-            if not self._drawn:
-                return
-
-    def _popped(self) -> Iterator[Any]:
-        while self._drawn:
+        while self._drawn or self.draw():
             yield self._drawn.popleft()
 
-    def draw(self) -> None:
-        """Take one entry now: a sampler draws its order with the first."""
+    def draw(self) -> bool:
+        """Take one entry now, if there is one: a sampler draws its order with the first."""
         self._drawn.extend(islice(self._entries, 1))
+        return bool(self._drawn)
 
 
 _forking = False
