@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 
-from torch_xdist import autocast, device_module, dispatch, factories, rng, special, tensor_methods
+from torch_xdist import (
+    autocast,
+    device_module,
+    dispatch,
+    factories,
+    optimizers,
+    rng,
+    special,
+    tensor_methods,
+)
 from torch_xdist.errors import DeviceError
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
@@ -24,6 +33,7 @@ def register() -> None:
     tensor_methods.register()
     _share_guard()
     factories.register()
+    optimizers.register()
     torch._register_device_module("xla", device_module)
     _follow_seeds()
     _pass_autocast()

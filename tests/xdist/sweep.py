@@ -121,8 +121,8 @@ def check_sample(op: Any, sample: Any, outcome: Outcome, *, backward: bool) -> N
     except Exception:
         return
     outcome.samples += 1
-    mine = to_device(inputs)
     try:
+        mine = to_device(inputs)
         got = op.op(mine[0], *mine[1], **mine[2])
         got_gradients = gradients(got, mine) if wanted is not None else None
         try:
