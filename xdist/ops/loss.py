@@ -199,7 +199,8 @@ def nll_loss_forward(
     # An ignored position may hold inf, which 0 would not silence.
     losses = jnp.where(target == ignore_index, 0, -picked * weights)
     if reduction == _NONE:
-        return losses, jnp.zeros((), x.dtype)
+        # torch still reports the weight of a single unbatched target.
+        return losses, weights if self.ndim == 1 else jnp.zeros((), x.dtype)
     total = weights.sum()
     return losses.sum() / total if reduction == _MEAN else losses.sum(), total
 

@@ -1,0 +1,150 @@
+"""Scaled dot product attention, forward and backward.
+
+Queries are [..., t, d], keys [..., s, d], values [..., s, e], with equal leading dimensions. The
+backward pass computes the weights again in exactly the forward pass's words, so XLA merges both
+where they stand in one program and nothing of size t x s is kept between programs.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from torch_xdist.ops.table import lowers
+
+_Maybe = jax.Array | None
+
+
+def _wide(dtype: jnp.dtype) -> jnp.dtype:
+    """In which dtype products of `dtype` are accumulated."""
+    return jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
+
+
+def _scale(query: jax.Array, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=_wide(b.dtype))
+
+
+def _weights(
+    query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
+) -> jax.Array:
+    """[..., t, s]: the softmax of the scores; rows without any key are 0, not nan."""
+    scores = _product("...td,...sd->...ts", query, key) * scale
+    if is_causal:
+        t, s = scores.shape[-2:]
+        past = jnp.arange(t)[:, None] >= jnp.arange(s)
+        scores = jnp.where(past, scores, -jnp.inf)
+    if mask is not None:
+        if mask.dtype == jnp.bool_:
+            scores = jnp.where(mask, scores, -jnp.inf)
+        else:
+            scores = scores + mask.astype(scores.dtype)
+    top = scores.max(-1, keepdims=True)
+    if mask is not None:
+        top = jnp.where(jnp.isneginf(top), 0, top)
+    powers = jnp.exp(scores - top)
+    total = powers.sum(-1, keepdims=True)
+    return powers / (total if mask is None else jnp.where(total == 0, 1, total))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: _Maybe,
+    is_causal: bool,
+    scale: float,
+) -> jax.Array:
+    """[..., t, e]. A bool mask is True where a key may be seen; others are added to the scores."""
+    weights = _weights(query, key, mask, is_causal, scale).astype(value.dtype)
+    return _product("...ts,...se->...te", weights, value).astype(query.dtype)
+
+
+def _attend_forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: _Maybe,
+    is_causal: bool,
+    scale: float,
+) -> tuple[jax.Array, tuple[_Maybe, ...]]:
+    return attend(query, key, value, mask, is_causal, scale), (query, key, value, mask)
+
+
+def _attend_backward(
+    is_causal: bool, scale: float, saved: tuple[_Maybe, ...], grad: jax.Array
+) -> tuple[_Maybe, ...]:
+    query, key, value, mask = saved
+    wide = _weights(query, key, mask, is_causal, scale)
+    weights = wide.astype(value.dtype)
+    grad_value = _product("...ts,...te->...se", weights, grad).astype(value.dtype)
+    grad_weights = _product("...te,...se->...ts", grad, value)
+    mean = (grad_weights * wide).sum(-1, keepdims=True)
+    grad_scores = wide * (grad_weights - mean)
+    small = grad_scores.astype(query.dtype)
+    grad_query = (_product("...ts,...sd->...td", small, key) * scale).astype(query.dtype)
+    grad_key = (_product("...ts,...td->...sd", small, query) * scale).astype(key.dtype)
+    return grad_query, grad_key, grad_value, _mask_gradient(mask, grad_scores)
+
+
+def _mask_gradient(mask: _Maybe, grad_scores: jax.Array) -> _Maybe:
+    """None for no mask; for a bool one JAX wants zeros without a value."""
+    if mask is None:
+        return None
+    if mask.dtype == jnp.bool_:
+        return jnp.zeros(mask.shape, jax.dtypes.float0)
+    lead = grad_scores.ndim - mask.ndim
+    summed = grad_scores.sum(tuple(range(lead)))
+    axes = tuple(i for i, n in enumerate(mask.shape) if n == 1 and summed.shape[i] != 1)
+    return summed.sum(axes, keepdims=True).astype(mask.dtype)
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+@lowers("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def flash_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: _Maybe = None,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Also the logarithm of each row's sum of exponentials, [b, heads, t]."""
+    scale = _scale(query, scale)
+    scores = _product("...td,...sd->...ts", query, key) * scale
+    if is_causal:
+        t, s = scores.shape[-2:]
+        scores = jnp.where(jnp.arange(t)[:, None] >= jnp.arange(s), scores, -jnp.inf)
+    if attn_mask is not None and attn_mask.dtype == jnp.bool_:
+        scores = jnp.where(attn_mask, scores, -jnp.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask.astype(scores.dtype)
+    out = attend(query, key, value, attn_mask, is_causal, scale)
+    return out, jax.nn.logsumexp(scores, -1)
+
+
+@lowers("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+def flash_attention_backward(
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: _Maybe = None,
+    scale: float | None = None,
+) -> tuple[_Maybe, ...]:
+    saved = (query, key, value, attn_mask)
+    return _attend_backward(is_causal, _scale(query, scale), saved, grad_out)[:3]
