@@ -322,6 +322,15 @@ class Attempt:
     def _look_for_hangs(self, workers: Sequence[progress.Seen], now_s: float) -> None:
         if sentence := progress.divergence(workers):
             self._note(sentence)
+        compiling = [
+            seen
+            for seen in workers
+            if seen.progress is not None
+            and seen.progress.state == "compiling"
+            and now_s - seen.changed_s >= self.job.timeouts.notice_s
+        ]
+        if compiling:
+            self._note(progress.standing(compiling))
         found = progress.hang(workers, now_s, self.job.timeouts)
         if found.level == self._hang_level:
             return

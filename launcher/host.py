@@ -320,12 +320,11 @@ class Host:
     def _on_nursery_end(self, fd: int) -> None:
         """Somebody killed the nursery: its ranks die with it (their death signal)."""
         self._forget(fd)
+        self._send({"op": "broken", "text": "the nursery, the parent of the ranks, has died"})
         for rank in self._ranks.values():
             if not rank.ended:
+                rank.stopped = True
                 self._on_end(rank, -signal.SIGKILL)
-        self._send(
-            {"op": "broken", "text": "the nursery, the parent of this host's ranks, has died"}
-        )
 
     # ---- stacks and the end --------------------------------------------------------------------
 
@@ -354,6 +353,9 @@ class Host:
     def _stop(self, number: int, grace_s: float) -> None:
         """Ask every rank to end; kill after the grace. A second order may only shorten it."""
         self._stopping = True
+        for rank in self._ranks.values():
+            # One that saves a checkpoint and then returns must not wait for the others.
+            rank.link.send({"op": "release"})
         self._signal_all(number)
         at_s = time.monotonic() + grace_s
         self._kill_at_s = at_s if self._kill_at_s is None else min(self._kill_at_s, at_s)

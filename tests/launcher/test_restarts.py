@@ -1,0 +1,86 @@
+"""Restarts: what is decided, and a job that crashes at step 50 and goes on from its checkpoint."""
+
+from collections.abc import Callable
+
+from torch_xdist.launcher.records import Failure
+from torch_xdist.launcher.restarts import Again, Attempted, Enough, decide
+
+CRASH = Failure(1, "exception", type="ValueError")
+
+
+def _crashes(*steps: int) -> list[Attempted]:
+    return [Attempted(1, CRASH, step) for step in steps]
+
+
+def test_without_a_budget_the_first_failure_is_the_last() -> None:
+    assert decide(_crashes(5), 0) == Enough(1)
+
+
+def test_the_pause_doubles_up_to_a_minute() -> None:
+    steps = range(10, 100, 10)
+    pauses = [decide(_crashes(*steps[:count]), 20) for count in range(1, 9)]
+    assert pauses == [Again(s) for s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)]
+
+
+def test_three_attempts_without_progress_end_with_77() -> None:
+    assert decide(_crashes(0, 0), 9) == Again(2.0)
+    why = "3 attempts ended without progress beyond step 0"
+    assert decide(_crashes(0, 0, 0), 9) == Enough(77, why)
+    assert isinstance(decide(_crashes(50, 50, 60), 9), Again)
+
+
+def test_a_used_up_budget_ends_with_77() -> None:
+    assert decide(_crashes(1, 2, 3), 2) == Enough(77, "the budget of 2 restarts is used up")
+
+
+def test_preemptions_have_a_budget_of_their_own() -> None:
+    preempted = Attempted(75, Failure(0, "preempted"), 0)
+    assert isinstance(decide([*_crashes(1, 2), preempted], 2), Again)
+    assert decide([preempted] * 3, 2) == Enough(75, "the budget of 2 restarts is used up")
+
+
+def test_what_another_attempt_would_repeat_is_not_repeated() -> None:
+    for root, code in (
+        (Failure(0, "exception", type="ModuleNotFoundError"), 1),
+        (Failure(0, "pickle"), 71),
+        (Failure(0, "exception", type="UsageError"), 2),
+    ):
+        assert decide([Attempted(code, root, 0)], 5) == Enough(code)
+
+
+def test_a_success_or_a_stop_is_the_end() -> None:
+    assert decide([Attempted(0, None, 9)], 5) == Enough(0)
+    assert decide([Attempted(143, None, 9)], 5) == Enough(143)
+
+
+def test_a_crash_at_step_50_resumes_at_the_checkpoint(run: Callable) -> None:
+    ended = run(
+        """
+        from torch_xdist.progress import PROGRESS
+        path = os.path.join(FOLDER, "checkpoint%d" % RANK)
+        first = int(open(path).read()) if os.path.exists(path) else 0
+        print("from step", first, "attempt", os.environ["XLA_RUN_ATTEMPT"])
+        meet()
+        for step in range(first, 80):
+            PROGRESS.step = step
+            if step % 10 == 0:
+                open(path, "w").write(str(step))
+            if step == 55 and first == 0 and RANK == 1:
+                time.sleep(0.5)
+                raise RuntimeError("cosmic ray")
+        print("done")
+        """,
+        *("--nprocs", "2", "--max-restarts", "3", "--beat-every", "0.1"),
+    )
+    assert ended.code == 0, ended.err
+    assert "[1] from step 50 attempt 1" in ended.out
+    assert "[0] done" in ended.out and ended.out.count("[1] done") == 1
+    assert "restart 1 of 3 in 1 s" in ended.err
+    assert len(list(ended.folder.glob("logs/*/attempt-*"))) == 2
+
+
+def test_a_job_that_always_crashes_ends_with_77_after_three(run: Callable) -> None:
+    ended = run("raise ValueError('always')", "--nprocs", "1", "--max-restarts", "9")
+    assert ended.code == 77
+    assert "3 attempts ended without progress beyond step 0" in ended.err
+    assert len(list(ended.folder.glob("logs/*/attempt-*"))) == 3
