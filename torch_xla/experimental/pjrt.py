@@ -11,7 +11,7 @@ from torch_xdist.launcher.spawn import (
     spawn,
 )
 from torch_xdist.meetings import (
-    pjrt_rendezvous as rendezvous,
+    rendezvous,
 )
 from torch_xdist.ordinals import (
     addressable_device_count,

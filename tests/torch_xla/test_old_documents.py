@@ -1,0 +1,437 @@
+"""The snippets of torch_xla's documents of every age, on one device of this process."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.distributed.data_parallel as dp
+import torch_xla.distributed.parallel_loader as pl
+import torch_xla.runtime as xr
+import torch_xla.utils.serialization as xser
+import torch_xla.utils.utils as xu
+import torch_xla_py.data_parallel as dp_2019
+import torch_xla_py.xla_model as xm_2019
+from torch_xdist import cuts
+
+
+class Net(nn.Module):
+    """[n, 6] to log probabilities [n, 3]."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return F.log_softmax(self.out(F.relu(self.hidden(x))), dim=1)
+
+
+@pytest.fixture
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(24, 6, generator=generator)
+    return DataLoader(TensorDataset(x, x[:, :3].argmax(dim=1)), batch_size=4)
+
+
+def losses_on_cpu(batches, steps=6):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for data, target in batches:
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def trained(batches):
+    """A model and an SGD optimizer on the device, made as the CPU's are."""
+    torch.manual_seed(0)
+    model = Net().to(xm.xla_device())
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_tensors_are_made_added_and_multiplied():
+    t0 = torch.randn(2, 2, device=xm.xla_device())
+    t1 = torch.randn(2, 2, device=xm.xla_device())
+    assert t0.device == torch.device("xla:0") and t0.device.type == "xla"
+    torch.testing.assert_close((t0 + t1).cpu(), t0.cpu() + t1.cpu())
+    torch.testing.assert_close(t0.mm(t1).cpu(), t0.cpu().mm(t1.cpu()))
+
+
+def test_a_tensor_prints_its_device():
+    t = torch.tensor(100, device="xla") + torch.tensor(200, device="xla")
+    assert str(t) == "tensor(300, device='xla:0')"
+
+
+def test_a_layer_runs_on_the_device():
+    layer = nn.Linear(10, 20).to(xm.xla_device())
+    assert layer(torch.randn(4, 10, device="xla")).shape == (4, 20)
+
+
+def test_a_layer_on_the_cpu_refuses_a_tensor_of_the_device():
+    with pytest.raises(RuntimeError, match=r"Input tensor is not an XLA tensor: torch\.Float"):
+        nn.Linear(10, 20)(torch.randn(4, 10, device=xm.xla_device()))
+
+
+def test_one_device_trains_with_a_barrier(trained, batches):
+    model, optimizer = trained
+    losses = []
+    for data, target in batches:
+        data, target = data.to(xm.xla_device()), target.to(xm.xla_device())
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data), target)
+        loss.backward()
+        xm.optimizer_step(optimizer, barrier=True)
+        losses.append(loss.item())
+    assert losses == pytest.approx(losses_on_cpu(batches), rel=1e-4)
+
+
+def test_the_optimizer_steps_itself_and_the_step_is_marked(trained, batches):
+    model, optimizer = trained
+    losses = []
+    for data, target in batches:
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data.to("xla")), target.to("xla"))
+        loss.backward()
+        optimizer.step()
+        xm.mark_step()
+        losses.append(loss)
+    assert [x.item() for x in losses] == pytest.approx(losses_on_cpu(batches), rel=1e-4)
+
+
+def test_a_parallel_loader_feeds_the_device(trained, batches):
+    model, optimizer = trained
+    losses = []
+    loader = pl.ParallelLoader(batches, [xm.xla_device()])
+    for data, target in loader.per_device_loader(xm.xla_device()):
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data), target)
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        xm.add_step_closure(lambda value: losses.append(value.item()), args=(loss,))
+    assert losses == pytest.approx(losses_on_cpu(batches), rel=1e-4)
+
+
+def test_the_device_loader_makes_one_cut_and_no_new_program_per_step(trained, batches):
+    model, optimizer = trained
+    reasons_before, programs = cuts.REASONS.copy(), []
+    for data, target in pl.MpDeviceLoader(batches, xm.xla_device()):
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data), target)
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        programs.append(xr.get_num_cached_compilation_graph())
+    assert (cuts.REASONS - reasons_before).keys() <= {cuts.SYNC}
+    assert len(set(programs[3:])) == 1
+
+
+def test_torch_xla_step_and_sync_end_a_step(trained, batches):
+    model, optimizer = trained
+    for data, target in batches:
+        with torch_xla.step():
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(data.to("xla")), target.to("xla"))
+            loss.backward()
+            optimizer.step()
+    torch_xla.sync()
+    assert loss.item() == pytest.approx(losses_on_cpu(batches)[-1], rel=1e-4)
+
+
+def test_compile_runs_a_function_as_one_program():
+    @torch_xla.compile(full_graph=True)
+    def double(x):
+        return x * 2
+
+    x = torch.ones(3, device="xla")
+    before = cuts.REASONS.copy()
+    result = double(x)
+    assert (cuts.REASONS - before).total() <= 2
+    assert result.tolist() == [2, 2, 2]
+
+
+def test_compile_refuses_a_value_read_inside():
+    @torch_xla.compile(full_graph=True)
+    def reads(x):
+        return x * (x.sum().item() + 1)
+
+    with pytest.raises(RuntimeError, match="Unexpected execution happens inside the compiled"):
+        reads(torch.ones(3, device="xla"))
+
+
+def test_compile_limits_the_number_of_programs():
+    @torch_xla.compile(max_different_graphs=1)
+    def double(x):
+        return x * 2
+
+    double(torch.ones(3, device="xla"))
+    with pytest.raises(RuntimeError, match="Maximum number of different graphs allowed per func"):
+        double(torch.ones(4, device="xla"))
+
+
+def test_compile_options_per_function_are_refused():
+    with pytest.raises(ValueError, match=r"custom_compile_options .* cannot be set per function"):
+        torch_xla.compile(lambda: None, custom_compile_options={"xla_x": 1})
+
+
+def test_compile_without_a_function_is_a_block():
+    with torch_xla.compile() as block:
+        result = torch.ones(2, device="xla") + 1
+    assert result.tolist() == [2, 2]
+    with pytest.raises(TypeError, match="holds no function; use it as a `with` block"):
+        block()
+
+
+def loop(model, loader, device, context):
+    """A loop function of data parallel scripts; 2019's get (number, data)."""
+    optimizer = context.getattr_or(
+        "optimizer", lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
+    losses = []
+    for data, target in loader:
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data), target)
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        losses.append(loss.detach())
+    return [value.item() for value in losses]
+
+
+def test_data_parallel_trains_on_the_devices(batches):
+    torch.manual_seed(0)
+    parallel = dp.DataParallel(Net, device_ids=xm.get_xla_supported_devices())
+    (losses,) = parallel(loop, batches)
+    assert losses == pytest.approx(losses_on_cpu(batches), rel=1e-4)
+    (again,) = parallel(loop, batches)
+    assert again[-1] < losses[-1]
+    assert parallel.devices == ["xla:0"] and len(parallel.models) == 1
+
+
+def test_data_parallel_without_devices_trains_the_module_itself(batches):
+    torch.manual_seed(0)
+    model = Net()
+    before = model.out.weight.clone()
+    (losses,) = dp.DataParallel(model, device_ids=[])(loop, batches)
+    assert losses == pytest.approx(losses_on_cpu(batches), rel=1e-6)
+    assert not torch.equal(before, model.out.weight)
+
+
+@pytest.mark.parametrize("device_ids", [None, []])
+def test_the_module_of_2019_numbers_its_batches(batches, device_ids):
+    def numbers(model, loader, device, context):
+        return [number for number, (data, target) in loader]
+
+    assert dp_2019.DataParallel(Net, device_ids=device_ids)(numbers, batches) == [[*range(6)]]
+
+
+def test_a_fixed_batch_size_stops_at_the_first_other_one():
+    data = DataLoader(torch.arange(10), batch_size=4)
+    parallel = dp.DataParallel(Net, device_ids=[])
+    count = lambda model, loader, device, context: len(list(loader))  # noqa: E731
+    assert parallel(count, data, fixed_batch_size=True) == [2]
+    assert parallel(count, data) == [3]
+
+
+def test_data_parallel_refuses_a_module_of_two_devices():
+    model = Net()
+    model.out.to("xla")
+    with pytest.raises(RuntimeError, match="DataParallel: Model uses more than one device"):
+        dp.DataParallel(model, device_ids=[])
+
+
+def test_a_context_keeps_what_it_made():
+    context = dp.Context(torch.device("cpu"))
+    assert context.getattr_or("x", lambda: 3) == 3 and context.getattr_or("x", 4) == 3
+
+
+def test_xm_save_writes_what_any_torch_loads(trained, tmp_path):
+    model, _ = trained
+    xm.save(model.state_dict(), tmp_path / "model.pt")
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {str(t.device) for t in state.values()} == {"cpu"}
+    Net().load_state_dict(state)
+
+
+def test_a_model_moves_to_the_cpu_is_saved_and_comes_back(trained, tmp_path):
+    model, _ = trained
+    torch.save(model.cpu().state_dict(), tmp_path / "model.pt")
+    other = Net()
+    other.load_state_dict(torch.load(tmp_path / "model.pt"))
+    assert torch.equal(other.to("xla").out.weight.cpu(), model.out.weight)
+
+
+def test_tensors_saved_from_the_device_load_onto_it(tmp_path):
+    torch.save(torch.ones(3, device="xla"), tmp_path / "t.pt")
+    assert torch.load(tmp_path / "t.pt").device == torch.device("xla:0")
+
+
+def test_xser_saves_and_loads(trained, tmp_path):
+    model, _ = trained
+    xser.save(model.state_dict(), str(tmp_path / "model"))
+    state = xser.load(str(tmp_path / "model"))
+    torch.testing.assert_close(state["out.weight"], model.out.weight.detach().cpu())
+
+
+def test_clipping_gradients_makes_no_cut(trained, batches):
+    model, _ = trained
+    data, target = next(iter(batches))
+    xm.mark_step()
+    F.nll_loss(model(data.to("xla")), target.to("xla")).backward()
+    before = cuts.REASONS.total()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    assert cuts.REASONS.total() == before
+    clipped = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    assert norm.item() > 0.01 and clipped.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_metrics_report_shows_what_happened(trained, batches):
+    met.clear_all()
+    model, _ = trained
+    for _ in range(2):
+        for data, _ in batches:
+            model(data.to(xm.xla_device())).sum().item()
+            xm.mark_step()
+    torch.ones(5, device="xla").nonzero()
+    report = met.metrics_report()
+    for name in ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime"):
+        assert f"Metric: {name}\n  TotalSamples: " in report
+    for name in ("CachedCompile", "UncachedCompile", "MarkStep"):
+        assert f"Counter: {name}\n  Value: " in report
+    assert met.counter_value("MarkStep") == 12
+    assert torch_xla._XLAC._xla_metrics_report() == met.metrics_report()
+
+
+def test_an_operator_without_a_row_is_counted_as_aten():
+    met.clear_all()
+    torch.ones(5, device="xla").nonzero()
+    assert met.executed_fallback_ops() == ["aten::nonzero"]
+    assert "Counter: aten::nonzero\n  Value: 1\n" in met.metrics_report()
+
+
+def test_ranks_of_a_world_of_one():
+    assert (xm.get_ordinal(), xm.get_local_ordinal(), xm.xrt_world_size()) == (0, 0, 1)
+    assert (xm.get_ordinal(-1), xm.xrt_world_size(7)) == (-1, 7)
+    assert xm.is_master_ordinal() and xm.is_master_ordinal(local=False)
+    assert (xr.world_size(), xr.global_ordinal(), xr.process_count()) == (1, 0, 1)
+
+
+def test_master_print_prints(capsys):
+    xm.master_print("a", 1)
+    assert capsys.readouterr().out == "a 1\n"
+
+
+def test_one_rank_meets_itself():
+    assert xm.rendezvous("tag") == [b""]
+    assert xm.rendezvous("", b"payload") == [b"payload"]
+    assert xm.mesh_reduce("sum", torch.ones(2, device="xla"), sum).tolist() == [1, 1]
+    assert xm.xla_rendezvous(b"x") == [b"x"]
+    assert xm.do_on_ordinals(lambda t: t.device.type, (torch.ones(1, device="xla"),)) == "cpu"
+
+
+def test_wrong_rendezvous_arguments_are_named():
+    with pytest.raises(TypeError, match="must be bytes, not str"):
+        xm.xla_rendezvous("x")
+    with pytest.raises(ValueError, match="Only global rendezvous is supported"):
+        xm.xla_rendezvous(b"x", ordinals=[0, 1])
+
+
+def test_devices_have_old_and_new_names():
+    assert torch_xla.device() == xm.xla_device() == xm_2019.xla_device(0)
+    assert xm.get_xla_supported_devices() == ["xla:0"]
+    assert xm.get_xla_supported_devices("CPU") == xm.get_xla_supported_devices(["TPU", "CPU"])
+    assert xm.get_xla_supported_devices(max_devices=1) == xm.get_xla_supported_devices(1)
+    assert xm.get_xla_supported_devices("TPU") is None
+    assert xm.xla_real_devices(["xla:0"]) == torch_xla.real_devices() == ["CPU:0"]
+    assert xm.xla_device_hw("xla:0") == "CPU" and xm.xla_device_kind() == "cpu"
+    assert xm.parse_xla_device("TPU:3") == ("TPU", 3) and xm.parse_xla_device("xla:0") is None
+    assert xm.xla_replication_devices() == ["CPU:0"]
+    assert torch_xla.device_count() == len(torch_xla.devices()) == 1
+
+
+def test_wrong_devices_are_named():
+    with pytest.raises(RuntimeError, match="No devices of TPU kind; this process has CPU devices"):
+        xm.xla_device(devkind="TPU")
+    with pytest.raises(RuntimeError, match="Cannot replicate if number of devices"):
+        xm.xla_replication_devices([])
+    with pytest.raises(RuntimeError, match="xla:9"):
+        xm.xla_device(9)
+
+
+def test_memory_is_told_in_both_units():
+    info = xm.get_memory_info(xm.xla_device())
+    assert 0 < info["bytes_used"] <= info["peak_bytes_used"] <= info["bytes_limit"]
+    assert info["kb_total"] == info["bytes_limit"] // 1024 and info["kb_free"] > 0
+
+
+def test_random_states_are_set_read_and_forked():
+    xm.set_rng_state(11)
+    state = xm.get_rng_state()
+    first = torch.rand(3, device="xla").tolist()
+    with xm.fork_rng():
+        torch.rand(3, device="xla")
+        forked = xm.get_rng_state()
+    assert isinstance(state, int) and forked != xm.get_rng_state()
+    torch_xla.manual_seed(11)
+    assert torch.rand(3, device="xla").tolist() == first
+    with xm.fork_rng(enabled=False):
+        pass
+
+
+def test_fake_data_runs_through_the_device_loader():
+    data = xu.SampleGenerator(data=(torch.zeros(2, 3), torch.zeros(2)), sample_count=4)
+    seen = [x.device.type for x, y in pl.MpDeviceLoader(data, xm.xla_device())]
+    assert seen == ["xla"] * 4 and len(data) == 4
+
+
+def test_data_is_sent_to_the_device():
+    batch = {"x": torch.ones(2), "n": 3}
+    (sent,) = xm.send_cpu_data_to_device([batch], xm.xla_device())
+    assert sent["x"].device.type == "xla" and sent["n"] == 3
+    assert [t.device.type for t in xm.send_cpu_data_to_device(torch.ones(2), "xla")] == ["xla"]
+
+
+def test_views_that_share_memory_are_found():
+    base = torch.ones(4, device="xla")
+    xm.check_view_sharing([base, torch.ones(4, device="xla")])
+    with pytest.raises(RuntimeError, match=r"Tensor ID 0 .* is sharing a view with tensor ID 1"):
+        xm.check_view_sharing([base, base[:2]])
+
+
+def test_a_matrix_product_is_as_exact_as_asked():
+    torch_xla.backends.set_mat_mul_precision("highest")
+    assert torch_xla.backends.get_mat_mul_precision() == "highest"
+    torch_xla.backends.set_mat_mul_precision("default")
+    with pytest.raises(ValueError, match="must be one of default, high, highest"):
+        torch_xla.backends.set_mat_mul_precision("best")
+
+
+def test_what_must_be_chosen_early_refuses_to_be_late(tmp_path):
+    xm.xla_device()
+    with pytest.raises(RuntimeError, match=r"set_device_type.* already initialised with CPU"):
+        xr.set_device_type("TPU")
+    with pytest.raises(RuntimeError, match="initialize_cache: a device is already in use"):
+        xr.initialize_cache(str(tmp_path))
+    xr.set_device_type("CPU")
+    assert xr.device_type() == "CPU"
+    assert xr.is_bf16_supported()
+    assert xr.runtime_device_attributes("xla:0")["name"] == "CPU:0"
+    with pytest.raises(NotImplementedError, match="use_spmd: one process per device"):
+        xr.use_spmd()
+
+
+def test_eager_mode_runs_every_operator_at_once():
+    xm.mark_step()
+    with torch_xla.experimental.eager_mode_context(True):
+        before = cuts.REASONS["eager"]
+        torch.ones(2, device="xla").add(1).mul(2)
+        assert torch_xla.experimental.is_eager_mode() and cuts.REASONS["eager"] > before
+    assert not torch_xla.experimental.is_eager_mode()
