@@ -18,6 +18,7 @@ from torch_xdist import (
     rng,
     special,
     tensor_methods,
+    whole,
 )
 from torch_xdist.errors import DeviceError
 
@@ -34,6 +35,7 @@ def register() -> None:
     _share_guard()
     factories.register()
     optimizers.register()
+    whole.register()
     torch._register_device_module("xla", device_module)
     _follow_seeds()
     _pass_autocast()
