@@ -29,6 +29,10 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    # Part of a program's fingerprint, which ranks compare: no address may be in it.
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
 
 class Number:
     """Stands in a plan's template where the next runtime scalar of this type goes."""
@@ -37,6 +41,9 @@ class Number:
 
     def __init__(self, type_: type) -> None:
         self.type = type_
+
+    def __repr__(self) -> str:
+        return self.type.__name__
 
 
 class Op:

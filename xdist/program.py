@@ -17,6 +17,9 @@ from torch_xdist.progress import PROGRESS
 from torch_xdist.trace import Cell, Trace
 from torch_xdist.walk import Numbers, Row, result_slots, walk
 
+# A buffer that nobody else holds is given away even where no result has its shape.
+warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+
 PROGRAMS: dict[tuple[Any, ...], "Program"] = {}
 
 
@@ -127,10 +130,7 @@ def execute(trace: Trace, program: Program, launch: Launch) -> list[jax.Array]:
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
-        with warnings.catch_warnings():
-            # A buffer that nobody else holds is given away even where no result has its shape.
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            results = _call(trace, program, launch, floats, ints)
+        results = _call(trace, program, launch, floats, ints)
     finally:
         PROGRESS.compiling = False
     program.is_compiled = True

@@ -103,7 +103,7 @@ FACE = {
     "torch_xla.experimental": "eager_mode(enable) is_eager_mode() eager_mode_context(enable)",
     "torch_xla.experimental.pjrt": """
         using_pjrt() global_ordinal() world_size() device_type() broadcast_master_param(model)
-        run_multiprocess rendezvous(tag,payload,ordinals)""",
+        run_multiprocess rendezvous(tag,payload)""",
     "torch_xla._internal.pjrt": """
         run_multiprocess spawn(fn,nprocs,start_method,args) spawn_threads(fn,args)
         run_singleprocess initialize_multiprocess(local_rank,local_world_size)""",
