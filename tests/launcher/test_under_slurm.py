@@ -16,9 +16,8 @@ from other_launchers import check_ranks, run, script_in
 from torch_xdist.launcher.coordinator import free_port
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
-MISSING = [
-    name for name in NEEDED if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")
-]
+PATH = os.environ["PATH"] + ":/usr/sbin"
+MISSING = [name for name in NEEDED if not shutil.which(name, path=PATH)]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
