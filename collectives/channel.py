@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch_xdist.collectives.errors import CollectiveError, MismatchError
+from torch_xdist.collectives.mail import Mailbox
 from torch_xdist.collectives.segment import named
 
 
@@ -23,13 +24,40 @@ class Channel(Protocol):
     def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         """Every rank's payload, in the order of `ranks`."""
 
+    def send(self, target: int, subject: str, payload: bytes) -> None:
+        """Send a letter; returns at once."""
+
+    def receive(self, source: int | None, subject: str) -> tuple[int, bytes]:
+        """The next letter on `subject` from `source` (None: anybody): (source, payload)."""
+
 
 class BoardChannel:
-    """Messages over a board, given as a function (tag, ranks, rank, payload) -> payloads."""
+    """Messages over a board and mailboxes.
 
-    def __init__(self, rank: int, world_size: int, post: Callable[..., list[bytes]]) -> None:
+    Args:
+        post: (tag, ranks, rank, payload) -> payloads.
+        mail: (target, source, subject, payload).
+        take: (source, subject) -> (source, payload).
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        post: Callable[..., list[bytes]],
+        mail: Callable[[int, int, str, bytes], None],
+        take: Callable[[int | None, str], tuple[int, bytes]],
+    ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._post = post
+        self._post, self._mail, self._take = post, mail, take
+
+    def send(self, target: int, subject: str, payload: bytes) -> None:
+        """Send a letter; returns when it is in the target's mailbox."""
+        self._mail(target, self.rank, subject, payload)
+
+    def receive(self, source: int | None, subject: str) -> tuple[int, bytes]:
+        """The next letter on `subject` from `source` (None: anybody): (source, payload)."""
+        return self._take(source, subject)
 
     def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         """Every rank's payload, in the order of `ranks`."""
@@ -47,7 +75,7 @@ class StoreChannel:
     def __init__(self, rank: int, world_size: int, client: Any, timeout_s: float = 3600.0) -> None:
         self.rank, self.world_size = rank, world_size
         self._client, self._timeout_ms = client, int(timeout_s * 1000)
-        self._turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._turns: Counter[tuple[Any, ...]] = Counter()
         self._old: dict[tuple[str, tuple[int, ...]], str] = {}
         self._lock = threading.Lock()
 
@@ -66,6 +94,28 @@ class StoreChannel:
         self._old[tag, ranks] = f"{place}/{self.rank}"
         return found
 
+    def send(self, target: int, subject: str, payload: bytes) -> None:
+        """Send a letter; returns when the store has it."""
+        with self._lock:
+            turn = self._turns["send", (self.rank, target), subject]
+            self._turns["send", (self.rank, target), subject] += 1
+        place = f"xdist-mail/{subject}/{self.rank}-{target}/{turn}"
+        self._client.key_value_set_bytes(place, payload)
+
+    def receive(self, source: int | None, subject: str) -> tuple[int, bytes]:
+        """The next letter on `subject` from `source`: (source, payload)."""
+        if source is None:
+            raise CollectiveError(
+                f"recv on {subject!r}: between hosts the source must be named; give it a rank"
+            )
+        with self._lock:
+            turn = self._turns["receive", (source, self.rank), subject]
+            self._turns["receive", (source, self.rank), subject] += 1
+        place = f"xdist-mail/{subject}/{source}-{self.rank}/{turn}"
+        payload = self._client.blocking_key_value_get_bytes(place, self._timeout_ms)
+        self._client.key_value_delete(place)
+        return source, payload
+
     def _read(self, tag: str, place: str, rank: int) -> bytes:
         try:
             return self._client.blocking_key_value_get_bytes(f"{place}/{rank}", self._timeout_ms)
@@ -79,8 +129,17 @@ class StoreChannel:
 class _Alone:
     rank, world_size = 0, 1
 
+    def __init__(self) -> None:
+        self._letters = Mailbox()
+
     def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         return [payload]
+
+    def send(self, target: int, subject: str, payload: bytes) -> None:
+        self._letters.put(target, subject, payload)
+
+    def receive(self, source: int | None, subject: str) -> tuple[int, bytes]:
+        return self._letters.take(source, subject, lambda rank: False)
 
 
 _process: Channel = _Alone()

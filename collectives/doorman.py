@@ -19,8 +19,9 @@ from collections.abc import Callable
 from torch_xdist.collectives import wire
 from torch_xdist.collectives.board import Board
 from torch_xdist.collectives.errors import JoinError, RankLostError
+from torch_xdist.collectives.mail import Mailbox
 
-_FILE, _BOARD = "file", "board"
+_FILE, _BOARD, _MAIL = "file", "board", "mail"
 _PATIENCE_S = 0.002
 _NOTICE_S = 10.0
 
@@ -28,8 +29,8 @@ _NOTICE_S = 10.0
 class Doorman:
     """The memory files this rank leads, and its board, served to the other ranks of the host."""
 
-    def __init__(self, job: str, rank: int, board: Board) -> None:
-        self._board = board
+    def __init__(self, job: str, rank: int, board: Board, mailbox: Mailbox) -> None:
+        self._board, self._mailbox = board, mailbox
         self._files: dict[str, int] = {}
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,8 +58,11 @@ class Doorman:
                 (kind, *question), blobs = wire.receive(guest)
                 if kind == _FILE:
                     self._hand_over(guest, *question)
-                else:
+                elif kind == _BOARD:
                     self._post(guest, *question, blobs[0])
+                else:
+                    self._mailbox.put(*question, blobs[0])
+                    wire.send(guest, "", [])
             except OSError as error:
                 print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)
 
@@ -144,6 +148,23 @@ def post(
     if problem:
         raise RankLostError(problem)
     return payloads
+
+
+def mail(job: str, target: int, source: int, subject: str, payload: bytes) -> None:
+    """Leave a letter in the mailbox of rank `target`.
+
+    Raises:
+        RankLostError: it has ended.
+    """
+    try:
+        with _door(job, target) as door:
+            wire.send(door, [_MAIL, source, subject], [payload])
+            wire.receive(door)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise RankLostError(
+            f"send: rank {target} has ended ({error}), so rank {source} cannot send to it; look "
+            f"at the output of rank {target}"
+        ) from None
 
 
 def _door(job: str, rank: int) -> socket.socket:

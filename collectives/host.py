@@ -11,22 +11,24 @@ import json
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from torch_xdist.collectives import channel, exchange, ffi, segment
+from torch_xdist.collectives import channel, doorman, exchange, ffi, segment
 from torch_xdist.collectives.board import Board
 from torch_xdist.collectives.doorman import Doorman, fetch
-from torch_xdist.collectives.doorman import post as doorman_post
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.groups import Groups, group_of
+from torch_xdist.collectives.mail import Mailbox
 from torch_xdist.collectives.segment import Segment
 
 CALL = "xdist_exchange"
 _JOIN_TIMEOUT_S = 300.0
 _SPIN_S = 0.0001
+_NAP_S = 0.01
 
 Memory = Callable[[str, tuple[int, ...]], mmap.mmap]
 
@@ -102,6 +104,12 @@ class Endpoint:
         start = self._start()
         return start is not None and start.ended(rank)
 
+    def wait_until_started(self, rank: int) -> None:
+        """Return when `rank` has come to the start."""
+        start = self._start()
+        while start is not None and not start.pid(rank):
+            time.sleep(_NAP_S)
+
     def run(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
         """Take part in one collective; blocks until the other members of the group have come."""
         ranks = group_of(self.rank, spec.groups, self.world_size)
@@ -137,6 +145,7 @@ class Endpoint:
 
 _endpoints: dict[int | None, Endpoint] = {}
 _board = Board()
+_mailboxes: list[Mailbox] = []
 
 
 def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Endpoint:
@@ -148,9 +157,9 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
-    board = Board(lambda other: end.lost(other))
+    board, mailbox = Board(lambda other: end.lost(other)), Mailbox()
     try:
-        doorman = Doorman(job, rank, board)
+        door = Doorman(job, rank, board, mailbox)
     except OSError as error:
         raise CollectiveError(
             f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
@@ -162,7 +171,7 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
         size = segment.size_bytes(len(ranks), slot_bytes)
         leader = ranks[0]
         if leader == rank:
-            descriptor = doorman.file(name, size)
+            descriptor = door.file(name, size)
         else:
             descriptor = fetch(
                 job,
@@ -178,9 +187,23 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     end.segment(kind="start")
     _endpoints[None] = end
     ffi.register(CALL, _serve)
-    post = board.exchange if rank == 0 else functools.partial(doorman_post, job, 0)
-    channel.use(channel.BoardChannel(rank, world_size, post))
+    # The other ranks' doors must be there before anybody writes to them.
+    channel.use(
+        channel.BoardChannel(
+            rank,
+            world_size,
+            board.exchange if rank == 0 else functools.partial(doorman.post, job, 0),
+            functools.partial(_mail, end, job),
+            functools.partial(mailbox.take, ended=end.lost),
+        )
+    )
     return end
+
+
+def _mail(end: Endpoint, job: str, target: int, source: int, subject: str, payload: bytes) -> None:
+    # Who has not come to the start yet has no door to knock at.
+    end.wait_until_started(target)
+    doorman.mail(job, target, source, subject, payload)
 
 
 def threads(count: int) -> list[Endpoint]:
@@ -197,6 +220,7 @@ def threads(count: int) -> list[Endpoint]:
 
     global _board
     _board = Board()
+    _mailboxes[:] = [Mailbox() for _ in range(count)]
     ends = [Endpoint(rank, count, memory, 0.0) for rank in range(count)]
     _endpoints.clear()
     _endpoints.update({end.rank: end for end in ends})
@@ -210,7 +234,14 @@ def be_thread(rank: int | None) -> None:
         channel.use(None, thread_only=True)
     else:
         count = _endpoints[rank].world_size
-        channel.use(channel.BoardChannel(rank, count, _board.exchange), thread_only=True)
+        here = channel.BoardChannel(
+            rank,
+            count,
+            _board.exchange,
+            lambda target, *letter: _mailboxes[target].put(*letter),
+            functools.partial(_mailboxes[rank].take, ended=lambda source: False),
+        )
+        channel.use(here, thread_only=True)
 
 
 def endpoint(device: int | None = None) -> Endpoint:

@@ -30,6 +30,7 @@ def set_replication(
     devices_here.set_default_index(devices_here.index_of(device))
     if not devices or len(devices) == 1:
         world.be_replica(None)
+        host.be_thread(None)
         return
     device_names.xla_replication_devices(devices)
     indices = [devices_here.index_of(d) for d in devices]
@@ -41,6 +42,7 @@ def set_replication(
     _meet(len(indices))
     rank, count = devices_here.index_of(device), len(indices)
     world.be_replica(world.World(rank, count, rank, count))
+    host.be_thread(rank)
 
 
 def _meet(count: int) -> None:
