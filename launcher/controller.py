@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch_xdist.launcher import placement, progress, report, verdict
 from torch_xdist.launcher.coordinator import free_port
@@ -18,13 +17,15 @@ from torch_xdist.launcher.errors import ExitCode
 from torch_xdist.launcher.frames import Message
 from torch_xdist.launcher.job import Job, log_root
 from torch_xdist.launcher.local import LocalAgent
-from torch_xdist.launcher.records import Failure, Progress, ranks_text
-from torch_xdist.launcher.settings import OFF
+from torch_xdist.launcher.records import Failure, ranks_text
+from torch_xdist.launcher.sight import Sight
 
 Emit = Callable[..., None]
 _COLLECT_S = 0.25
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
+# Ranks may differ and still meet; ranks that differ and stand still do not.
+_DIVERGED_S = 3.0
 
 
 @dataclass
@@ -48,16 +49,11 @@ class Attempt:
         self.job, self.number = job, number
         self.inbox: queue.SimpleQueue[tuple[int, Message, bytes]] = queue.SimpleQueue()
         self.log_dir = log_root(job) / f"attempt-{number}"
-        self.seen = {rank: progress.Seen(rank) for rank in range(job.nprocs)}
-        self.pids: dict[int, int] = {}
-        self.results: dict[int, bytes] = {}
-        self._exceptions: dict[int, bytes] = {}
+        self.sight = Sight(job, number)
         self.token = secrets.token_hex(32)
         self.address = ""
         self.coordinator = ""
         self._payload, self._emit = payload, emit
-        self._host = ""
-        self._arrived: set[int] = set()
         self._asked: int | None = None
         self._ending: Ending | None = None
         self._released = self._all_ended = self._agent_gone = self._started = False
@@ -106,6 +102,7 @@ class Attempt:
 
     def _begin(self) -> None:
         self._rendezvous_s = time.monotonic()
+        self._next_notice_s = self.job.timeouts.notice_s
         if self.job.kind == "function":
             self._server.send(0, {"op": "payload"}, self._payload)
         if self.job.nprocs > 1:
@@ -141,7 +138,7 @@ class Attempt:
     def _teed(self) -> list[int]:
         """The ranks whose lines are shown: all, none, or "0,2"."""
         if self.job.tee in ("all", "none"):
-            return list(self.seen) if self.job.tee == "all" else []
+            return list(self.sight.seen) if self.job.tee == "all" else []
         return [int(rank) for rank in self.job.tee.split(",")]
 
     def _watch(self) -> None:
@@ -172,75 +169,16 @@ class Attempt:
     # ---- what is seen --------------------------------------------------------------------------
 
     def _take(self, message: Message, blob: bytes) -> None:
+        news = self.sight.take(message, blob)
+        if news:
+            self._emit(news.pop("event"), **news)
         handler = getattr(self, f"_on_{message['op']}", None)
         if handler is not None:
             handler(message, blob)
 
-    def _see(self, rank: int, **changes: Any) -> None:
-        self.seen[rank] = replace(self.seen[rank], **changes)
-
-    def _on_hello(self, message: Message, _: bytes) -> None:
-        self._host = str(message["host"])
-        for rank in self.seen:
-            self._see(rank, host=self._host)
-
     def _on_coordinator(self, message: Message, _: bytes) -> None:
         self.coordinator = message["address"]
         self._start_ranks()
-
-    def _on_started(self, message: Message, _: bytes) -> None:
-        self.pids[int(message["rank"])] = int(message["pid"])
-        self._see(int(message["rank"]), last_beat_s=time.monotonic())
-        if self.job.kind == "program":
-            self._on_arrived(message, b"")
-
-    def _on_arrived(self, message: Message, _: bytes) -> None:
-        self._arrived.add(int(message["rank"]))
-        if len(self._arrived) == self.job.nprocs:
-            self._emit("arrived", pids=self.pids)
-
-    def _on_beats(self, message: Message, _: bytes) -> None:
-        now_s = time.monotonic()
-        for name, beat in message["beats"].items():
-            self._see(int(name), last_beat_s=now_s)
-            self._see_progress(int(name), beat.get("progress"), now_s)
-        for name, letter in message["states"].items():
-            words = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "D": "in the disk (D)"}
-            self._see(int(name), state=words.get(letter, ""))
-        self._emit("beats", **self.status())
-
-    def _see_progress(self, rank: int, data: Message | None, now_s: float) -> None:
-        if data is None:
-            return
-        fresh = Progress.from_json(data)
-        if fresh != self.seen[rank].progress:
-            self._see(rank, progress=fresh, changed_s=now_s)
-
-    def _on_finished(self, message: Message, blob: bytes) -> None:
-        rank, now_s = int(message["rank"]), time.monotonic()
-        self._see_progress(rank, message.get("progress"), now_s)
-        self._see(rank, finished_s=now_s)
-        self.results[rank] = blob
-        self._emit("finished", rank=rank)
-
-    def _on_failed(self, message: Message, blob: bytes) -> None:
-        rank = int(message["rank"])
-        self._exceptions[rank] = blob
-        known = {"kind", "exit_code", "type", "message", "traceback"}
-        facts = {key: value for key, value in message.items() if key in known}
-        self._see(rank, report=self._identified(Failure(rank, time=time.monotonic(), **facts)))
-
-    def _on_ended(self, message: Message, _: bytes) -> None:
-        rank, now_s = int(message["rank"]), time.monotonic()
-        self._see(
-            rank,
-            exit_code=int(message["code"]),
-            ended_s=now_s,
-            stopped=bool(message["stopped"]),
-            oom=bool(message["oom"]),
-            tail=tuple(message["tail"]),
-        )
-        self._emit("ended", rank=rank, code=int(message["code"]))
 
     def _on_log(self, message: Message, _: bytes) -> None:
         self._emit("log", rank=message["rank"], lines=message["lines"])
@@ -260,7 +198,7 @@ class Attempt:
         self._answers.clear()
 
     def _on_broken(self, message: Message, _: bytes) -> None:
-        failure = self._identified(
+        failure = self.sight.identified(
             Failure(0, "launch", message=message["text"].strip(), time=time.monotonic())
         )
         self._end(int(ExitCode.INTERNAL), (failure,))
@@ -269,7 +207,7 @@ class Attempt:
         """The agent's stream ended; before `bye` that means the agent died."""
         self._agent_gone = True
         if self._ending is None:
-            text = f"the agent of host {self._host or '?'} has died ({message['why']})"
+            text = f"the agent of host {self.sight.host or '?'} has died ({message['why']})"
             self._on_broken({"text": text}, b"")
 
     def _on_ask(self, message: Message, _: bytes) -> None:
@@ -286,9 +224,9 @@ class Attempt:
 
     def _decide(self) -> None:
         now_s = time.monotonic()
-        if not self._started or len(self._arrived) < self.job.nprocs:
+        if not self._started or len(self.sight.arrived) < self.job.nprocs:
             self._check_rendezvous(now_s)
-        workers = list(self.seen.values())
+        workers = list(self.sight.seen.values())
         judged = verdict.judge(workers, now_s, self.job.timeouts)
         match judged:
             case verdict.Wait():
@@ -302,13 +240,15 @@ class Attempt:
                 self._ending = Ending(judged.exit_code, judged.failures, judged=True)
 
     def _release_if_all_finished(self) -> None:
-        if not self._released and all(seen.finished_s is not None for seen in self.seen.values()):
+        if not self._released and all(
+            seen.finished_s is not None for seen in self.sight.seen.values()
+        ):
             self._released = True
             self._server.send(0, {"op": "release"})
 
     def _check_rendezvous(self, now_s: float) -> None:
         waited_s = now_s - self._rendezvous_s
-        absent = sorted(set(self.seen) - self._arrived)
+        absent = sorted(set(self.sight.seen) - self.sight.arrived)
         if waited_s >= self.job.timeouts.rendezvous_s:
             text = (
                 f"rendezvous: {ranks_text(absent)} of {self.job.nprocs} did not arrive in "
@@ -316,12 +256,13 @@ class Attempt:
             )
             failure = Failure(absent[0], "launch", message=text, time=now_s)
             self._end(int(ExitCode.RENDEZVOUS), (failure,))
-        elif waited_s >= self.job.timeouts.notice_s:
+        elif waited_s >= self._next_notice_s:
+            self._next_notice_s = 3 * waited_s
             self._note(f"waiting for {ranks_text(absent)} of {self.job.nprocs} to arrive")
 
     def _look_for_hangs(self, workers: Sequence[progress.Seen], now_s: float) -> None:
-        if sentence := progress.divergence(workers):
-            self._note(sentence)
+        if self.sight.still_s(now_s) >= _DIVERGED_S and (text := progress.divergence(workers)):
+            self._note(text)
         compiling = [
             seen
             for seen in workers
@@ -344,9 +285,9 @@ class Attempt:
             self._server.send(0, {"op": "stacks"})
         if found.level == "kill":
             self._take_for(_STACKS_WAIT_S, lambda: bool(self._stacks))
-            rank = found.behind[0] if found.behind else min(self.seen)
+            rank = found.behind[0] if found.behind else min(self.sight.seen)
             failure = Failure(rank, "hang", message=found.sentence, time=now_s, stacks=self._stacks)
-            self._end(int(ExitCode.HANG), (self._identified(failure),))
+            self._end(int(ExitCode.HANG), (self.sight.identified(failure),))
 
     def _note(self, text: str) -> None:
         """Show a line once."""
@@ -364,22 +305,22 @@ class Attempt:
             # Ranks that fail of the same cause do so at the same time: let them say it.
             self._take_for(_COLLECT_S, lambda: self._all_ended)
         self._tear_down(ending)
-        last = verdict.judge(list(self.seen.values()), time.monotonic(), self.job.timeouts)
+        workers = list(self.sight.seen.values())
+        last = verdict.judge(workers, time.monotonic(), self.job.timeouts)
         if ending.judged and isinstance(last, verdict.Stop):
             ending = replace(ending, exit_code=last.exit_code, failures=last.failures)
-        failures = tuple(self._identified(failure) for failure in ending.failures)
+        failures = tuple(self.sight.identified(failure) for failure in ending.failures)
         shown_dir = str(self.log_dir) if self.log_dir.exists() else ""
         text = report.failure_text(failures, shown_dir) if failures else ending.text
-        steps = max((seen.progress.step for seen in self.seen.values() if seen.progress), default=0)
         first = failures[0] if failures else None
-        exception = self._exceptions.get(first.rank, b"") if first else b""
+        exception = self.sight.exceptions.get(first.rank, b"") if first else b""
         return replace(
             ending,
             failures=failures,
             text=text,
-            results=self.results,
+            results=self.sight.results,
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
-            steps=steps,
+            steps=self.sight.steps(),
         )
 
     def _tear_down(self, ending: Ending) -> None:
@@ -394,21 +335,6 @@ class Attempt:
             grace_s = 0.5
         self._server.send(0, {"op": "stop", "signal": int(number), "grace_s": grace_s})
         self._take_for(grace_s + 10.0, lambda: self._all_ended or self._agent_gone)
-
-    def _identified(self, failure: Failure) -> Failure:
-        """The failure with everything that only the controller knows."""
-        seen = self.seen[failure.rank]
-        return replace(
-            failure,
-            job=self.job.job_id,
-            attempt=self.number,
-            local_rank=failure.rank,
-            host=failure.host or self._host,
-            pid=failure.pid or self.pids.get(failure.rank, 0),
-            device=self.job.device,
-            tail=failure.tail or seen.tail,
-            step=failure.step or (seen.progress.step if seen.progress else None),
-        )
 
     # ---- questions from outside ----------------------------------------------------------------
 
@@ -425,23 +351,4 @@ class Attempt:
                 return answer.get(timeout=10.0)
             except queue.Empty:
                 return {"stacks": {}}
-        return self.status()
-
-    def status(self) -> Message:
-        """How the job stands, as JSON."""
-        steps = [seen.progress.step if seen.progress else 0 for seen in self.seen.values()]
-        alive = [rank for rank, seen in self.seen.items() if seen.exit_code is None]
-        return {
-            "job": self.job.job_id,
-            "attempt": self.number,
-            "up": len([rank for rank in alive if rank in self._arrived]),
-            "ranks": self.job.nprocs,
-            "steps": steps,
-            "standing": progress.standing(list(self.seen.values())),
-            "pids": self.pids,
-        }
-
-
-def hang_is_on(job: Job) -> bool:
-    """Whether a hang kills the job."""
-    return job.timeouts.hang_kill_s != OFF
+        return self.sight.status()

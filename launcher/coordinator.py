@@ -23,7 +23,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def serve(ready: int, address: str, world_size: int, heartbeat_s: int) -> None:
     """Serve `world_size` ranks at `address`; write one byte to `ready` when up. Never returns."""
-    from jaxlib import _jax
+    from jaxlib import _jax  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -14,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher import linux
 from torch_xdist.launcher.control import AgentStream
 from torch_xdist.launcher.frames import Decoder, Link, Message
+from torch_xdist.launcher.local_rank import LocalRank
 from torch_xdist.launcher.memory import OomWatch
 from torch_xdist.launcher.pump import Pump
 
@@ -30,19 +30,6 @@ _STACKS_S = 0.4
 _LOG_WAIT_S = 0.3
 # Messages that may wait for a slow controller before lines are left to the files.
 _MOST_PENDING = 1000
-
-
-@dataclass
-class LocalRank:
-    """One rank of this host."""
-
-    rank: int
-    link: Link
-    stacks: Path
-    program: bool = False
-    pid: int = 0
-    ended: bool = False
-    stopped: bool = False
 
 
 class Host:
@@ -57,7 +44,6 @@ class Host:
         self._ranks: dict[int, LocalRank] = {}
         self._kill_at_s: float | None = None
         self._stacks_at_s: float | None = None
-        self._stacks_from: dict[int, int] = {}
         self._stopping = self._gone = self._orphaned = False
         self._stream: AgentStream | None = None
         self._next_beat_s = 0.0
@@ -329,26 +315,16 @@ class Host:
     # ---- stacks and the end --------------------------------------------------------------------
 
     def _ask_stacks(self) -> None:
-        self._stacks_from = {
-            rank.rank: rank.stacks.stat().st_size if rank.stacks.exists() else 0
-            for rank in self._ranks.values()
-        }
         for rank in self._ranks.values():
-            if rank.pid and not rank.ended and not rank.program:
-                linux.kill(rank.pid, signal.SIGUSR1)
+            rank.ask_stack()
         self._stacks_at_s = time.monotonic() + _STACKS_S
 
     def _read_stacks(self) -> dict[int, str]:
-        """What each rank's faulthandler wrote since it was asked; its log gets it too."""
-        found = {}
-        for rank in self._ranks.values():
-            with contextlib.suppress(OSError), open(rank.stacks, "rb") as file:
-                file.seek(self._stacks_from.get(rank.rank, 0))
-                text = file.read(_CHUNK_BYTES).decode(errors="replace")
-                if text:
-                    found[rank.rank] = text
-                    self._note(rank, text)
-        return found
+        """What each rank wrote since it was asked; its log gets it too."""
+        found = {rank.rank: rank.read_stack() for rank in self._ranks.values()}
+        for number, text in found.items():
+            self._note(self._ranks[number], text)
+        return {number: text for number, text in found.items() if text}
 
     def _stop(self, number: int, grace_s: float) -> None:
         """Ask every rank to end; kill after the grace. A second order may only shorten it."""
@@ -363,12 +339,7 @@ class Host:
 
     def _signal_all(self, number: int) -> None:
         for rank in self._ranks.values():
-            if rank.pid and not rank.ended:
-                rank.stopped = True
-                linux.kill_group(rank.pid, number)
-                if number != signal.SIGKILL:
-                    # A stopped process takes no signal but SIGKILL until it is continued.
-                    linux.kill_group(rank.pid, signal.SIGCONT)
+            rank.signal(number)
 
     def _check_all_ended(self) -> None:
         if any(not rank.ended for rank in self._ranks.values()):

@@ -116,7 +116,7 @@ def sweep(marker: str, keep: Iterable[int], roots: Iterable[int] = (), limit_s: 
 
 def reap() -> list[tuple[int, int]]:
     """Collect every child that has ended: (pid, exit code, or -n for signal n)."""
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -153,7 +153,8 @@ def _own_streams(log: int) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
 
 
 def _text_stream(fd: int) -> TextIO:

@@ -127,7 +127,7 @@ def _whole(fd: int) -> bytes:
 
 def _finish_threads() -> None:
     """What a Python process does when its main program ends: child processes, then threads."""
-    multiprocessing_util._exit_function()
+    multiprocessing_util._exit_function()  # type: ignore[attr-defined]
     threading._shutdown()  # type: ignore[attr-defined]
 
 

@@ -110,7 +110,7 @@ def test_ranks_whose_programs_differ_are_named(run: Callable) -> None:
             meet()
             PROGRESS.step, PROGRESS.collective = 1, 7
             PROGRESS.fingerprint = "aa11" if RANK == 0 else "bb22"
-            time.sleep(2)
+            time.sleep(5)
             """
         ),
         *TWO,
