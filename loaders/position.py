@@ -73,7 +73,7 @@ class Position:
     def resume(self, loader: Any) -> Start:
         """The pass goes on: put the sampler back to its epoch and say where to start."""
         sampler = getattr(loader, "sampler", None)
-        if self.sampler_epoch is not None and hasattr(sampler, "set_epoch"):
+        if sampler is not None and self.sampler_epoch is not None:
             sampler.set_epoch(self.sampler_epoch)
         return Start(self.batches, self.random, self.generator, self.random_after)
 
@@ -103,5 +103,6 @@ def position_of(state: dict[str, Any]) -> Position:
 
 
 def _sampler_epoch(loader: Any) -> int | None:
-    epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
-    return epoch if isinstance(epoch, int) else None
+    sampler = getattr(loader, "sampler", None)
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if isinstance(epoch, int) and hasattr(sampler, "set_epoch") else None

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from torch_xdist import world
+from torch_xdist import device, world
+from torch_xdist.collectives import channel
 from torch_xdist.loaders.uneven import Exchange
 
 _tags = itertools.count()
@@ -26,11 +27,15 @@ def exchange() -> Exchange:
 
     The ranks are matched by the order in which they make loaders with `uneven=`.
     """
-    from torch_xdist.collectives import channel
+    device.start()
+    # Held here: a rank that is a thread has a channel of its own, which the reading thread has not.
+    here = channel.current()
+    tag, ranks = f"loader-{next(_tags)}", tuple(range(here.world_size))
 
-    tag = f"loader-{next(_tags)}"
-    rounds = itertools.count()
-    return lambda number: channel.all_gather(f"{tag}-{next(rounds)}", number)
+    def gather(number: int) -> list[int]:
+        return [int(text) for text in here.exchange(tag, str(number).encode(), ranks)]
+
+    return gather
 
 
 def warn_if_shared(loader: Any, ranks: int) -> None:

@@ -150,9 +150,9 @@ class Source:
         iterator, self._iterator = self._iterator, iter(())
         if hasattr(iterator, "close"):
             iterator.close()
-        elif hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
+        elif not getattr(iterator, "_persistent_workers", True):
             # Left to the garbage collector (an exception may hold the iterator), it takes 5 s.
-            iterator._shutdown_workers()
+            getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
 def _open(loader: Iterable[Any], start: Start | None) -> tuple[Iterator[Any], deque[Any]]:
