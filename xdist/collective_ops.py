@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist import settings, world
+from torch_xdist import cuts, device, settings, world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.errors import ArgumentError
@@ -44,8 +44,17 @@ def record(
     """
     count = world.world_size()
     lowering = inside.standing_alone(function, count)
-    plain: Any = [tensor.detach() for tensor in tensors]
-    return own_row(name, lowering, plain, (count, key), collective=count > 1)
+    return own_row(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+
+
+def run_pending() -> None:
+    """Run this thread's pending rows if they hold collectives.
+
+    Called before every wait for other ranks on the host: they may be waiting inside those.
+    """
+    trace = device.trace_of(device.index_of(None))
+    if trace.collectives:
+        cuts.cut(trace, "meeting")
 
 
 def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> None:
@@ -269,8 +278,7 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Keep XLA from moving work across this point, for these tensors, in place."""
     tensors = list(tensors)
     if tensors:
-        plain: Any = [tensor.detach() for tensor in tensors]
-        overwrite(tensors, own_row("xla.optimization_barrier", _barrier, plain))
+        overwrite(tensors, own_row("xla.optimization_barrier", _barrier, tensors))  # type: ignore[arg-type]
 
 
 def _barrier(*arrays: jax.Array) -> list[jax.Array]:

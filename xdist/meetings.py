@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_xdist import cuts, device, saving, world
+from torch_xdist import collective_ops, cuts, saving, world
 from torch_xdist.collectives import channel
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
         )
     if world.world_size() == 1:
         return [payload]
-    device.start()
+    collective_ops.run_pending()
     return channel.exchange(tag, payload, tuple(replicas) or None)
 
 

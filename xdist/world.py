@@ -114,6 +114,13 @@ def join() -> None:
         )
 
 
+def become(rank: int, size: int) -> None:
+    """Make this process a rank, where no launcher said so: `init_process_group(rank=, ...)`."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    forget()
+
+
 def forget() -> None:
     """Read the environment again; for a process that becomes another rank."""
     global _current
