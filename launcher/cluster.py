@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch_xdist.launcher.errors import SettingError
+from torch_xdist.launcher.errors import SettingError, UsageError
 from torch_xdist.launcher.settings import (
     Environ,
     asked_device,
@@ -255,6 +255,21 @@ def adopt() -> World | None:
         }
         publish(missing)
     return world
+
+
+def rank_of(world: World | None) -> int | None:
+    """The rank that another launcher made this process, or None where there is no launcher.
+
+    Raises:
+        UsageError: it is one host of several; ranks of different hosts are not joined yet.
+    """
+    if world is not None and world.of_hosts:
+        raise UsageError(
+            f"this is host {world.host_index} of {world.hosts} of {world.launcher}: ranks of "
+            "several hosts are joined under torchrun, srun or mpirun only; start the script with "
+            "one of them, or unset the variables that name the other hosts"
+        )
+    return world.rank if world is not None else None
 
 
 def expand_nodes(listing: str) -> list[str]:

@@ -227,8 +227,7 @@ def _own_rank(environ: dict[str, str]) -> int | None:
     facts = settings.rank_facts(environ)
     if facts is not None:
         return facts.rank
-    world = cluster.adopt()
-    return world.rank if world is not None and not world.of_hosts else None
+    return cluster.rank_of(cluster.adopt())
 
 
 def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:

@@ -6,7 +6,7 @@ import pytest
 
 from torch_xdist.launcher import cluster
 from torch_xdist.launcher.cluster import World
-from torch_xdist.launcher.errors import SettingError
+from torch_xdist.launcher.errors import SettingError, UsageError
 
 TORCHRUN = {
     "RANK": "5",
@@ -181,3 +181,11 @@ def test_a_rank_of_ours_is_left_as_it_is(monkeypatch):
     for name, value in {**SLURM, "XLA_RUN_JOB_ID": "j", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     assert cluster.adopt() is None
+
+
+def test_one_host_of_several_is_refused_and_not_run_by_itself():
+    world = cluster.detect({"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"})
+    with pytest.raises(UsageError, match="this is host 1 of 2 of a TPU slice: ranks of several"):
+        cluster.rank_of(world)
+    assert cluster.rank_of(cluster.detect(TORCHRUN)) == 5
+    assert cluster.rank_of(None) is None
