@@ -4,13 +4,15 @@ xla-run --nprocs 4 -- python train.py --lr 0.1
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -209,11 +211,29 @@ def dry_run_text(spec: Job, words: Sequence[str]) -> str:
 
 def main() -> None:
     """The entry point; every error of ours is one line and an exit code."""
+    code = 0
     try:
         cli.main(prog_name="xla-run", standalone_mode=True)
     except LauncherError as error:
         click.echo(f"xla-run: {str(error).removeprefix('xla-run: ')}", err=True)
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End now: the interpreter's own exit would wait for a terminal that nobody reads."""
+    for stream in (sys.stderr, sys.stdout):
+        flush = threading.Thread(target=_flush, args=(stream,), daemon=True)
+        flush.start()
+        flush.join(2.0)
+    os._exit(code)
+
+
+def _flush(stream: TextIO) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
 
 
 def _run(spec: Job) -> int:

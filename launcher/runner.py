@@ -18,6 +18,7 @@ from typing import Any
 from torch_xdist.launcher import job as jobs
 from torch_xdist.launcher import restarts
 from torch_xdist.launcher.controller import Attempt, Ending
+from torch_xdist.launcher.errors import PreflightError
 from torch_xdist.launcher.job import Job
 
 
@@ -52,7 +53,8 @@ class Events:
     def __init__(self, path: Path, show: Callable[..., None]) -> None:
         self._show = show
         self._file: Any = None
-        with contextlib.suppress(OSError):
+        # A log directory that cannot be used is a warning of the agent's, and no end.
+        with contextlib.suppress(OSError, PreflightError):
             jobs.private_dir(path.parent)
             self._file = open(path, "a", opener=_private)  # noqa: SIM115
 

@@ -44,8 +44,7 @@ def run(sock: socket.socket, task: Message, payload_fd: int) -> NoReturn:
     """Be the rank: run `task`, report, wait for the others, end the process."""
     link = Link(sock)
     faulthandler.enable(file=2)
-    stacks = os.open(task["stacks"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=_stack_file(task["stacks"]), all_threads=True)
     _settle(task)
     beat.start(link, float(task["beat_s"]))
     link.send({"op": "arrived"})
@@ -60,6 +59,14 @@ def run(sock: socket.socket, task: Message, payload_fd: int) -> NoReturn:
     else:
         _leave(link, task, blob)
     os._exit(70)
+
+
+def _stack_file(path: str) -> int:
+    """Where the stacks go that are asked for; to stderr where the log directory cannot be used."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return 2
 
 
 def _settle(task: Message) -> None:

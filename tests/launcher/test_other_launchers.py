@@ -1,0 +1,85 @@
+"""The same script under another launcher: it becomes the rank that it already is."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = """
+    from torch_xdist.launcher.launch import launch
+    from torch_xdist.launcher.spawn import spawn
+    def work(rank):
+        return rank
+    if __name__ == "__main__":
+        print("spawned", spawn(work, nprocs=4), "launched", launch(work))
+    """
+
+
+def _ended(words: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    environ = {**os.environ, "XLA_RUN_PREIMPORT": "", "XLA_RUN_STATE_DIR": str(folder)}
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=folder,
+        env=environ,
+    )
+
+
+def test_spawn_under_torchrun_is_that_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_SCRIPT))
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = _ended(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "spawned [0] launched 0",
+        "spawned [1] launched 1",
+    ]
+
+
+def test_spawn_under_xla_run_is_that_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_SCRIPT))
+    words = ["-m", "torch_xdist.launcher", "--nprocs", "2", "--", sys.executable, str(script)]
+    done = _ended(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] spawned [0] launched 0",
+        "[1] spawned [1] launched 1",
+    ]
+
+
+def test_a_command_without_nprocs_runs_once_and_may_spawn(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_SCRIPT).replace(', "launched", launch(work)', ""))
+    words = ["-m", "torch_xdist.launcher", "--", sys.executable, str(script)]
+    done = _ended(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "spawned [0, 1, 2, 3]" in done.stdout
+
+
+@pytest.mark.long
+def test_ranks_of_torchrun_reduce_over_the_device(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import torch, torch_xla.core.xla_model as xm
+            import torch_xla.distributed.xla_multiprocessing as xmp
+            def work(rank):
+                ones = torch.ones(3, device=xm.xla_device())
+                print(xm.all_reduce("sum", ones).cpu().tolist())
+            if __name__ == "__main__":
+                xmp.spawn(work)
+            """
+        )
+    )
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = _ended(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[2.0, 2.0, 2.0]"] * 2

@@ -1,0 +1,166 @@
+"""What surrounds a job and must not disturb it: disks, pipes, proxies, host names, other jobs."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torch_xdist.launcher import linux
+
+XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
+TWO = ("--nprocs", "2")
+
+
+def test_proxy_variables_do_not_reach_the_control_plane(run: Callable) -> None:
+    proxies = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy")}
+    ended = run("print(os.environ['http_proxy'])", *TWO, env=proxies)
+    assert ended.code == 0
+    assert "[1] http://127.0.0.1:9" in ended.out
+
+
+@pytest.mark.parametrize("harm", ["removed", "replaced by a file"])
+def test_a_log_directory_that_goes_away_is_one_warning(start: Callable, harm: str) -> None:
+    job = start(
+        """
+        import shutil
+        print("before")
+        meet()
+        say("ready")
+        while not os.path.exists(os.path.join(FOLDER, "go")): time.sleep(0.01)
+        time.sleep(1.2)
+        for _ in range(3):
+            print("after"); time.sleep(0.1)
+        """,
+        *TWO,
+    )
+    job.wait_for("ready")
+    (logs,) = job.folder.glob("logs/*")
+    logs.rename(job.folder / "elsewhere")
+    for path in (job.folder / "elsewhere").glob("attempt-0/*"):
+        path.unlink()
+    if harm != "removed":
+        logs.write_text("a file")
+    (job.folder / "go").write_text("x")
+    ended = job.end()
+    assert ended.code == 0
+    assert ended.out.count("after") == 6
+    assert ended.err.count("warning: log directory") == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip("a small file system cannot be mounted here: that needs CAP_SYS_ADMIN")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_warning(run: Callable, small_disk: Path) -> None:
+    ended = run(
+        """
+        for _ in range(200):
+            print("y" * 1000)
+        print("after")
+        """,
+        *(*TWO, "--log-dir", str(small_disk)),
+    )
+    assert ended.code == 0
+    assert ended.out.count("after") == 2
+    assert ended.err.count("warning: log directory") == 1
+
+
+def test_a_log_directory_that_cannot_be_made_is_one_warning(run: Callable) -> None:
+    ended = run("print('after')", *TWO, "--log-dir", "/dev/null/logs")
+    assert ended.code == 0
+    assert ended.out.count("after") == 2
+    assert ended.err.count("warning: log directory") == 1
+
+
+def test_output_in_any_shape_arrives_whole_in_the_file(run: Callable) -> None:
+    ended = run(
+        r"""
+        raw = sys.stdout.buffer
+        raw.write(b"\xff\xfe bad bytes\n"); raw.write("half \u20ac".encode()[:-1]); raw.flush()
+        time.sleep(0.2)
+        raw.write("\u20ac".encode()[-1:] + b"\n")
+        for i in range(50): raw.write(b"\r%d%%" % i)
+        raw.write(b"\n" + b"y" * 10000 + b"\nno newline at the end"); raw.flush()
+        """,
+        *("--nprocs", "1"),
+    )
+    assert ended.code == 0
+    lines = ended.out.split("\n")
+    assert "half \u20ac" in lines and "49%" in lines and "no newline at the end" in lines
+    (log,) = ended.folder.glob("logs/*/*/rank-0.log")
+    data = log.read_bytes()
+    assert data.startswith(b"\xff\xfe bad bytes\n") and b"y" * 10000 in data
+
+
+@pytest.mark.long
+def test_200_mb_to_a_terminal_that_nobody_reads_hold_up_no_rank(tmp_path: Path) -> None:
+    script = tmp_path / "loud.py"
+    script.write_text(
+        "import os\nline = b'x' * 999 + b'\\n'\nfor _ in range(100): os.write(1, line * 1000)\n"
+    )
+    # A pipe stands for the terminal: it holds 64 KiB, and we do not read it.
+    job = subprocess.Popen(
+        [*XLA_RUN, "--nprocs", "2", "--job-id", "loud", "--", sys.executable, str(script)],
+        env={**os.environ, "XLA_RUN_STATE_DIR": str(tmp_path), "XLA_RUN_PREIMPORT": ""},
+        stdout=subprocess.PIPE,
+    )
+    peak_kb = 0
+    while job.poll() is None:
+        for pid in linux.children(job.pid):
+            peak_kb = max(peak_kb, _peak_kb(pid))
+        time.sleep(0.05)
+    assert job.stdout is not None
+    job.stdout.close()
+    assert job.returncode == 0
+    assert 0 < peak_kb < 200_000
+    for rank in range(2):
+        log = tmp_path / "logs" / "loud" / "attempt-0" / f"rank-{rank}.log"
+        assert log.stat().st_size == 100_000_000
+
+
+def test_two_jobs_at_once_do_not_meet(start: Callable) -> None:
+    jobs = [start("meet(); print(os.environ['XLA_RUN_COORDINATOR'])", *TWO) for _ in range(2)]
+    ended = [job.end() for job in jobs]
+    assert [job.code for job in ended] == [0, 0]
+    assert not set(ended[0].out.split()) & set(ended[1].out.split()) - {"[0]", "[1]"}
+
+
+def test_the_launcher_shows_no_output_of_ranks_that_are_not_teed(run: Callable) -> None:
+    ended = run("print('loud')", *TWO, "--tee", "1")
+    assert ended.out.splitlines() == ["[1] loud"]
+    assert ended.log(0) == "loud\n"
+
+
+def test_a_closed_terminal_does_not_end_the_job(tmp_path: Path) -> None:
+    script = "import time; print('x' * 100000); time.sleep(1); print('x' * 100000)"
+    words = [sys.executable, "-m", "torch_xdist.launcher", "--nprocs", "1", "--"]
+    job = subprocess.Popen(
+        [*words, sys.executable, "-S", "-c", script],
+        env={**os.environ, "XLA_RUN_STATE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert job.stdout is not None
+    job.stdout.close()
+    assert job.wait(30) == 0
+
+
+def _peak_kb(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    hits = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(hits[0]) if hits else 0
