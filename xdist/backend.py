@@ -15,6 +15,7 @@ from torch_xdist import (
     dispatch,
     factories,
     optimizers,
+    recurrent,
     rng,
     special,
     tensor_methods,
@@ -36,6 +37,7 @@ def register() -> None:
     factories.register()
     optimizers.register()
     whole.register()
+    recurrent.register()
     torch._register_device_module("xla", device_module)
     _follow_seeds()
     _pass_autocast()

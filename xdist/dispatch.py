@@ -72,7 +72,7 @@ def dispatch(
         elif a is None or cls is bool:
             key.append((cls, a))
         elif cls is list and a and a[0].__class__ is int:
-            key.append((list, *a))
+            key.append((None, *a))
         else:
             return record(op, args, _NO_KWARGS)
     key = tuple(key)

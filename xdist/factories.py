@@ -13,11 +13,13 @@ from torch_xdist import device, special
 from torch_xdist.bind import own_plan
 from torch_xdist.dtypes import to_jax
 from torch_xdist.ops.table import LOWERINGS
-from torch_xdist.plan import Plan
+from torch_xdist.plan import Op, Plan
+from torch_xdist.special import HANDLERS
 from torch_xdist.tensor import XlaTensor, wrap_roomy
 from torch_xdist.trace import Kind, contiguous_strides, dense_kind, kind_of, kind_of_meta
 from torch_xdist.views import op_of
 
+COPY = Op(torch.ops.aten.copy_.default)
 _EMPTIES: dict[Kind, Plan] = {}
 _INDEXED: dict[tuple[Any, ...], Plan] = {}
 _libraries: list[torch.library.Library] = []
@@ -74,6 +76,23 @@ def empty_strided(
     return fresh(kind_of(shape, dtype, strides), device)
 
 
+def zeros(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> XlaTensor:
+    """Autograd's zero gradients; torch's own saves their memory, XLA folds them."""
+    return fresh(dense_kind(tuple(size), dtype or torch.get_default_dtype()), device)
+
+
+def copy_from(self: Any, dst: Any, non_blocking: bool = False) -> Any:
+    """`dst.copy_(self)` as torch's C++ asks for it where Python is out of the way."""
+    return HANDLERS["aten.copy_.default"](COPY, (dst, self), {})
+
+
 def _triangle(name: str) -> Any:
     def kernel(
         row: int,
@@ -112,6 +131,8 @@ def register() -> None:
     kernels = {
         "empty.memory_format": empty,
         "empty_strided": empty_strided,
+        "_copy_from": copy_from,
+        "_efficientzerotensor": zeros,
         "_copy_from": copy_from,
         "tril_indices": _triangle("tril_indices"),
         "triu_indices": _triangle("triu_indices"),

@@ -42,7 +42,7 @@ class WholeRow(torch.autograd.Function):
         count = len(tensors)
 
         def gradient(*arrays: jax.Array) -> list[jax.Array]:
-            return _pull_back(function, wanted, arrays[:count], arrays[count:])
+            return pull_back(function, wanted, arrays[:count], arrays[count:])
 
         results = WholeRow.apply(f"{name}_backward", (key, wanted), gradient, *tensors, *grads)
         found: list[Any] = [None] * count
@@ -51,7 +51,7 @@ class WholeRow(torch.autograd.Function):
         return None, None, None, *found
 
 
-def _pull_back(
+def pull_back(
     function: Callable[..., Any],
     wanted: Sequence[int],
     inputs: Sequence[jax.Array],
@@ -69,7 +69,7 @@ def _pull_back(
     return list(pull(list(grads)))
 
 
-def _are_ours(*tensors: torch.Tensor) -> bool:
+def are_ours(*tensors: torch.Tensor) -> bool:
     return forward_ad._current_level < 0 and all(
         type(t) is XlaTensor and t.is_floating_point() for t in tensors
     )
@@ -114,7 +114,7 @@ def _fits(
     is_causal: bool,
     enable_gqa: bool,
 ) -> bool:
-    if dropout_p > 0 or not _are_ours(query, key, value) or query.dim() < 3:
+    if dropout_p > 0 or not are_ours(query, key, value) or query.dim() < 3:
         return False
     if min(query.numel(), key.numel(), value.numel()) == 0:
         return False

@@ -122,7 +122,12 @@ def check_sample(op: Any, sample: Any, outcome: Outcome, *, backward: bool) -> N
         return
     outcome.samples += 1
     try:
-        mine = to_device(inputs)
+        # These take sizes as tensors, which torch wants on the CPU whatever the device.
+        mine = (
+            (to_device(sample.input), *inputs[1:])
+            if op.name == "tensor_split"
+            else to_device(inputs)
+        )
         got = op.op(mine[0], *mine[1], **mine[2])
         got_gradients = gradients(got, mine) if wanted is not None else None
         try:

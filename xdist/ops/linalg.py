@@ -82,16 +82,18 @@ def cholesky_ex(
 ) -> tuple[jax.Array, jax.Array]:
     """The factor, all nan where `info` [...], the order of the first bad minor, is not 0."""
     factor = cholesky(self, upper)
+    if not self.size:
+        return factor, jnp.zeros(self.shape[:-2], jnp.int32)
     failed = jnp.isnan(jnp.diagonal(factor, axis1=-2, axis2=-1).real).any(-1)
 
     def orders(a: jax.Array) -> jax.Array:
         lower = jnp.tril(mh(a) if upper else a)
         whole = lower + mh(jnp.tril(lower, -1))
         pivots = jnp.diagonal(eliminate(whole), axis1=-2, axis2=-1).real
-        # Rounding may let the elimination pass where Cholesky did not: then blame the last.
-        return jnp.maximum(first_bad(~(pivots > 0)), 0)
+        return first_bad(~(pivots > 0))
 
     found = lax.cond(failed.any(), orders, lambda a: jnp.zeros(a.shape[:-2], jnp.int32), self)
+    # Rounding may let the elimination pass where Cholesky did not: then blame the last.
     found = jnp.where(found == 0, self.shape[-1], found)
     return factor, jnp.where(failed, found, 0).astype(jnp.int32)
 
@@ -165,8 +167,7 @@ def eigh(A: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Arr
     if not A.size:
         values = jnp.zeros(A.shape[:-1], A.real.dtype)
         return values, A if compute_v else jnp.zeros(0, A.dtype)
-    a = mh(A) if UPLO.upper() == "U" else A
-    vectors, values = lax.linalg.eigh(a, lower=True, symmetrize_input=False)
+    vectors, values = lax.linalg.eigh(A, lower=UPLO.upper() == "L", symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros(0, A.dtype)
 
 

@@ -106,8 +106,8 @@ def solve_ex(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     # torch takes B for a batch of vectors where it has A's shape without the last dim.
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and A.shape[:-1] == B.shape)
-    lu, pivots, flipped = _lu_for_gradients(A)
-    x = lu_solve(lu, pivots, B[..., None] if vector else B, left=left, adjoint=flipped)
+    lu, pivots = _lu(A)
+    x = lu_solve(lu, pivots, B[..., None] if vector else B, left=left)
     return (x[..., 0] if vector else x), lu, pivots, _singular(lu)
 
 
