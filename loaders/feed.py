@@ -1,8 +1,8 @@
 """Feeds: the stages between the user's loader and the training loop.
 
 `ThreadedFeed` reads ahead: one thread makes batches, one or more move them to each device, and the
-loop takes them in order. `DirectFeed` makes and moves each batch when it is asked for; it is for
-batches so quick that handing them between threads (0.3 ms each) would cost more than they do.
+loop takes them in order. `AdaptiveFeed` makes and moves each batch when it is asked for, as long as
+batches are quick, and reads ahead from the first slow one on.
 A feed gives `Made` batches, then `END` for ever; an error comes after the batches made before it.
 """
 
@@ -17,7 +17,8 @@ import torch
 
 from torch_xdist.loaders.errors import BatchError
 from torch_xdist.loaders.mailbox import Closed, Mailbox
-from torch_xdist.loaders.source import Made, Pace, Source
+from torch_xdist.loaders.pace import Pace
+from torch_xdist.loaders.source import Made, Source
 from torch_xdist.loaders.structure import mapped, tensors
 from torch_xdist.loaders.threads import FeedThread
 
@@ -62,27 +63,6 @@ class Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-class DirectFeed:
-    """Makes and moves each batch on the thread that asks, for one device."""
-
-    def __init__(self, source: Source, move: MoveBatch, pace: Pace) -> None:
-        self._source = source
-        self._move = move
-        self._pace = pace
-
-    def get(self, _: int) -> Made:
-        """The next batch, or END."""
-        made = next(self._source, END)
-        if made is END:
-            self._source.close()
-            return END
-        return _move_timed(made, self._move, self._pace)
-
-    def close(self, wait_s: float = 0.0) -> None:
-        """Drop the user's iterator."""
-        self._source.close()
 
 
 class ThreadedFeed:
@@ -219,3 +199,41 @@ def _move_timed(made: Made, move: MoveBatch, pace: Pace) -> Made:
     moved = Made(move(made.batch), made.random)
     pace.moved(perf_counter() - started_s)
     return moved
+
+
+class AdaptiveFeed:
+    """Makes batches on the thread that asks, for one device, and becomes threaded if they are slow.
+
+    Args:
+        source, move, pace: as for `ThreadedFeed`, with one function.
+        threaded: makes the feed that goes on with the rest of the source.
+    """
+
+    def __init__(
+        self, source: Source, move: MoveBatch, pace: Pace, threaded: Callable[[], ThreadedFeed]
+    ) -> None:
+        self._source = source
+        self._move = move
+        self._pace = pace
+        self._make_threaded = threaded
+        self._threaded: ThreadedFeed | None = None
+
+    def get(self, index: int) -> Made:
+        """The next batch, or END. Raises what the loader or a move raised."""
+        if self._threaded is not None:
+            return self._threaded.get(index)
+        made = next(self._source, END)
+        if made is END:
+            self._source.close()
+            return END
+        moved = _move_timed(made, self._move, self._pace)
+        if not self._pace.is_quick():
+            self._threaded = self._make_threaded()
+        return moved
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Drop the user's iterator, or end the threads."""
+        if self._threaded is None:
+            self._source.close()
+        else:
+            self._threaded.close(wait_s)

@@ -7,9 +7,9 @@ from typing import Any
 from torch_xdist import world
 from torch_xdist.loaders import sharing
 from torch_xdist.loaders.one_pass import Pass
+from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.parallel import Batches, Device, ParallelLoader
 from torch_xdist.loaders.position import Position, Start, position_of
-from torch_xdist.loaders.source import Pace
 from torch_xdist.loaders.wait import InputWait
 
 
@@ -17,9 +17,9 @@ class MpDeviceLoader:
     """A loader whose batches arrive on a device; iterate it as often as the loader itself.
 
     Each pass reads ahead in threads of its own, which end with the pass, with a `break`, or when
-    the iterator is let go. A loader whose batches were quicker to make than to hand between threads
-    (0.5 ms) is read on the spot from the second pass on. The data is not sharded between ranks:
-    give the loader a `DistributedSampler`.
+    the iterator is let go. Batches that are quicker to make than to hand between threads (0.5 ms)
+    are made on the spot instead. The data is not sharded between ranks: give the loader a
+    `DistributedSampler`.
 
     Args:
         loader: any iterable of batches.
@@ -46,7 +46,7 @@ class MpDeviceLoader:
         self._wait = InputWait()
         one_pass = Pass(
             pace=self._pace,
-            direct=self._pace.quick(),
+            adapts=True,
             position=self._position,
             start=start,
             wait=self._wait,

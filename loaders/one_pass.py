@@ -2,8 +2,8 @@
 
 import logging
 
+from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.position import Position, Start
-from torch_xdist.loaders.source import Pace
 from torch_xdist.loaders.wait import BOUND, InputWait
 
 log = logging.getLogger(__name__)
@@ -17,13 +17,13 @@ class Pass:
     def __init__(
         self,
         pace: Pace | None = None,
-        direct: bool = False,
+        adapts: bool = False,
         position: Position | None = None,
         start: Start | None = None,
         wait: InputWait | None = None,
     ) -> None:
         self.pace = pace or Pace()
-        self.direct = direct
+        self.adapts = adapts
         self.position = position or Position()
         self.start = start
         self.wait = wait or InputWait()

@@ -16,7 +16,14 @@ import torch
 from torch_xdist import cuts, transfer, world
 from torch_xdist.loaders import sharing
 from torch_xdist.loaders.errors import ArgumentError
-from torch_xdist.loaders.feed import CLOSE_WAIT_S, END, DirectFeed, MoveTensor, ThreadedFeed, mover
+from torch_xdist.loaders.feed import (
+    CLOSE_WAIT_S,
+    END,
+    AdaptiveFeed,
+    MoveTensor,
+    ThreadedFeed,
+    mover,
+)
 from torch_xdist.loaders.one_pass import Pass
 from torch_xdist.loaders.padding import Buckets, PadTo, PadValue, padding
 from torch_xdist.loaders.sharding import sharded
@@ -103,18 +110,21 @@ class ParallelLoader:
             pace=self._pass.pace,
         )
         moves = [sharded(mover(move, device), input_sharding) for device in self._devices]
-        self._feed: DirectFeed | ThreadedFeed
-        if self._pass.direct and len(moves) == 1:
-            self._feed = DirectFeed(source, moves[0], self._pass.pace)
+        pace = self._pass.pace
+        threaded = partial(
+            ThreadedFeed,
+            source,
+            moves,
+            host_size=loader_prefetch_size,
+            device_size=device_prefetch_size,
+            movers=host_to_device_transfer_threads,
+            pace=pace,
+        )
+        self._feed: AdaptiveFeed | ThreadedFeed
+        if self._pass.adapts and pace.is_quick() and len(moves) == 1:
+            self._feed = AdaptiveFeed(source, moves[0], pace, threaded)
         else:
-            self._feed = ThreadedFeed(
-                source,
-                moves,
-                host_size=loader_prefetch_size,
-                device_size=device_prefetch_size,
-                movers=host_to_device_transfer_threads,
-                pace=self._pass.pace,
-            )
+            self._feed = threaded()
         # The threads end when nobody can ask for a batch any more.
         weakref.finalize(self, self._feed.close).atexit = False
 

@@ -16,46 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from torch_xdist.loaders.errors import BatchError
+from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.position import Start
 from torch_xdist.loaders.structure import tensors
-
-QUICK_S = 0.5e-3
-_SAMPLES = 128
-_ENOUGH = 3
-
-
-class Pace:
-    """What a batch costs: seconds to make it and to move it, the newest samples of each."""
-
-    def __init__(self) -> None:
-        self._made_s: deque[float] = deque(maxlen=_SAMPLES)
-        self._moved_s: deque[float] = deque(maxlen=_SAMPLES)
-
-    def made(self, seconds: float, *, first: bool) -> None:
-        """A batch was made. The first of a pass is not counted: it starts the workers."""
-        if not first:
-            self._made_s.append(seconds)
-
-    def moved(self, seconds: float) -> None:
-        """A batch was moved."""
-        self._moved_s.append(seconds)
-
-    def quick(self) -> bool:
-        """Whether handing batches between threads costs more than making them on the spot.
-
-        The median is what a batch costs; the mean sees a few that are dear (a refilled buffer).
-        """
-        if len(self._made_s) < _ENOUGH or len(self._moved_s) < _ENOUGH:
-            return False
-        typical_s = median(self._made_s) + median(self._moved_s)
-        return typical_s < QUICK_S and mean(self._made_s) < 2 * QUICK_S
 
 
 class Made(NamedTuple):

@@ -124,10 +124,10 @@ def run_script(text, timeout_s=90):
 SCRIPT = """
     import sys, torch
     from torch.utils.data import DataLoader, TensorDataset
-    from torch_xdist.loaders.mp_device import MpDeviceLoader
+    from torch_xdist.loaders.parallel import ParallelLoader
     rows = TensorDataset(torch.ones(4000, 64))
-    loader = MpDeviceLoader(DataLoader(rows, batch_size=1, num_workers={workers}), "xla:0")
-    iterator = iter(loader)
+    loader = DataLoader(rows, batch_size=1, num_workers={workers})
+    iterator = ParallelLoader(loader, ["xla:0"]).per_device_loader("xla:0")
     for _ in range(3):
         next(iterator)
     {end}

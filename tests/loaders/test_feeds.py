@@ -10,6 +10,7 @@ import torch
 from torch_xdist.loaders import threads
 from torch_xdist.loaders.errors import ArgumentError, BatchError
 from torch_xdist.loaders.mp_device import MpDeviceLoader
+from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.parallel import ParallelLoader
 
 pytestmark = pytest.mark.usefixtures("cuts_made")
@@ -218,25 +219,36 @@ def test_the_users_generator_is_closed_when_the_pass_ends_early():
     assert _ended() and closed == [True]
 
 
-def test_quick_batches_are_made_on_the_spot_from_the_second_pass_on():
+def test_quick_batches_are_made_on_the_spot(monkeypatch):
+    monkeypatch.setattr(Pace, "is_quick", lambda self: True)
     loader = MpDeviceLoader(Numbers(50), DEVICE, move=copy)
-    assert ints(loader) == list(range(50))
+    for _ in range(2):
+        for got, batch in enumerate(loader):
+            assert int(batch) == got
+            assert threads.live() == []
+
+
+def test_batches_that_become_slow_are_read_ahead_from_there_on(monkeypatch):
+    paces = []
+    monkeypatch.setattr(Pace, "is_quick", lambda self: paces.append(self) or len(paces) <= 20)
+    loader = MpDeviceLoader(Numbers(10**9), DEVICE, move=copy)
     for got, batch in enumerate(loader):
         assert int(batch) == got
-        assert threads.live() == []
-    assert ints(loader) == list(range(50))
+        assert bool(threads.live()) == (got >= 19)
+        if got == 40:
+            break
 
 
 def test_slow_batches_are_read_ahead_in_every_pass():
-    loader = MpDeviceLoader(Numbers(6, pause_s=0.005), DEVICE, move=copy)
-    for _ in range(2):
+    loader = MpDeviceLoader(Numbers(6, pause_s=0.006), DEVICE, move=copy)
+    for before in (2, 1):
         iterator = iter(loader)
-        next(iterator)
+        assert ints(next(iterator) for _ in range(before)) == list(range(before))
         assert threads.live()
-        assert ints(iterator) == [1, 2, 3, 4, 5]
+        assert ints(iterator) == list(range(before, 6))
 
 
-def test_an_exception_on_the_spot_comes_after_the_good_batches_too():
+def test_an_exception_on_the_spot_comes_after_the_good_batches_too(monkeypatch):
     class Failing(Numbers):
         fails = False
 
@@ -245,6 +257,7 @@ def test_an_exception_on_the_spot_comes_after_the_good_batches_too():
             if self.fails:
                 raise OSError("disk gone")
 
+    monkeypatch.setattr(Pace, "is_quick", lambda self: True)
     source = Failing(10)
     loader = MpDeviceLoader(source, DEVICE, move=copy)
     list(loader)
