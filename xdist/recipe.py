@@ -7,6 +7,7 @@ lowering that does not fit is noticed at the user's line, where the CPU can stil
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from torch_xdist.bind import Recipe, fill, fit
 from torch_xdist.dtypes import to_jax
 from torch_xdist.ops import load_all
 from torch_xdist.ops.decomps import DECOMPOSED
-from torch_xdist.ops.table import LOWERINGS, RANDOM
+from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 from torch_xdist.plan import Number, Plan, Slot, number_types
 from torch_xdist.promote import SELECTORS, computation_dtype
 from torch_xdist.trace import Kind
@@ -65,6 +66,9 @@ def _of_lowering(plan: Plan) -> Recipe | None:
         lowering = LOWERINGS.get(plan.name)
     if lowering is None:
         return None
+    if plan.lowering is None and plan.name in STRIDED:
+        contiguous = tuple(kind.meta.is_contiguous() for kind in plan.operand_kinds)
+        lowering = partial(lowering, contiguous=contiguous)
     takes_key = plan.lowering is None and plan.name in RANDOM
     is_pointwise = plan.op is not None and plan.op.is_pointwise and plan.lowering is None
     compute = _pointwise_dtype(plan) if is_pointwise else None

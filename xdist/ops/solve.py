@@ -1,11 +1,14 @@
 """LU factorization and what rests on it: solving, inverse, determinants; least squares.
 
-LU and pivots that torch's gradient formulas reuse are those of the TRANSPOSE of a real matrix, as
-on the CPU for contiguous ones; arrays have no strides here, so every matrix counts as contiguous.
+torch's gradient formulas reuse the LU of a matrix or of its transpose; which, they decide by its
+strides, in a way that differs between releases. So the rows ask torch once how it factors.
 """
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
 from torch_xdist.ops.linalg import eliminate, first_bad, mh, solve_triangular
@@ -30,9 +33,21 @@ def _lu(a: jax.Array, pivot: bool = True) -> tuple[jax.Array, jax.Array]:
     return lu, pivots + 1
 
 
-def _lu_for_gradients(a: jax.Array) -> tuple[jax.Array, jax.Array, bool]:
+@cache
+def _factors_transpose(name: str, result: int) -> bool:
+    """Whether this torch factors the transpose of a contiguous real matrix."""
+    a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    operands = (a, a) if name == "_linalg_solve_ex" else (a,)
+    lu: torch.Tensor = getattr(torch.ops.aten, name)(*operands)[result]
+    return bool(lu[0, 0] == 2)  # the largest of the first row, not of the first column
+
+
+def _lu_for_gradients(
+    a: jax.Array, name: str, result: int, contiguous: tuple[bool, ...]
+) -> tuple[jax.Array, jax.Array, bool]:
     """LU and pivots of a, or of its transpose where the flag says so."""
-    flipped = not jnp.iscomplexobj(a)
+    real_rows = contiguous[0] and not jnp.iscomplexobj(a)
+    flipped = real_rows and _factors_transpose(name, result)
     return (*_lu(_mt(a) if flipped else a), flipped)
 
 
@@ -100,9 +115,14 @@ def lu_solve(
     return jnp.take_along_axis(x, jnp.argsort(order, -1)[..., None], -2)
 
 
-@lowers("aten._linalg_solve_ex.default")
+@lowers("aten._linalg_solve_ex.default", strided=True)
 def solve_ex(
-    A: jax.Array, B: jax.Array, *, left: bool = True, check_errors: bool = False
+    A: jax.Array,
+    B: jax.Array,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+    contiguous: tuple[bool, ...] = (True, True),
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     # torch takes B for a batch of vectors where it has A's shape without the last dim.
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and A.shape[:-1] == B.shape)
@@ -123,15 +143,19 @@ def _swaps(pivots: jax.Array) -> jax.Array:
     return 1 - 2 * (jnp.sum(moved, -1) % 2)
 
 
-@lowers("aten._linalg_det.default")
-def det(A: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    lu, pivots, _ = _lu_for_gradients(A)
+@lowers("aten._linalg_det.default", strided=True)
+def det(
+    A: jax.Array, *, contiguous: tuple[bool, ...] = (True,)
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    lu, pivots, _ = _lu_for_gradients(A, "_linalg_det", 1, contiguous)
     return jnp.prod(_diagonal(lu), -1) * _swaps(pivots).astype(A.dtype), lu, pivots
 
 
-@lowers("aten._linalg_slogdet.default")
-def slogdet(A: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    lu, pivots, _ = _lu_for_gradients(A)
+@lowers("aten._linalg_slogdet.default", strided=True)
+def slogdet(
+    A: jax.Array, *, contiguous: tuple[bool, ...] = (True,)
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    lu, pivots, _ = _lu_for_gradients(A, "_linalg_slogdet", 2, contiguous)
     diagonal = _diagonal(lu)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _swaps(pivots).astype(A.dtype)
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), lu, pivots

@@ -13,6 +13,7 @@ _F = TypeVar("_F", bound=Lowering)
 
 LOWERINGS: dict[str, Lowering] = {}
 RANDOM: set[str] = set()
+STRIDED: set[str] = set()
 
 
 def add_rows(rows: Mapping[str, Lowering]) -> None:
@@ -21,14 +22,20 @@ def add_rows(rows: Mapping[str, Lowering]) -> None:
         _enter(name, lowering)
 
 
-def lowers(*names: str, random: bool = False) -> Callable[[_F], _F]:
-    """Enter the decorated function under each name; `random`: its first parameter is a key."""
+def lowers(*names: str, random: bool = False, strided: bool = False) -> Callable[[_F], _F]:
+    """Enter the decorated function under each name.
+
+    `random`: its first parameter is a key. `strided`: it takes a keyword `contiguous`, for each
+    tensor operand whether its nominal strides are contiguous, which some gradients depend on.
+    """
 
     def enter(lowering: _F) -> _F:
         for name in names:
             _enter(name, lowering)
             if random:
                 RANDOM.add(name)
+            if strided:
+                STRIDED.add(name)
         return lowering
 
     return enter
