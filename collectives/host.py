@@ -255,6 +255,14 @@ def endpoint(device: int | None = None) -> Endpoint:
     return found
 
 
+def taken_error() -> BaseException | None:
+    """The error of a collective that failed in this process, once.
+
+    JAX turns it into an error of its own, of one class or another, where a value is read.
+    """
+    return next((error for end in _endpoints.values() if (error := end.taken_error())), None)
+
+
 def note(where: str) -> None:
     """Show `where` in the messages of the collectives that run from now on."""
     for end in _endpoints.values():

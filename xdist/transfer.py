@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torch_xdist import device, dtypes, metrics
+from torch_xdist.collectives import host
 from torch_xdist.tensor import XlaTensor, wrap
 from torch_xdist.trace import Cell, Trace, dense_kind
 
@@ -63,7 +64,10 @@ def scalar_to_device(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
 def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor of its own memory with a buffer's values."""
     started = time.perf_counter()
-    array = np.asarray(buffer)
+    try:
+        array = np.asarray(buffer)
+    except (RuntimeError, ValueError) as error:
+        raise host.taken_error() or error from None
     result = torch.empty(array.shape, dtype=dtype)
     bits = _BITS.get(dtype)
     if bits is None:

@@ -1,0 +1,102 @@
+"""Small messages between ranks: boards, mailboxes, agreement."""
+
+import threading
+
+import pytest
+
+from torch_xdist.collectives import channel
+from torch_xdist.collectives.board import Board
+from torch_xdist.collectives.errors import RankLostError
+from torch_xdist.collectives.mail import Mailbox
+
+
+def talk(rank, size):
+    from torch_xdist.collectives import channel
+    from torch_xdist.collectives.errors import MismatchError
+
+    found = [channel.exchange("a", b"x" * rank), channel.all_gather("n", rank * 10)]
+    found.append(channel.exchange("some", str(rank).encode(), (2, 0)) if rank != 1 else None)
+    channel.agree("version", "1")
+    try:
+        channel.agree("version", str(min(rank, 1)))
+    except MismatchError as error:
+        found.append(str(error))
+    channel.current().send((rank + 1) % size, "ring", bytes([rank]))
+    found.append(channel.current().receive((rank - 1) % size, "ring"))
+    return found
+
+
+def test_processes_exchange_agree_and_send(pool):
+    told = "version: the ranks differ: rank 0: 0; ranks 1 and 2: 1; make them equal"
+    for rank, found in enumerate(pool.run(3, talk)):
+        before = (rank - 1) % 3
+        assert found == [
+            [b"", b"x", b"xx"],
+            [0, 10, 20],
+            None if rank == 1 else [b"2", b"0"],
+            told,
+            (before, bytes([before])),
+        ]
+
+
+def two_threads(rank, size):
+    import threading
+
+    from torch_xdist.collectives import channel
+
+    found = {}
+
+    def work(tag):
+        found[tag] = [channel.all_gather(tag, rank + turn) for turn in range(5)]
+
+    # Each rank starts its threads in another order.
+    tags = ["x", "y"] if rank else ["y", "x"]
+    threads = [threading.Thread(target=work, args=(tag,)) for tag in tags]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_tags_keep_the_threads_of_a_rank_apart(pool):
+    expected = [[turn, 1 + turn] for turn in range(5)]
+    assert pool.run(2, two_threads) == [{"x": expected, "y": expected}] * 2
+
+
+def test_a_world_of_one_talks_to_itself():
+    channel.use(None)
+    assert channel.exchange("tag", b"alone") == [b"alone"]
+    assert channel.all_gather("tag", 7) == [7]
+    channel.agree("tag", "value")
+    channel.current().send(0, "self", b"note")
+    assert channel.current().receive(0, "self") == (0, b"note")
+
+
+def test_a_board_forgets_a_meeting_when_all_have_read_it():
+    board = Board()
+    found = []
+    threads = [
+        threading.Thread(target=lambda r=r: found.append(board.exchange("t", (0, 1), r, b"%d" % r)))
+        for r in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[b"0", b"1"]] * 2
+    assert not board._meetings
+
+
+def test_letters_are_taken_by_source_in_order():
+    box = Mailbox()
+    for source, text in [(1, b"a"), (2, b"b"), (1, b"c")]:
+        box.put(source, "s", text)
+    assert box.take(2, "s", lambda rank: False) == (2, b"b")
+    assert box.take(None, "s", lambda rank: False) == (1, b"a")
+    assert box.take(1, "s", lambda rank: False) == (1, b"c")
+
+
+def test_a_letter_from_a_rank_that_ended_is_not_waited_for():
+    with pytest.raises(RankLostError, match="recv: rank 1 has ended and sent nothing more on 's'"):
+        Mailbox().take(1, "s", lambda rank: True)
