@@ -3,26 +3,40 @@
 Every cut has a named reason and the user's file:line; both are counted and kept in `LOG`.
 """
 
+import importlib.util
+import os
 import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
-import torch
 
-from torch_xdist import closures, device, metrics, program, settings
+from torch_xdist import closures, device, metrics, program, reports, settings
 from torch_xdist.errors import CutError
 from torch_xdist.progress import PROGRESS
 from torch_xdist.trace import Cell, Trace, View
 from torch_xdist.views import slot_of
 
 SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
-_OURS = (
-    str(Path(__file__).resolve().parent),
-    str(Path(__file__).resolve().parent.parent / "torch_xla"),
-    str(Path(torch.__file__).resolve().parent),
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package's files lie, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+_PACKAGES = (
+    "torch_xdist",
+    "torch_xdist.launcher",
+    "torch_xdist.loaders",
+    "torch_xdist.collectives",
+)
+_OURS = tuple(
+    folder + os.sep
+    for package in (*_PACKAGES, "torch_xla", "torch")
+    for folder in _folders(package)
 )
 
 
@@ -88,9 +102,11 @@ def _run(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
     outs = tuple(dict.fromkeys([*live, *extra]))
     found = {slot: held[slot] for slot in slots if slot in held}
     held.clear()
+    reports.before_run(trace, outs)
     launch = program.prepare(trace, outs, may_donate=True)
     compiled = program.find(trace, launch)
     _note(trace, reason, compiled)
+    reports.at_run(trace, reason, compiled, len(outs))
     results = program.execute(trace, compiled, launch)
     for slot, value in zip(outs, results):
         for cell in live.get(slot, ()):
@@ -138,6 +154,7 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
       wait: return only when the device is done.
       reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
     """
+    reports.check_no_open_scope()
     trace = device.trace_of(device.index_of(device_))
     metrics.count("MarkStep")
     PROGRESS.step += 1
@@ -149,6 +166,7 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
     for cells in outputs.values():
         if cells[0].buffer is not None:
             cells[0].buffer.block_until_ready()
+    reports.at_sync()
     closures.run_step_closures()
 
 

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from torch_xdist import cuts, world
-from torch_xdist.errors import CutError
+from torch_xdist import cuts, reports, world
 
 F = TypeVar("F", bound=Callable[..., Any])
 _running: list[str] = []
@@ -81,12 +80,12 @@ class Trace(jax.profiler.TraceAnnotation):
         self.name = name
 
     def __enter__(self) -> "Trace":
-        _scopes().append(self.name)
+        reports.open_scopes().append(self.name)
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        _scopes().remove(self.name)
+        reports.open_scopes().remove(self.name)
         super().__exit__(*failure)
 
 
@@ -119,21 +118,3 @@ def trace_me(scope: str) -> Callable[[F], F]:
         return wrapped  # type: ignore[return-value]
 
     return decorate
-
-
-_thread = threading.local()
-
-
-def _scopes() -> list[str]:
-    if not hasattr(_thread, "scopes"):
-        _thread.scopes = []
-    return _thread.scopes
-
-
-def check_no_open_scope() -> None:
-    """Raise CutError where a step would end inside a `Trace` block. Called by sync."""
-    if _scopes():
-        raise CutError(
-            f"sync: Expecting scope to be empty but it is {'.'.join(_scopes())}; end the step after"
-            " the Trace block, or use StepTrace"
-        )

@@ -1,18 +1,21 @@
 """What is written at a cut or at the end of a step when a variable asks for it.
 
 Metrics (XLA_METRICS_FILE), graphs (XLA_SAVE_TENSORS_FILE) and the analysis of PT_XLA_DEBUG. The
-cuts call `before_run`, `after_run` and `at_sync`; where nothing is asked for, each is one test.
+cuts call `before_run`, `at_run` and `at_sync`; where nothing is asked for, each is one test.
 """
 
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import torch
 
 from torch_xdist import graph_text, metrics, settings, world
+from torch_xdist.errors import CutError
+from torch_xdist.program import Program
 from torch_xdist.trace import Trace
 
 _RULE = "=" * 80
@@ -67,24 +70,26 @@ def before_run(trace: Trace, outs: Sequence[int]) -> None:
     """Append the graph that is about to run to XLA_SAVE_TENSORS_FILE, if that is set."""
     target = settings.current().graph_file
     if target is not None:
-        text = graph_text.block(trace, outs, frames())
+        text = graph_text.block(trace, outs, frames(), getattr(_thread, "name", ""))
         _append(f"{target}.{world.rank() or trace.device_index}", text)
 
 
-def after_run(
-    reason: str, *, compiled: bool, fingerprint: str, inputs: int, outputs: int, name: str = ""
-) -> None:
-    """Print why a program was compiled, and at level 2 why it ran (PT_XLA_DEBUG_LEVEL)."""
+def at_run(trace: Trace, reason: str, compiled: Program, outputs: int) -> None:
+    """Print why a program is compiled, and at level 2 why it runs (PT_XLA_DEBUG_LEVEL)."""
     level = settings.current().debug_level
-    if level <= 0 or world.current().local_rank:
+    if level <= 0 or world.current().local_rank or reason == "eager":
         return
-    kinds = (["Compilation"] if compiled else []) + (["Execution"] if level >= 2 else [])
+    kinds = ([] if compiled.is_compiled else ["Compilation"]) + (["Execution"] if level > 1 else [])
     for kind in kinds:
-        lines = [_RULE, f"{kind} Cause", f"  {cause(reason)}", "Graph Info: "]
-        lines += [f"  Graph Name: {name}"] if name else []
-        lines += [
-            f"  Graph Hash: {fingerprint}",
-            f"  Number of Graph Inputs: {inputs}",
+        named = [f"  Graph Name: {_thread.name}"] if getattr(_thread, "name", "") else []
+        lines = [
+            _RULE,
+            f"{kind} Cause",
+            f"  {cause(reason)}",
+            "Graph Info: ",
+            *named,
+            f"  Graph Hash: {compiled.fingerprint}",
+            f"  Number of Graph Inputs: {_inputs(trace)}",
             f"  Number of Graph Outputs: {outputs}",
             "Python Frame Triggered Execution: ",
             *_shown_frames(reason),
@@ -94,9 +99,44 @@ def after_run(
         _tell("\n" + "".join(f"{kind} Analysis: {line}\n" for line in lines), sys.stderr)
 
 
+def _inputs(trace: Trace) -> int:
+    """Leaves and runtime scalars; the seed and the counters of random rows count once."""
+    random_rows = sum(row[0].is_random for row in trace.rows)
+    scalars = len(trace.floats) + len(trace.ints) - 2 * random_rows
+    return len(trace.leaves) + scalars + bool(random_rows)
+
+
+@contextmanager
+def graph_named(name: str) -> Iterator[None]:
+    """Programs that run inside the block are called so in the reports."""
+    _thread.name = name
+    try:
+        yield
+    finally:
+        _thread.name = ""
+
+
+def open_scopes() -> list[str]:
+    """The names of the profiler's `Trace` blocks this thread is in, outermost first."""
+    if not hasattr(_thread, "scopes"):
+        _thread.scopes = []
+    return _thread.scopes
+
+
+def check_no_open_scope() -> None:
+    """Raise CutError where a step would end inside a profiler's `Trace` block."""
+    if open_scopes():
+        raise CutError(
+            f"sync: Expecting scope to be empty but it is {'.'.join(open_scopes())}; end the step"
+            " after the Trace block, or use StepTrace"
+        )
+
+
 def _shown_frames(reason: str) -> list[str]:
     limit = settings.current().debug_frames
-    found = (["sync"] if reason == "sync" else []) + list(frames())
+    # The line where the step ended comes first, as if `sync` were the user's own.
+    first = [f"sync ({Path(__file__).with_name('cuts.py')}:1)"] if reason == "sync" else []
+    found = first + list(frames())
     return [f"  {frame}" for frame in found[:limit]] + ["  .........."]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist import cuts
+from torch_xdist import cuts, reports
 from torch_xdist.eager import eager_mode, is_eager_mode
 from torch_xdist.errors import CutError
 
@@ -70,7 +70,8 @@ class CompiledStep:
             return self._function(*args, **kwargs)
 
     def __enter__(self) -> "CompiledStep":
-        cuts.sync()
+        with reports.graph_named(f"{self.name}_clear_pending"):
+            cuts.sync()
         self._cuts_before = cuts.REASONS.total()
         self._was_eager = is_eager_mode()
         eager_mode(False)
@@ -79,7 +80,8 @@ class CompiledStep:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         inside = cuts.REASONS.total() - self._cuts_before
         last = cuts.LOG[-1] if inside else None
-        cuts.sync()
+        with reports.graph_named(self.name):
+            cuts.sync()
         eager_mode(self._was_eager)
         if error is not None:
             return
