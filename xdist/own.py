@@ -40,9 +40,9 @@ def own_row(
 
     Returns a list with one tensor per result; shapes and dtypes are those JAX infers.
     """
+    target = trace_of(name, tensors) if trace is None else trace
     plan = plan_of(name, lowering, tensors, key)
     plan.is_collective = collective
-    target = trace_of(name, tensors) if trace is None else trace
     slots = [slot_of(t.cell) for t in tensors]
     if collective:
         target.collectives += 1
