@@ -59,7 +59,7 @@ class Adam(_SkipsOnDevice, torch.optim.Adam):
     """
 
     def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(params, *args, **{"capturable": True, **kwargs})
+        super().__init__(params, *args, **{"capturable": True, "foreach": False, **kwargs})
 
 
 class AdamW(_SkipsOnDevice, torch.optim.AdamW):
@@ -69,4 +69,4 @@ class AdamW(_SkipsOnDevice, torch.optim.AdamW):
     """
 
     def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(params, *args, **{"capturable": True, **kwargs})
+        super().__init__(params, *args, **{"capturable": True, "foreach": False, **kwargs})

@@ -62,7 +62,9 @@ def finish(
         return None
     if fresh:
         return tuple(results) if len(results) > 1 else results[0]
-    return targets[0] if len(targets) == 1 else tuple(targets)
+    # An operator may write to more than it returns: _amp_update_scale_ does.
+    count = len(op.func._schema.returns)
+    return targets[0] if count == 1 else tuple(targets[:count])
 
 
 def check_result(op: Op, result: Kind, target: Kind, *, is_out: bool) -> None:

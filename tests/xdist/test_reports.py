@@ -118,9 +118,9 @@ def test_findings_go_into_a_file(ask, tmp_path, monkeypatch):
 
 
 def test_a_step_may_not_end_inside_a_trace_block():
-    with xp.Trace("conv1"), xp.Trace("conv1.1"):
-        with pytest.raises(RuntimeError, match=r"Expecting scope to be empty but it is conv1\.con"):
-            torch_xla.sync()
+    refused = pytest.raises(RuntimeError, match=r"Expecting scope to be empty but it is conv1\.con")
+    with xp.Trace("conv1"), xp.Trace("conv1.1"), refused:
+        torch_xla.sync()
     torch_xla.sync()
 
 
