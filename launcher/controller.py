@@ -267,6 +267,7 @@ class Attempt:
             seen
             for seen in workers
             if seen.progress is not None
+            and seen.finished_s is None
             and seen.progress.state == "compiling"
             and now_s - seen.changed_s >= self.job.timeouts.notice_s
         ]

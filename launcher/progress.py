@@ -4,8 +4,9 @@ Pure, from what was last seen of every rank; times are seconds on the controller
 The controller shows these lines; `verdict` asks who left early.
 """
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_xdist.launcher.records import Failure, Progress, ranks_text
 from torch_xdist.launcher.settings import OFF, Timeouts
@@ -126,7 +127,9 @@ def left_early(
         return None
     first = min(gone, key=lambda seen: (seen.finished_s or 0.0, seen.rank))
     since_s = max([first.finished_s or 0.0] + [seen.changed_s for seen in waiting])
-    return first, standing([*gone, *(waiting or running)]), since_s
+    # A rank that has ended since, for want of its peer, is shown where it waited.
+    as_it_was = [replace(seen, exit_code=None, state="") for seen in waiting or running]
+    return first, standing([*gone, *as_it_was]), since_s
 
 
 def divergence(workers: Sequence[Seen]) -> str:
@@ -162,7 +165,7 @@ def _phrase(worker: Seen) -> tuple[int, str] | None:
         return 1, f"is {worker.state}" + (f" after step {progress.step}" if progress else "")
     if progress is None:
         return None
-    where = f" ({progress.where})" if progress.where else ""
+    where = f" ({os.path.basename(progress.where)})" if progress.where else ""
     if progress.state == "waiting":
         return 5, f"waits in {progress.collective or 'a collective'} #{progress.seq}{where}"
     if progress.state == "compiling":

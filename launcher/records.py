@@ -5,6 +5,7 @@ line. Nothing here reads a clock or the system.
 """
 
 import json
+import re
 import signal as signals
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -156,23 +157,22 @@ def describe(failure: Failure) -> str:
     )
     if place:
         who += f" ({', '.join(place)})"
-    after = f" after step {failure.step}" if failure.step else ""
-    return f"{who} {_what(failure)}{after}"
+    message = f": {failure.message}" if failure.message else ""
+    return f"{who} {_what(failure)}{_when(failure)}{message}"
 
 
 def _what(failure: Failure) -> str:
-    message = f": {failure.message}" if failure.message else ""
     if failure.kind == "oom":
-        return "was killed for using too much memory (out of memory, SIGKILL)" + message
+        return "was killed for using too much memory (out of memory, SIGKILL)"
     if failure.kind == "signal":
         if failure.signal is None:
-            return "was killed by a signal" + message
+            return "was killed by a signal"
         verb = "was killed by" if failure.signal in (9, 15) else "died of"
-        return f"{verb} {signal_name(failure.signal)} (signal {failure.signal}){message}"
+        return f"{verb} {signal_name(failure.signal)} (signal {failure.signal})"
     if failure.kind == "exception":
-        return f"raised {failure.type or 'an exception'}{message}"
+        return f"raised {failure.type or 'an exception'}"
     if failure.kind == "exit":
-        return f"exited with code {failure.exit_code}{message}"
+        return f"exited with code {failure.exit_code}"
     words = {
         "early_exit": "finished early, while others still needed it",
         "hang": "did not go on",
@@ -181,17 +181,26 @@ def _what(failure: Failure) -> str:
         "launch": "could not be started",
         "pickle": "has a function, argument or result that cannot be pickled",
     }
-    return words[failure.kind] + message
+    return words[failure.kind]
+
+
+def _when(failure: Failure) -> str:
+    """The step; a rank that died is known by its last heartbeat only, and may have been further."""
+    if not failure.step or failure.kind in ("early_exit", "hang", "launch", "pickle"):
+        return ""
+    return f" after step {failure.step}" + (" or later" if failure.kind != "exception" else "")
 
 
 def fold(failures: Sequence[Failure]) -> list[tuple[list[int], Failure]]:
-    """Group equal failures (kind, type, message, code): ([ranks], the first of them), in order.
+    """Group equal failures: ([ranks], the first of them), in order.
 
-    Tracebacks are not compared: addresses in them differ between processes.
+    Consequences of another failure differ in ranks, ports and times only: numbers do not count.
+    Tracebacks are never compared: addresses in them differ between processes.
     """
     groups: dict[tuple[Any, ...], tuple[list[int], Failure]] = {}
     for failure in failures:
-        key = (failure.kind, failure.type, failure.message, failure.signal, failure.exit_code)
+        message = re.sub(r"\d+", "#", failure.message) if failure.secondary else failure.message
+        key = (failure.kind, failure.type, message, failure.signal, failure.exit_code)
         groups.setdefault(key, ([], failure))[0].append(failure.rank)
     return list(groups.values())
 

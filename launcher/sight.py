@@ -126,6 +126,7 @@ class Sight:
         rank = int(message["rank"])
         facts = {key: value for key, value in message.items() if key in _FAILURE_FIELDS}
         self.exceptions[rank] = blob
+        self._progress(rank, message.get("progress"), now_s)
         self._see(rank, report=self.identified(Failure(rank, time=now_s, **facts)))
 
     def _ended(self, message: Message, now_s: float) -> Message:

@@ -21,6 +21,7 @@ FATE_SHARING_S = 10.0
 SETTLE_S = 0.5
 # An exception raised this long after a signal death may still be the cause: hosts' clocks differ.
 TIE_S = 0.1
+_ERROR_LINES = 12
 SIGABRT = 6
 SIGKILL = 9
 
@@ -30,6 +31,8 @@ _ECHO = re.compile(
     r"|coordination ?service|coordination agent|different incarnation"
     r"|gloo [\w -]*(failed|error)|gloo/transport|heartbeat timeout"
     r"|remote process exited|lost (a|its|the) peers?"
+    # What our own collectives say.
+    r"|\bRankLostError\b|rank \d+ (\(pid \d+\) )?has ended\b"
     r"|another (task|rank|process) (has )?(died|failed|left)|task .{0,80} (died|unhealthy)",
     re.IGNORECASE,
 )
@@ -159,10 +162,11 @@ def _is_echo(
     if failure.kind == "exception":
         return is_echo_text(f"{failure.type}: {failure.message}")
     if failure.kind == "exit":
-        return bool(worker.tail) and is_echo_text(worker.tail[-1])
+        # The error is among the last lines; JAX and torch add remarks after it.
+        return any(is_echo_text(line) for line in worker.tail[-_ERROR_LINES:])
     if failure.kind != "signal" or failure.signal != SIGABRT:
         return False
-    if any(is_echo_text(line) for line in worker.tail[-20:]):
+    if any(is_echo_text(line) for line in worker.tail[-_ERROR_LINES:]):
         return True
     ends = [_failed_s(other) for other in others]
     ends += [seen.finished_s for seen in everyone if seen.finished_s is not None]

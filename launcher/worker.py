@@ -171,7 +171,7 @@ def _fail(link: Link, error: BaseException) -> None:
 
 def _report(link: Link, facts: Message, code: int, blob: bytes = b"") -> NoReturn:
     _flush()
-    link.send({"op": "failed", "time": time.monotonic(), **facts}, blob)
+    link.send({"op": "failed", "time": time.monotonic(), **beat.last(), **facts}, blob)
     os._exit(code)
 
 

@@ -84,14 +84,18 @@ def test_ranks_are_written_short(ranks, text):
     [
         (
             Failure(2, "signal", host="a17", pid=123, signal=9, step=58),
-            "rank 2 (host a17, pid 123) was killed by SIGKILL (signal 9) after step 58",
+            "rank 2 (host a17, pid 123) was killed by SIGKILL (signal 9) after step 58 or later",
         ),
         (Failure(0, "signal", signal=11), "rank 0 died of SIGSEGV (signal 11)"),
         (
-            Failure(1, "exception", type="ValueError", message="no"),
-            "rank 1 raised ValueError: no",
+            Failure(1, "exception", type="ValueError", message="no", step=3),
+            "rank 1 raised ValueError after step 3: no",
         ),
         (Failure(1, "exit", exit_code=7), "rank 1 exited with code 7"),
+        (
+            Failure(1, "hang", message="no rank went on", step=3),
+            "rank 1 did not go on: no rank went on",
+        ),
         (Failure(1, "host_lost", host="b"), "rank 1 (host b) was lost with its host"),
     ],
 )
@@ -118,3 +122,14 @@ def test_equal_failures_are_folded():
     failures = [Failure(rank, "exception", type="KeyError", message="'a'") for rank in range(3)]
     groups = fold([*failures, Failure(3, "signal", signal=9)])
     assert [ranks for ranks, _ in groups] == [[0, 1, 2], [3]]
+
+
+def test_consequences_are_folded_whatever_numbers_they_name():
+    def echo(rank, **more):
+        text = f"rank 1 has ended, while rank {rank} waited 1.{rank} s"
+        return Failure(rank, "exception", type="RankLostError", message=text, **more)
+
+    assert [ranks for ranks, _ in fold([echo(0, secondary=True), echo(2, secondary=True)])] == [
+        [0, 2]
+    ]
+    assert len(fold([echo(0), echo(2)])) == 2

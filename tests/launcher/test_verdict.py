@@ -1,5 +1,7 @@
 """The verdict over a job, from plain facts: no clock, no process."""
 
+from dataclasses import replace
+
 import pytest
 
 from torch_xdist.launcher.records import Failure, Progress
@@ -142,7 +144,7 @@ def test_a_silent_host_is_lost_after_its_time():
 
 
 def test_a_plain_command_that_prints_an_echo_is_an_echo():
-    tail = ("Traceback ...", f"jax.errors.JaxRuntimeError: {ECHO}")
+    tail = ("Traceback ...", f"jax.errors.JaxRuntimeError: {ECHO}", "-----", "For simplicity, JAX")
     ranks = [Seen(0, exit_code=1, ended_s=5.0, tail=tail), killed(1, 9, 5.1)]
     assert root(judge(ranks, 6.0, T)) == (1, "signal", 137)
 
@@ -171,6 +173,17 @@ def test_a_rank_that_left_early_fails_the_job_at_the_exit_barrier():
 def test_a_rank_that_left_early_is_blamed_for_the_first_failure_of_a_peer():
     ranks = [raised(0, 10.0, ECHO), finished(1, 9.5)]
     assert root(judge(ranks, 10.0, T)) == (1, "early_exit", 1)
+
+
+def test_a_rank_that_left_early_is_blamed_with_where_its_peers_waited_when_all_have_ended():
+    peers = [replace(waiting(rank, 10.0), exit_code=1, ended_s=20.0) for rank in (0, 2)]
+    peers = [replace(seen, report=raised(seen.rank, 20.0, ECHO).report) for seen in peers]
+    verdict = judge([peers[0], finished(1, 9.5), peers[1]], 30.0, T)
+    assert root(verdict) == (1, "early_exit", 1)
+    assert verdict.failures[0].message == (
+        "rank 1 left the loop after step 58; ranks 0, 2 wait in all_reduce #59 "
+        "(optimizer_step, train.py:77)"
+    )
 
 
 def test_a_rank_that_works_on_after_the_others_finished_is_waited_for():
@@ -221,6 +234,8 @@ def test_no_root_cause_gives_0():
         "ABORTED: /job:jax_worker/task:1 connected with a different incarnation",
         "NCCL error: remote process exited or there was a network error",
         "all_reduce #59: lost its peer, rank 2",
+        "INTERNAL: RankLostError: rank 1 (pid 4145) has ended after all_reduce(sum) #4",
+        "send: rank 3 has ended ([Errno 111] Connection refused), so rank 0 cannot send to it",
     ],
 )
 def test_what_ranks_say_of_a_lost_peer_is_an_echo(text):
