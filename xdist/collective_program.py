@@ -36,7 +36,11 @@ def _on_host(step: Step, count: int) -> Step:
 
     def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
         host.note(PROGRESS.where)
-        return program(donated, kept, floats, ints)[0]
+        try:
+            return program(donated, kept, floats, ints)[0]
+        except (RuntimeError, ValueError) as error:
+            # XLA ran it on this thread, and turned the error of a collective into one of its own.
+            raise host.taken_error() or error from None
 
     return run
 

@@ -1,6 +1,7 @@
 """Host to device and back. Neither touches the trace, so any thread may call `to_device`."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from torch_xdist.collectives import host
 from torch_xdist.tensor import XlaTensor, wrap
 from torch_xdist.trace import Cell, Trace, dense_kind
 
+_ALIGNMENT = 64
 # torch dtypes numpy does not know, by the integer type of their bits.
 _BITS = {
     torch.bfloat16: torch.int16,
@@ -38,15 +40,42 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 def put(array: np.ndarray, index: int) -> jax.Array:
     """A copy of a host array on xla:`index`; the caller may write to its own afterwards."""
     started = time.perf_counter()
-    buffer = jax.device_put(array, device.jax_device(index), may_alias=False)
+    buffer = jax.device_put(_private_copy(array), device.jax_device(index))
     metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
     return buffer
+
+
+def _private_copy(array: np.ndarray) -> np.ndarray:
+    """A copy nobody else writes to, aligned so that JAX's CPU backend takes it as it is.
+
+    `device_put` of the original would share its memory with the user's tensor.
+    """
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def to_device(tensor: torch.Tensor, target: Any = None) -> XlaTensor:
     """A copy of a CPU tensor on an xla device (default: the thread's)."""
     index = device.index_of(target)
     return wrap(cell_of(tensor, device.trace_of(index)))
+
+
+def all_to_device(tensors: Sequence[torch.Tensor], target: Any = None) -> list[XlaTensor]:
+    """Copies of CPU tensors on one xla device, in one transfer."""
+    trace = device.trace_of(device.index_of(target))
+    started = time.perf_counter()
+    arrays = [_private_copy(as_numpy(tensor)) for tensor in tensors]
+    buffers = jax.device_put(arrays, device.jax_device(trace.device_index))
+    metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
+    moved = []
+    for tensor, buffer in zip(tensors, buffers):
+        cell = Cell(dense_kind(tuple(tensor.shape), tensor.dtype), trace)
+        cell.buffer = buffer
+        moved.append(wrap(cell))
+    return moved
 
 
 def cell_of(tensor: torch.Tensor, trace: Trace) -> Cell:
