@@ -1,14 +1,16 @@
-"""Calls whose result's shape depends on values: they go to the CPU without being tried."""
+"""What only the CPU can tell: shapes that depend on values, and torch's own error messages."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 _NAMES = frozenset({"aten.nonzero.default", "aten.masked_select.default"})
 _INDEXED = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
 _WRITTEN = frozenset({"aten.index_put.default", "aten._unsafe_index_put.default"})
+_ASKED_ELEMENTS = 10_000_000
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -27,3 +29,23 @@ def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
 
 def _has_mask(indices: Sequence[Any]) -> bool:
     return any(i is not None and i.dtype in _MASKS for i in indices)
+
+
+def ask(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> None:
+    """Call an operator on CPU zeros, so that a wrong call raises what CPU torch raises.
+
+    Large operands are not asked about: the message is not worth their memory.
+    """
+    values = (list(metas), named)
+    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
+    if sum(t.numel() for t in tensors) > _ASKED_ELEMENTS:
+        return
+    args, kwargs = pytree.tree_map(_zeros, values)
+    with torch.no_grad():
+        func(*args, **kwargs)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return torch.device("cpu") if isinstance(value, torch.device) else value

@@ -154,6 +154,16 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return writes.finish(op, plan, cells, outs, is_out=bool(op.out_names))
 
 
+def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Torch leaves out a `p` of one half, for which the functional form has no default."""
+    if len(args) == 1 and "p" not in kwargs:
+        args = (*args, 0.5)
+    return write_handler(op, args, kwargs)
+
+
+special.HANDLERS["aten.bernoulli_.float"] = bernoulli_
+
+
 def view_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return make_view(op, args, kwargs)
 

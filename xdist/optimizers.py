@@ -6,6 +6,7 @@ row for all parameters; what the row does not cover goes to torch's own function
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,15 +36,23 @@ def register() -> None:
         setattr(foreach_utils, name, extended)
         if hasattr(torch_optimizer, name):
             setattr(torch_optimizer, name, extended)
+    _extend_everywhere("_get_capturable_supported_devices")
     torch_optimizer._foreach_supported_types.append(XlaTensor)  # type: ignore[arg-type]
     foreach_utils._foreach_supported_types.append(XlaTensor)
     torch_adam._multi_tensor_adam = multi_tensor_adam
 
 
+def _extend_everywhere(name: str) -> None:
+    """Replace a function in every optimizer's module that imported it by name."""
+    for module in [m for n, m in sys.modules.items() if n.startswith("torch.optim.")]:
+        if hasattr(module, name):
+            setattr(module, name, _extended(getattr(module, name)))
+
+
 def _extended(known: Any) -> Any:
-    def supported_devices() -> list[str]:
+    def supported_devices(*args: Any, **kwargs: Any) -> list[str]:
         # torch's C++ grouping names the device underneath.
-        return [*known(), "xla", "lazy"]
+        return [*known(*args, **kwargs), "xla", "lazy"]
 
     supported_devices.__doc__ = known.__doc__
     return supported_devices

@@ -139,14 +139,8 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
     if func is None or cpu_only.is_wanted(func, metas):
         return None
     try:
-        with torch.no_grad():
-            result = func(*metas, **named)
+        result = infer(func, metas, named)
     except NotImplementedError:
-        return None
-    except RuntimeError as error:
-        # Some meta kernels refuse because a shape depends on values; other errors are the user's.
-        if "meta" not in str(error).lower():
-            raise
         return None
     kinds, structure = result_kinds(result)
     plan = Plan(
@@ -160,6 +154,24 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
     )
     plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
     return plan if recipe.prepare(plan) else None
+
+
+def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What torch's meta kernel says of the results.
+
+    Raises torch's own error for a wrong call, and NotImplementedError where only values tell.
+    """
+    try:
+        with torch.no_grad():
+            return func(*metas, **named)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        # Meta kernels written in Python have words of their own: the CPU says torch's.
+        cpu_only.ask(func, metas, named)
+        if "meta" in str(error).lower():
+            raise NotImplementedError(str(error)) from error
+        raise
 
 
 class Template:

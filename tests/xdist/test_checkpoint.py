@@ -144,7 +144,7 @@ def test_a_loader_resumes_with_the_next_batch(tmp_path, monkeypatch):
 
     def make():
         rows = torch.utils.data.DataLoader(range(10), batch_size=1, shuffle=True)
-        return MpDeviceLoader(rows, "xla:0", move=lambda tensor, _: tensor.clone())
+        return MpDeviceLoader(rows, "xla:0", move=lambda tensors, _: tensors)
 
     loader, manager = make(), CheckpointManager(tmp_path)
     iterator = iter(loader)

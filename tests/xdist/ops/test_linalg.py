@@ -1,0 +1,113 @@
+"""Factorizations and what rests on them, with gradients, as CPU torch defines them."""
+
+import pytest
+import torch
+from devices_agree import both
+
+A = torch.tensor([[4.0, 1.0, 0.5], [-1.0, 3.0, 2.0], [0.3, -2.0, 5.0]], dtype=torch.float64)
+B = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]], dtype=torch.float64)
+COMPLEX = torch.complex(A, A.flip(0))
+
+
+def positive(a: torch.Tensor) -> torch.Tensor:
+    return a @ a.mH
+
+
+@pytest.mark.parametrize("a", [A, COMPLEX], ids=["real", "complex"])
+def test_gradients_of_solving_hold_for_any_strides(a: torch.Tensor) -> None:
+    # torch's formulas take the LU for that of the matrix or of its transpose, by its strides.
+    both(torch.linalg.solve, a, B.to(a.dtype))
+    both(lambda a, b: torch.linalg.solve(a.mT, b), a, B.to(a.dtype))
+    both(lambda a, b: torch.linalg.solve(a, b.mT, left=False), a, B.to(a.dtype))
+
+
+def test_gradients_of_determinants_hold_for_any_strides() -> None:
+    both(lambda a: (torch.linalg.det(a), torch.linalg.slogdet(a)[1]), A)
+    both(lambda a: (torch.linalg.det(a.mT), torch.linalg.slogdet(a.mT)[1]), A)
+
+
+def test_inverses() -> None:
+    both(torch.linalg.inv, torch.stack([A, A.T]))
+    both(lambda a: torch.linalg.pinv(a[:, :2]), A)
+
+
+def test_cholesky_reads_only_the_named_triangle() -> None:
+    for upper in (False, True):
+        spoiled = positive(A) + 100 * torch.ones(3, 3).triu(1).to(A) * (-1 if upper else 1)
+        mine = spoiled.mT if upper else spoiled
+        both(lambda a, upper=upper: torch.linalg.cholesky_ex(a, upper=upper).L.detach(), mine)
+
+
+def test_cholesky_names_the_minor_that_fails() -> None:
+    bad = torch.diag(torch.tensor([2.0, 1.0, -1.0, 1.0]))
+    assert torch.linalg.cholesky_ex(bad.to("xla")).info.item() == 3
+    with pytest.raises(torch.linalg.LinAlgError, match="leading minor of order 3"):
+        torch.linalg.cholesky(bad.to("xla"))
+
+
+def test_solving_a_singular_system_raises() -> None:
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.linalg.solve(torch.zeros(2, 2, device="xla"), torch.ones(2, device="xla"))
+
+
+def test_cholesky_and_its_solutions() -> None:
+    both(lambda a: torch.linalg.cholesky(positive(a)), COMPLEX)
+    factor = torch.linalg.cholesky(positive(A))
+    both(lambda f, b: (torch.cholesky_solve(b, f), torch.cholesky_inverse(f)), factor, B)
+    both(lambda f, b: torch.cholesky_solve(b, f, upper=True), factor.mT.contiguous(), B)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+def test_qr(mode: str) -> None:
+    both(lambda a: torch.linalg.qr(a.detach(), mode), B)
+
+
+def test_gradients_of_values_of_matrices() -> None:
+    both(lambda a: torch.linalg.svdvals(a), B)
+    both(lambda a: (torch.linalg.eigvalsh(a, "L"), torch.linalg.eigvalsh(a, "U")), A)
+    both(lambda a: torch.linalg.eigvals(a).abs().sort().values, A)
+    both(lambda a: torch.linalg.svd(a, full_matrices=False).U.abs(), B)
+
+
+def test_lu_in_parts_and_its_solutions() -> None:
+    both(lambda a: torch.linalg.lu(a), torch.cat([A, A[:1] * 2]))
+    both(lambda a: torch.lu_unpack(*torch.linalg.lu_factor(a)), A)
+    for adjoint in (False, True):
+        both(
+            lambda a, b, adjoint=adjoint: torch.linalg.lu_solve(
+                *torch.linalg.lu_factor(a), b, adjoint=adjoint
+            ),
+            COMPLEX,
+            B.to(COMPLEX.dtype),
+        )
+
+
+def test_triangular_systems() -> None:
+    both(lambda a, b: torch.linalg.solve_triangular(a.triu(), b, upper=True), A, B)
+    both(lambda a, b: torch.triangular_solve(b, a, upper=False, transpose=True)[0], A, B)
+
+
+def test_reflectors_multiply() -> None:
+    both(lambda b: torch.geqrf(b.detach()), B)
+    both(lambda b: torch.linalg.householder_product(*torch.geqrf(b.detach())), B)
+    both(lambda b, a: torch.ormqr(*torch.geqrf(b.detach()), a.detach(), True, True), B, A)
+
+
+def test_exponentials_and_least_squares() -> None:
+    both(torch.linalg.matrix_exp, A / 5)
+    both(lambda a, b: torch.linalg.lstsq(a, b[:, :1]).solution, B, A)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances_between_rows(p: float) -> None:
+    both(lambda a, b: torch.cdist(a, b, p), A, A.flip(0) + 0.25)
+    both(lambda a: torch.pdist(a, p), A)
+
+
+def test_empty_matrices_have_factors() -> None:
+    empty = torch.zeros(2, 0, 0)
+    both(lambda a: (torch.linalg.cholesky(a), torch.linalg.det(a), torch.linalg.inv(a)), empty)
+
+
+def test_cross_products_broadcast() -> None:
+    both(lambda a, b: torch.linalg.cross(a, b, dim=0), A, B[:, :1])

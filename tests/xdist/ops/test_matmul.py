@@ -1,0 +1,66 @@
+"""Matrix products as BLAS and torch define them."""
+
+import torch
+from devices_agree import both
+
+A, B = torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 2, 8).reshape(4, 2)
+
+
+def test_a_beta_of_zero_ignores_nan() -> None:
+    both(lambda x, a, b: torch.addmm(x, a, b, beta=0), torch.full((3, 2), torch.nan), A, B)
+
+
+def test_beta_and_alpha_weigh_both_parts() -> None:
+    both(lambda x, a, b: torch.addmm(x, a, b, beta=0.5, alpha=3), torch.ones(2), A, B)
+    both(lambda x, a, v: torch.addmv(x, a, v, alpha=2.5), torch.ones(3), A, torch.ones(4))
+    both(lambda x, a, v: torch.addr(x, a, v, beta=2), torch.ones(3, 4), A[:, 0], A[0])
+
+
+def test_batches_of_products_may_be_summed() -> None:
+    a, b = A.expand(2, 3, 4).clone(), B.expand(2, 4, 2).clone()
+    both(lambda x, a, b: torch.baddbmm(x, a, b, beta=2), torch.ones(1, 1, 2), a, b)
+    both(lambda x, a, b: torch.addbmm(x, a, b, beta=2), torch.ones(3, 2), a, b)
+
+
+def test_integer_products_are_exact() -> None:
+    big = torch.tensor([[2**40 + 1, 3]])
+    both(torch.mm, big, torch.tensor([[2**20 + 1], [7]]))
+    both(torch.mm, torch.tensor([[200]], dtype=torch.uint8), torch.tensor([[2]], dtype=torch.uint8))
+
+
+def test_half_precision_accumulates_in_float32() -> None:
+    ones = torch.ones(1, 4096, dtype=torch.bfloat16)
+    assert (ones.to("xla") @ ones.T.to("xla")).item() == 4096
+
+
+def test_complex_products_conjugate_only_where_asked() -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    both(torch.dot, z, z)
+    both(torch.vdot, z, z)
+    both(lambda a: a.mH @ a, torch.tensor([[1 + 2j, 3 - 1j]]))
+
+
+def test_einsum_bilinear_and_linear() -> None:
+    both(lambda a, b: torch.einsum("ij,kj->ik", a, b), A, A)
+    both(torch.nn.functional.bilinear, A, A, torch.linspace(0, 1, 32).reshape(2, 4, 4))
+    both(torch.nn.functional.linear, A, B.T.contiguous(), torch.ones(2))
+
+
+def test_linear_works_under_inference_mode() -> None:
+    with torch.inference_mode():
+        out = torch.nn.functional.linear(A.to("xla"), B.T.contiguous().to("xla"))
+        torch.testing.assert_close(out.cpu(), A @ B)
+
+
+def test_an_empty_contraction_gives_zeros() -> None:
+    both(torch.mm, torch.ones(2, 0), torch.ones(0, 3))
+
+
+def test_addmm_with_an_activation() -> None:
+    for gelu in (False, True):
+        both(
+            lambda x, a, b, gelu=gelu: torch._addmm_activation(x, a, b, use_gelu=gelu).detach(),
+            torch.zeros(2),
+            A,
+            B,
+        )

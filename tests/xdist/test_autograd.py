@@ -1,0 +1,205 @@
+"""Autograd, hooks, checkpointing, functorch and control flow over device tensors."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_xdist.backend  # noqa: F401
+from torch_xdist import cuts, metrics
+
+
+def on_both(run, *inputs):
+    """The same function on CPU and device tensors; returns both results on the CPU."""
+    expected = run(*[x.detach().clone().requires_grad_(x.requires_grad) for x in inputs])
+    got = run(*[x.detach().to("xla").requires_grad_(x.requires_grad) for x in inputs])
+    torch.testing.assert_close(torch.utils._pytree.tree_map(lambda t: t.detach().cpu(), got), expected)
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(3, 4, requires_grad=True)
+
+
+def test_gradients_of_views_and_writes_are_those_of_the_cpu(x):
+    def run(x):
+        y = x * 2
+        y[0].mul_(3)
+        y[:, 1:3] = y[:, :2] + 1
+        (y.t().reshape(-1) ** 2).sum().backward()
+        return x.grad
+
+    on_both(run, x)
+
+
+def test_hooks_run_on_the_gradient(x):
+    def run(x):
+        x.register_hook(lambda g: g * 10)
+        seen = []
+        x.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+        (x**3).sum().backward()
+        return x.grad, seen[0]
+
+    on_both(run, x)
+
+
+def test_double_backward_runs(x):
+    def run(x):
+        (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return torch.autograd.grad((first**2).sum(), x)
+
+    on_both(run, x)
+
+
+def test_a_custom_function_runs(x):
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, g):
+            return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    def run(x):
+        Cube.apply(x).sum().backward()
+        return x.grad
+
+    on_both(run, x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_gives_the_same_gradients_and_dropout(reentrant):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to("xla")
+    x = torch.ones(5, 4, device="xla", requires_grad=True)
+
+    def gradient(run):
+        torch.manual_seed(7)
+        model.zero_grad()
+        run(x).sum().backward()
+        return model[0].weight.grad.cpu()
+
+    plain = gradient(model)
+    again = gradient(lambda x: checkpoint(model, x, use_reentrant=reentrant))
+    torch.testing.assert_close(again, plain)
+
+
+def test_functional_transforms_run(x):
+    def f(x):
+        return (x.sin() ** 2).sum()
+
+    on_both(lambda x: torch.func.grad(f)(x), x.detach())
+    on_both(lambda x: torch.func.vmap(lambda r: r * r.sum())(x), x.detach())
+    on_both(lambda x: torch.func.jacrev(lambda r: r.cumsum(0))(x[0]), x.detach())
+    on_both(lambda x: torch.func.hessian(lambda r: (r**3).sum())(x[0]), x.detach())
+
+
+def test_forward_mode_differentiation_runs(x):
+    on_both(lambda x: torch.func.jvp(lambda v: v.exp() * v, (x,), (torch.ones_like(x),)), x.detach())
+
+
+def test_clipping_gradients_reads_nothing_from_the_device(x):
+    model = nn.Linear(4, 4).to("xla")
+    model(x.detach().to("xla")).sum().backward()
+    cuts.sync()
+    before = cuts.REASONS.copy()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    assert cuts.REASONS == before
+    assert norm.item() > 0.5
+    total = sum(p.grad.cpu().pow(2).sum() for p in model.parameters()) ** 0.5
+    assert total.item() == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    lambda p: torch.optim.SGD(p, 0.1, foreach=True),
+    lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    lambda p: torch.optim.Adam(p, 0.01, foreach=False, weight_decay=0.1),
+    lambda p: torch.optim.AdamW(p, 0.01),
+    lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+    lambda p: torch.optim.AdamW(p, 0.01, capturable=True),
+    lambda p: torch.optim.AdamW(p, 0.01, maximize=True),
+    lambda p: torch.optim.RMSprop(p, 0.01, centered=True),
+    lambda p: torch.optim.Adagrad(p, 0.1),
+], ids=["nesterov", "sgd foreach", "amsgrad", "adam single", "adamw", "fused", "capturable", "maximize", "rmsprop", "adagrad"])  # fmt: skip
+def test_optimizers_take_the_steps_they_take_on_the_cpu(make):
+    def train(device):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        kwargs_ok = device == "xla" or "capturable" not in str(make.__code__.co_consts)
+        optimizer = make(model.parameters()) if kwargs_ok else torch.optim.AdamW(model.parameters(), 0.01)  # noqa: E501
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        x = torch.linspace(-1, 1, 20).reshape(5, 4).to(device)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(x).pow(2).sum().backward()
+            optimizer.step()
+            schedule.step()
+            if device == "xla":
+                cuts.sync()
+        return model.weight.detach().cpu()
+
+    torch.testing.assert_close(train("xla"), train("cpu"), rtol=1e-5, atol=1e-6)
+
+
+def test_parametrizations_and_weight_norm_train():
+    def train(device):
+        torch.manual_seed(0)
+        model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4, device=device)).pow(2).sum().backward()
+            optimizer.step()
+        return model.weight.detach().cpu()
+
+    torch.testing.assert_close(train("xla"), train("cpu"))
+
+
+def test_lbfgs_with_a_closure_converges_as_on_the_cpu():
+    def train(device):
+        x = torch.tensor([3.0, -2.0]).to(device).requires_grad_()
+        optimizer = torch.optim.LBFGS([x], max_iter=10)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = ((x - 1) ** 2).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return x.detach().cpu()
+
+    torch.testing.assert_close(train("xla"), train("cpu"))
+
+
+def test_autocast_computes_in_the_lower_precision_and_keeps_float32_where_torch_does():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to("xla")
+    x = torch.ones(3, 4, device="xla")
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        y = model(x)
+        assert y.dtype is torch.bfloat16
+        assert torch.nn.functional.mse_loss(y, torch.zeros_like(y)).dtype is torch.float32
+        with torch.autocast("xla", enabled=False):
+            assert model(x).dtype is torch.float32
+    y.float().sum().backward()
+    assert model[0].weight.grad.dtype is torch.float32
+
+
+def test_no_grad_and_inference_mode_record_no_graph():
+    x = torch.ones(2, device="xla", requires_grad=True)
+    with torch.no_grad():
+        assert not (x * 2).requires_grad
+    with torch.inference_mode():
+        assert (x * 2).tolist() == [2.0, 2.0]
+
+
+def test_no_operator_of_a_training_step_ran_on_the_cpu():
+    before = [n for n in metrics.counter_names() if n.startswith("aten::")]
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)).to("xla")
+    nn.functional.cross_entropy(model(torch.ones(3, 4, device="xla")), torch.tensor([0, 1, 1]).to("xla")).backward()  # noqa: E501
+    cuts.sync()
+    assert [n for n in metrics.counter_names() if n.startswith("aten::")] == before
