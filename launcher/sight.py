@@ -103,8 +103,11 @@ class Sight:
 
     def _beats(self, message: Message, now_s: float) -> None:
         for name, beat in message["beats"].items():
+            seen = self.seen[int(name)]
             self._see(int(name), last_beat_s=now_s)
-            self._progress(int(name), beat.get("progress"), now_s)
+            # The agent sends beats in bundles: one may be older than the rank's last words.
+            if seen.finished_s is None and seen.report is None:
+                self._progress(int(name), beat.get("progress"), now_s)
         for name, letter in message["states"].items():
             self._see(int(name), state=_STATES.get(letter, ""))
 

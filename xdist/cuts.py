@@ -124,8 +124,8 @@ def _note(trace: Trace, reason: str, compiled: program.Program) -> None:
     if trace.collectives:
         PROGRESS.collective += trace.collectives
         PROGRESS.fingerprint = compiled.fingerprint
-        last = next(row[0] for row in reversed(trace.rows) if row[0].is_collective)
-        PROGRESS.name = last.name.removeprefix("xla.")
+        names = (row[0].name for row in reversed(trace.rows) if row[0].is_collective)
+        PROGRESS.name = next(names, "").removeprefix("xla.")
 
 
 def buffer_of(cell: Cell, reason: str = READ) -> jax.Array:
