@@ -8,7 +8,7 @@ A feed gives `Made` batches, then `END` for ever; an error comes after the batch
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -27,33 +27,71 @@ CLOSE_WAIT_S = 10.0
 
 # Gives a batch on one device.
 MoveBatch = Callable[[Any], Any]
-MoveTensor = Callable[[torch.Tensor, torch.device], torch.Tensor]
+# Gives CPU tensors on a device, in their order.
+MoveTensors = Callable[[list[torch.Tensor], torch.device], Sequence[torch.Tensor]]
 
 
-def mover(move: MoveTensor, device: torch.device) -> MoveBatch:
-    """Gives a batch on `device`; names the tensor it cannot move."""
+def mover(move: MoveTensors, device: torch.device) -> MoveBatch:
+    """Gives a batch on `device`, moved in one call; names the tensor it cannot move."""
 
     def moved(batch: Any) -> Any:
-        return mapped(batch, lambda tensor, _: _moved(move, tensor, device, batch))
+        if _is_flat(batch):
+            return list(_moved(move, list(batch), device, batch))
+        found: dict[int, torch.Tensor] = {}
+
+        def note(tensor: torch.Tensor, _: str) -> None:
+            if tensor.device.type != device.type:
+                found[id(tensor)] = tensor
+
+        mapped(batch, note)
+        results = dict(zip(found, _moved(move, list(found.values()), device, batch)))
+        return mapped(batch, lambda tensor, _: results.get(id(tensor), tensor))
 
     return moved
 
 
+def _is_flat(batch: Any) -> bool:
+    """Whether a batch is a list of different tensors, as collating pairs makes it."""
+    if type(batch) is not list and type(batch) is not tuple:
+        return False
+    different = len({id(item) for item in batch}) == len(batch)
+    return different and all(type(item) is torch.Tensor for item in batch)
+
+
 def _moved(
-    move: MoveTensor, tensor: torch.Tensor, device: torch.device, batch: Any
-) -> torch.Tensor:
-    if tensor.device.type == device.type:
-        return tensor
+    move: MoveTensors, found: list[torch.Tensor], device: torch.device, batch: Any
+) -> Sequence[torch.Tensor]:
     try:
-        if tensor.device.type != "cpu":
-            raise BatchError(f"it lies on {tensor.device}")
-        return move(tensor, device)
+        if all(tensor.device.type == "cpu" for tensor in found):
+            return move(found, device)
     except Exception as error:
-        path = next((path for path, found in tensors(batch) if found is tensor), "")
-        raise BatchError(
-            f"loader: batch{path}, a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, cannot"
-            f" be moved to {device}: {error}; give a dense CPU tensor of a dtype the device has"
-        ) from error
+        raise _immovable(move, found, device, batch, error) from error
+    raise _immovable(move, found, device, batch, None)
+
+
+def _immovable(
+    move: MoveTensors,
+    found: list[torch.Tensor],
+    device: torch.device,
+    batch: Any,
+    error: Exception | None,
+) -> BatchError:
+    """The error for the first tensor that cannot be moved alone."""
+    culprit, reason = None, str(error)
+    for tensor in found:
+        try:
+            if tensor.device.type != "cpu":
+                raise BatchError(f"it lies on {tensor.device}")
+            move([tensor], device)
+        except Exception as alone:
+            culprit, reason = tensor, str(alone)
+            break
+    path = next((path for path, tensor in tensors(batch) if tensor is culprit), "")
+    what = "" if culprit is None else f", a {culprit.dtype} tensor of shape {tuple(culprit.shape)},"
+    return BatchError(
+        f"loader: batch{path}{what} cannot be moved to {device}: {reason}; give dense CPU tensors"
+        " of dtypes the device has"
+    )
 
 
 class Failure:

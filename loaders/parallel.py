@@ -20,7 +20,7 @@ from torch_xdist.loaders.feed import (
     CLOSE_WAIT_S,
     END,
     AdaptiveFeed,
-    MoveTensor,
+    MoveTensors,
     ThreadedFeed,
     mover,
 )
@@ -56,7 +56,7 @@ class ParallelLoader:
         pad_value: what fills, for all or by key of the batch.
         uneven: what happens where ranks have different numbers of batches: "error", "drop", "pad";
             every rank must then run through its loader. None: the ranks do not talk.
-        move: gives a CPU tensor on a device.
+        move: gives a list of CPU tensors on a device.
         exchange: gives this rank's integer to all ranks and returns theirs.
 
     Raises: ArgumentError for parameters that cannot work. The user's loader's own exceptions are
@@ -81,7 +81,7 @@ class ParallelLoader:
         buckets: Buckets = None,
         pad_value: PadValue = 0.0,
         uneven: Uneven | None = None,
-        move: MoveTensor = transfer.to_device,
+        move: MoveTensors = transfer.all_to_device,
         exchange: Exchange | None = None,
         _pass: Pass | None = None,
     ) -> None:
@@ -171,6 +171,7 @@ class PerDeviceLoader:
         self._index = loader.index_of(device)
         self._number = 0
         self._ended = False
+        self._left_s = 0.0
 
     def __iter__(self) -> "PerDeviceLoader":
         return self
@@ -189,12 +190,15 @@ class PerDeviceLoader:
         if self._number % loader.batches_per_execution == 0:
             cuts.sync(device_=self._device)
         asked_s = time.perf_counter()
+        if self._number:
+            loader._pass.pace.stepped(asked_s - self._left_s)
         made = loader.take(self._index)
         loader._pass.wait.add(asked_s, batches=made is not END)
         if made is END:
             self._end()
         number, self._number = self._number, self._number + 1
         loader._pass.position.advance(made.random)
+        self._left_s = time.perf_counter()
         return (number, made.batch) if loader._numbered else made.batch
 
     def _end(self) -> None:

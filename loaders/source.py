@@ -27,6 +27,9 @@ from torch_xdist.loaders.position import Start
 from torch_xdist.loaders.structure import tensors
 
 
+_WATCHED = 8  # batches after which a dataset that drew no number is taken to draw none
+
+
 class Made(NamedTuple):
     """A batch on the host, and torch's random state after it where the dataset draws from it."""
 
@@ -103,8 +106,8 @@ class Source:
         return size == self._size
 
     def _random_after(self) -> torch.Tensor | None:
-        """torch's state, once the dataset was seen to draw from it in this process."""
-        if not self._in_process:
+        """torch's state, where the dataset was seen to draw from it in its first batches."""
+        if not self._in_process or (self._count > _WATCHED and not self._draws):
             return None
         state = torch.get_rng_state()
         before, self._random = self._random, state

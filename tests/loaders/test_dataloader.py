@@ -16,8 +16,8 @@ from torch_xdist.loaders.sharing import SameDataWarning, warn_if_shared
 ROWS = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
 
 
-def copy(tensor, device):
-    return tensor.clone()
+def copy(tensors, device):
+    return [tensor.clone() for tensor in tensors]
 
 
 class Stream(IterableDataset):

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("cuts_made")
 DEVICE = "xla:0"
 
 
-def copy(tensor, device):
-    return tensor.clone()
+def copy(tensors, device):
+    return [tensor.clone() for tensor in tensors]
 
 
 def numbers(count, pause_s=0.0):
@@ -55,9 +55,9 @@ def test_every_batch_comes_in_order_and_again_in_the_next_pass():
 
 @pytest.mark.parametrize("movers", [1, 3])
 def test_several_transfer_threads_keep_the_order(movers):
-    def slow_first(tensor, device):
-        time.sleep(0.003 if int(tensor) % movers == 0 else 0)
-        return tensor.clone()
+    def slow_first(tensors, device):
+        time.sleep(0.003 if int(tensors[0]) % movers == 0 else 0)
+        return copy(tensors, device)
 
     loader = MpDeviceLoader(
         Numbers(20),
@@ -153,9 +153,9 @@ def test_after_an_exception_the_pass_is_over():
 
 
 def test_a_tensor_that_cannot_be_moved_is_named():
-    def refusing(tensor, device):
-        if tensor.dtype is torch.int64:
-            return tensor
+    def refusing(tensors, device):
+        if all(tensor.dtype is torch.int64 for tensor in tensors):
+            return tensors
         raise TypeError("no such dtype there")
 
     batches = [{"x": [torch.tensor(1)]}, {"x": [torch.tensor(1), torch.ones(2, dtype=torch.half)]}]
@@ -169,7 +169,7 @@ def test_a_tensor_that_cannot_be_moved_is_named():
 
 
 def test_a_tensor_of_another_device_is_refused():
-    with pytest.raises(BatchError, match="it lies on meta; give a dense CPU tensor"):
+    with pytest.raises(BatchError, match="it lies on meta; give dense CPU tensors"):
         list(MpDeviceLoader([torch.ones(1, device="meta")], DEVICE, move=copy))
 
 
@@ -241,9 +241,11 @@ def test_batches_that_become_slow_are_read_ahead_from_there_on(monkeypatch):
 
 def test_slow_batches_are_read_ahead_in_every_pass():
     loader = MpDeviceLoader(Numbers(6, pause_s=0.006), DEVICE, move=copy)
-    for before in (2, 1):
+    for before in (3, 1):
         iterator = iter(loader)
-        assert ints(next(iterator) for _ in range(before)) == list(range(before))
+        for number in range(before):
+            assert int(next(iterator)) == number
+            time.sleep(0.01)
         assert threads.live()
         assert ints(iterator) == list(range(before, 6))
 

@@ -5,11 +5,12 @@ import pytest
 from torch_xdist.loaders.pace import Pace
 
 
-def pace_of(made_s, moved_s=0.0001):
+def pace_of(made_s, moved_s=0.0001, stepped_s=1.0):
     pace = Pace()
     for number, seconds in enumerate(made_s):
         pace.made(seconds, first=number == 0)
         pace.moved(moved_s)
+        pace.stepped(stepped_s)
     return pace
 
 
@@ -32,3 +33,8 @@ def test_batches_are_quick_below_half_a_millisecond(made_s, is_quick):
 
 def test_moving_counts_as_well():
     assert not pace_of([1.0, *[0.0001] * 10], moved_s=0.001).is_quick()
+
+
+def test_nothing_can_be_hidden_behind_a_loop_that_does_nothing():
+    assert pace_of([1.0, *[0.1] * 10], stepped_s=0.0001).is_quick()
+    assert not pace_of([1.0, *[0.1] * 10], stepped_s=0.01).is_quick()

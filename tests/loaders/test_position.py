@@ -10,8 +10,8 @@ from torch_xdist.loaders.mp_device import MpDeviceLoader
 pytestmark = pytest.mark.usefixtures("cuts_made")
 
 
-def copy(tensor, device):
-    return tensor.clone()
+def copy(tensors, device):
+    return [tensor.clone() for tensor in tensors]
 
 
 class Rows(Dataset):
