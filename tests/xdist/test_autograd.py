@@ -13,7 +13,9 @@ def on_both(run, *inputs):
     """The same function on CPU and device tensors; returns both results on the CPU."""
     expected = run(*[x.detach().clone().requires_grad_(x.requires_grad) for x in inputs])
     got = run(*[x.detach().to("xla").requires_grad_(x.requires_grad) for x in inputs])
-    torch.testing.assert_close(torch.utils._pytree.tree_map(lambda t: t.detach().cpu(), got), expected)
+    torch.testing.assert_close(
+        torch.utils._pytree.tree_map(lambda t: t.detach().cpu(), got), expected
+    )
 
 
 @pytest.fixture
@@ -98,7 +100,9 @@ def test_functional_transforms_run(x):
 
 
 def test_forward_mode_differentiation_runs(x):
-    on_both(lambda x: torch.func.jvp(lambda v: v.exp() * v, (x,), (torch.ones_like(x),)), x.detach())
+    on_both(
+        lambda x: torch.func.jvp(lambda v: v.exp() * v, (x,), (torch.ones_like(x),)), x.detach()
+    )
 
 
 def test_clipping_gradients_reads_nothing_from_the_device(x):
@@ -130,7 +134,9 @@ def test_optimizers_take_the_steps_they_take_on_the_cpu(make):
         torch.manual_seed(0)
         model = nn.Linear(4, 3).to(device)
         kwargs_ok = device == "xla" or "capturable" not in str(make.__code__.co_consts)
-        optimizer = make(model.parameters()) if kwargs_ok else torch.optim.AdamW(model.parameters(), 0.01)  # noqa: E501
+        optimizer = (
+            make(model.parameters()) if kwargs_ok else torch.optim.AdamW(model.parameters(), 0.01)
+        )  # noqa: E501
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         x = torch.linspace(-1, 1, 20).reshape(5, 4).to(device)
         for _ in range(5):
@@ -200,6 +206,8 @@ def test_no_grad_and_inference_mode_record_no_graph():
 def test_no_operator_of_a_training_step_ran_on_the_cpu():
     before = [n for n in metrics.counter_names() if n.startswith("aten::")]
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)).to("xla")
-    nn.functional.cross_entropy(model(torch.ones(3, 4, device="xla")), torch.tensor([0, 1, 1]).to("xla")).backward()  # noqa: E501
+    nn.functional.cross_entropy(
+        model(torch.ones(3, 4, device="xla")), torch.tensor([0, 1, 1]).to("xla")
+    ).backward()  # noqa: E501
     cuts.sync()
     assert [n for n in metrics.counter_names() if n.startswith("aten::")] == before

@@ -26,7 +26,9 @@ def test_values_come_back_from_the_device_in_their_dtype(dtype):
     assert torch.equal(there.cpu(), x)
 
 
-@pytest.mark.parametrize("name", ["xla", "xla:0", torch.device("xla"), torch.device("xla:0")], ids=str)
+@pytest.mark.parametrize(
+    "name", ["xla", "xla:0", torch.device("xla"), torch.device("xla:0")], ids=str
+)
 def test_every_way_to_say_the_device_means_the_first_one(name):
     for made in (
         torch.zeros(2, device=name),
