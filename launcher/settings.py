@@ -190,7 +190,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs; unset: private, in $TMPDIR"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
     Variable("XLA_RUN_CONTROL", "set in every rank of ours: the address of its agent"),
-    Variable("XLA_RUN_PREIMPORT", "what is imported once per host, before the ranks: torch,jax"),
+    Variable("XLA_RUN_PREIMPORT", "what is imported once per host, before the ranks"),
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),
     Variable("TPU_*", "the topology of a TPU slice; see `devices.py`"),
@@ -230,12 +230,17 @@ def flag(environ: Environ, name: str, default: bool = False) -> bool:
     return value in ("true", "yes", "on") or (value.lstrip("-").isdigit() and int(value) != 0)
 
 
+# torch imports its distributed tensors at the first operator of any tensor subclass, and dynamo at
+# the first shape it infers in Python: once for all ranks instead of once in each.
+PREIMPORTED = "torch,jax,torch_xla.core.xla_model,torch.distributed.tensor"
+
+
 def preimported(environ: Environ) -> list[str]:
     """Modules to import once, before the ranks are forked; set but empty: none.
 
     They must start neither a thread nor a device while they are imported.
     """
-    names = environ.get("XLA_RUN_PREIMPORT", "torch,jax").split(",")
+    names = environ.get("XLA_RUN_PREIMPORT", PREIMPORTED).split(",")
     return [name.strip() for name in names if name.strip()]
 
 
