@@ -198,9 +198,10 @@ def _spread_taps(
     total = None
     for tap in np.ndindex(*(dim.kernel for dim in dims)):
         unit, flat = 1, jnp.zeros((), indices.dtype)
-        for dim, t in zip(reversed(dims), reversed(tap)):
-            seen = np.arange(dim.out) * dim.stride - dim.padding + t * dim.dilation
-            shape = (dim.out, *(1,) * sum(1 for d in dims[dims.index(dim) + 1 :]))
+        for i in range(len(dims) - 1, -1, -1):
+            dim = dims[i]
+            seen = np.arange(dim.out) * dim.stride - dim.padding + tap[i] * dim.dilation
+            shape = (dim.out, *(1,) * (len(dims) - 1 - i))
             flat = flat + jnp.asarray(seen * unit, indices.dtype).reshape(shape)
             unit *= dim.size
         share = jnp.where(indices == flat, grad, jnp.zeros((), grad.dtype))
