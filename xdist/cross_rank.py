@@ -20,10 +20,10 @@ class _AllReduce(torch.autograd.Function):
     def forward(
         ctx: Any, value: torch.Tensor, reduce_type: str, scale: float, groups: Groups
     ) -> torch.Tensor:
-        output = collective_ops.all_reduce(reduce_type, value, scale=scale, groups=groups)
+        output = collective_ops.all_reduce(reduce_type, value, groups=groups)
         ctx.reduce_type, ctx.scale = reduce_type, scale
         ctx.save_for_backward(value, output)
-        return output
+        return output * scale
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
@@ -34,7 +34,7 @@ class _AllReduce(torch.autograd.Function):
         if ctx.reduce_type == collective_ops.REDUCE_MUL:
             whole = torch.where(value == 0, torch.zeros_like(value), output / value)
             return scaled * whole, None, None, None
-        return scaled * (value == output / ctx.scale).to(grad.dtype), None, None, None
+        return scaled * (value == output).to(grad.dtype), None, None, None
 
 
 _DIFFERENTIABLE = (

@@ -1,5 +1,10 @@
-"""What torch's `openxla` backend of torch.compile calls with a captured graph."""
+"""torch.compile on the device: the `openxla` backend, and the call that torch's own makes.
 
+A captured graph is run as it is: its rows are recorded like any others, so a whole training step
+is still one program, and dynamo's guards take the place of the Python between the operators.
+"""
+
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,3 +38,25 @@ def extract_compiled_graph(
         return tuple(tensors)
 
     return run
+
+
+def openxla(model: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The backend: run the captured graph on the device's tensors, in training and inference."""
+    return model.forward
+
+
+def register() -> None:
+    """Make `torch.compile(backend="openxla")` use `openxla`; a second call changes nothing.
+
+    torch's own backend of that name goes through AOT autograd, which cannot hold device tensors.
+    """
+    compile_torch = torch.compile
+    if hasattr(compile_torch, "__wrapped__"):
+        return
+
+    @functools.wraps(compile_torch)
+    def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
+        chosen = openxla if backend in ("openxla", "openxla_eval") else backend
+        return compile_torch(*args, backend=chosen, **kwargs)
+
+    torch.compile = compile  # type: ignore[assignment]

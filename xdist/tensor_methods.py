@@ -136,9 +136,9 @@ def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
     return copy
 
 
-def _flatten(self: XlaTensor) -> tuple[list[str], None]:
+def _flatten(self: XlaTensor) -> tuple[list[str], torch.dtype]:
     """Makes `Module.to` swap parameters in place, so that their identity and ties survive."""
-    return [], None
+    return [], self.dtype
 
 
 def register() -> None:
@@ -168,5 +168,6 @@ def register() -> None:
     )
 
 
-def _unflatten(inner: Any, meta: Any, outer_size: Any, outer_stride: Any) -> Any:
-    raise NotImplementedError("xla tensor: it has no inner tensors to be rebuilt from")
+def _unflatten(inner: Any, dtype: torch.dtype, outer_size: Any, outer_stride: Any) -> torch.Tensor:
+    """What torch.compile traces with in the place of a device tensor: its type, no values."""
+    return torch.empty_strided(outer_size, outer_stride, dtype=dtype, device="meta")
