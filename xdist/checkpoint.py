@@ -25,6 +25,7 @@ from torch_xdist.checkpoint_file import Entry, File
 from torch_xdist.checkpoint_state import (
     RNG,
     collected,
+    end_step,
     is_stateful,
     joined,
     restore_random_states,
@@ -106,6 +107,7 @@ class CheckpointManager:
                 f"checkpoint.save: step {step} is complete in {self._folder}; save another step, or"
                 " delete its folder first"
             )
+        end_step()
         found = collected(things, self._owners)
         mine = found.of_rank(self._rank)
         entries = snapshot(mine) if self._asynchronous else streamed(mine)

@@ -20,6 +20,7 @@ from torch_xdist.errors import CheckpointError
 from torch_xdist.tensor import XlaTensor
 
 RNG = "rng"
+CUT_REASON = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,12 @@ class Collected:
 def is_stateful(thing: Any) -> bool:
     """Whether an object has a state of its own to save."""
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+def end_step() -> None:
+    """Run what is pending, so that reading the states does not make another program of it."""
+    for index in range(device.device_count()):
+        cuts.cut(device.trace_of(index), CUT_REASON)
 
 
 def collected(

@@ -46,7 +46,16 @@ def _extend_everywhere(name: str) -> None:
     """Replace a function in every optimizer's module that imported it by name."""
     for module in [m for n, m in sys.modules.items() if n.startswith("torch.optim.")]:
         if hasattr(module, name):
-            setattr(module, name, _extended(getattr(module, name)))
+            setattr(module, name, _capturable(getattr(module, name)))
+
+
+def _capturable(known: Any) -> Any:
+    # torch.distributed.optim scripts the optimizers, so TorchScript must see plain parameters here.
+    @torch.jit.ignore
+    def capturable_devices(supports_xla: bool = True) -> list[str]:
+        return [*known(supports_xla), "xla", "lazy"]
+
+    return capturable_devices
 
 
 def _extended(known: Any) -> Any:

@@ -13,13 +13,15 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 # Operands that choose between others and so take no part in promotion.
 SELECTORS = frozenset({"condition", "mask"})
+# Rows whose result depends on the dtype itself, so that halves must not arrive as float32.
+HALVES_STAY = frozenset({"aten.nextafter.default", "aten.nan_to_num.default"})
 _HALF = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
 def computation_dtype(
-    operands: Sequence[torch.Tensor], scalars: Sequence[Any], out: torch.dtype
+    operands: Sequence[torch.Tensor], scalars: Sequence[Any], out: torch.dtype, name: str = ""
 ) -> torch.dtype:
-    """The dtype all operands are cast to, given the (meta) operands and the result's dtype.
+    """The dtype the operands of row `name` are cast to, given them and the result's dtype.
 
     Scalars take part only where the result's dtype does not already tell: in comparisons.
     """
@@ -38,4 +40,4 @@ def computation_dtype(
         common = torch.promote_types(common, out) if out not in _HALF else common
     elif not out.is_floating_point and out is not torch.bool and not common.is_floating_point:
         common = out if torch.can_cast(common, out) else common
-    return _HALF.get(common, common)
+    return common if name in HALVES_STAY else _HALF.get(common, common)

@@ -96,7 +96,7 @@ def _pointwise_dtype(plan: Plan) -> np.dtype | None:
         for m in plan.args
         if isinstance(m, Number | int | float | complex)
     ]
-    return to_jax(computation_dtype([k.meta for k in kinds], scalars, out.dtype))
+    return to_jax(computation_dtype([k.meta for k in kinds], scalars, out.dtype, plan.name))
 
 
 def _selected_operands(plan: Plan) -> frozenset[int]:

@@ -1,5 +1,8 @@
 """Methods of device tensors that torch's C++ cannot answer for a wrapper: print, storage, data."""
 
+import functools
+import threading
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -109,9 +112,32 @@ def _get_data(self: XlaTensor) -> XlaTensor:
     return wrap(self.cell)
 
 
+_saving = threading.local()
+
+
 def _reduce(self: XlaTensor, protocol: Any) -> Any:
-    args = (special.host_value(self), self.dtype, str(self.device), self.requires_grad)
-    return torch._utils._rebuild_device_tensor_from_cpu_tensor, args
+    """In a file of `torch.save` a CPU tensor, which loads where we are not; else the device's."""
+    host = special.host_value(self)
+    if not getattr(_saving, "depth", 0):
+        args = (host, self.dtype, str(self.device), self.requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, args
+    if isinstance(self, torch.nn.Parameter):
+        return torch._utils._rebuild_parameter, (host, self.requires_grad, OrderedDict())
+    return host.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+
+def _marking(save: Any) -> Any:
+    """A writer of torch's that says to `_reduce` that it is one."""
+
+    @functools.wraps(save)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        _saving.depth = getattr(_saving, "depth", 0) + 1
+        try:
+            return save(*args, **kwargs)
+        finally:
+            _saving.depth -= 1
+
+    return marked
 
 
 def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
@@ -163,6 +189,8 @@ def register() -> None:
     }
     for name, method in methods.items():
         setattr(XlaTensor, name, method)
+    for name in ("_save", "_legacy_save"):
+        setattr(torch.serialization, name, _marking(getattr(torch.serialization, name)))
     torch.Tensor.xla = lambda self, index=None: self.to(  # type: ignore[attr-defined]
         "xla" if index is None else torch.device("xla", index)
     )

@@ -12,14 +12,15 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+import torch_xla
 from torch_xdist import checkpoint_folder as folders
-from torch_xdist import dispatch, transfer
+from torch_xdist import metrics, transfer
 from torch_xdist.checkpoint import CheckpointManager, CorruptCheckpointWarning
 from torch_xdist.checkpoint_file import File, entry, write
 from torch_xdist.errors import CheckpointError
 from torch_xdist.loaders.mp_device import MpDeviceLoader
 
-assert dispatch  # operators on device tensors
+assert torch_xla  # operators on device tensors
 
 
 class Holder:
@@ -68,6 +69,45 @@ def test_a_resumed_job_gives_the_losses_of_an_uninterrupted_one(tmp_path, asynch
     restored = manager.restore(model=model, optimizer=optimizer, scheduler=scheduler)
     assert (restored.step, restored.values) == (3, {"epoch": 5})
     assert train(model, optimizer, scheduler, 4) == expected
+
+
+def device_job(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 2))
+    model = model.to("xla")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rows = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 256).reshape(32, 8))
+    loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
+    return model, optimizer, MpDeviceLoader(loader, "xla")
+
+
+def device_losses(model, optimizer, loader, epochs, after_step=lambda step: None):
+    losses = []
+    for _ in range(epochs):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+            after_step(len(losses))
+    return [loss.item() for loss in losses]
+
+
+def test_a_job_on_the_device_resumes_bit_by_bit_in_the_middle_of_an_epoch(tmp_path):
+    model, optimizer, loader = device_job(1)
+    manager = CheckpointManager(tmp_path)
+
+    def save(step):
+        if step == 6:
+            before = metrics.counter_value("UncachedCompile")
+            manager.save(step, model=model, optimizer=optimizer, loader=loader)
+            assert metrics.counter_value("UncachedCompile") == before
+
+    expected = device_losses(model, optimizer, loader, 3, save)[6:]
+    model, optimizer, loader = device_job(2)
+    assert manager.restore(model=model, optimizer=optimizer, loader=loader).step == 6
+    assert device_losses(model, optimizer, loader, 2) == expected
 
 
 def test_all_random_states_come_back(tmp_path):

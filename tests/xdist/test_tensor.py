@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -133,6 +135,15 @@ def test_a_saved_state_loads_as_cpu_tensors_with_weights_only():
     loaded = torch.load(file, map_location="cpu", weights_only=True)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded[name].cpu(), value.cpu())
+
+
+def test_a_saved_tensor_loads_in_a_process_without_us(tmp_path):
+    path = tmp_path / "state.pt"
+    model = nn.Linear(2, 2).to("xla")
+    torch.save({"model": model.state_dict(), "weight": model.weight, "x": model.weight * 1}, path)
+    code = f"import torch; s = torch.load({str(path)!r}); print(s['weight'].device, s['x'].shape)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "cpu torch.Size([2, 2])", done.stderr
 
 
 def test_moving_a_module_keeps_parameters_and_ties():

@@ -44,6 +44,13 @@ def rsub(self: jax.Array, other: Number, alpha: Number = 1) -> jax.Array:
     return jnp.subtract(scalar(other, self), _times(self, alpha))
 
 
+@lowers("aten.rsub.Tensor")
+def rsub_array(self: jax.Array, other: jax.Array, *, alpha: Number = 1) -> jax.Array:
+    # Not promoted by torch: the caller's rounding does the rest.
+    common = jnp.result_type(self, other)
+    return sub(convert(other, common), convert(self, common), alpha)
+
+
 @lowers("aten._add_relu.Tensor")
 def add_relu(self: jax.Array, other: jax.Array, *, alpha: Number = 1) -> jax.Array:
     return jnp.maximum(add(self, other, alpha), 0)

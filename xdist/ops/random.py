@@ -60,7 +60,7 @@ def uniform(
     return unit(key, self.shape, self.dtype) * (to - low) + corner
 
 
-@lowers("aten.normal_functional.default", "aten.normal.default", random=True)
+@lowers("aten.normal_functional.default", random=True)
 def normal(key: Key, self: jax.Array, mean: float = 0.0, std: float = 1.0, **_: Any) -> jax.Array:
     return gaussian(key, self.shape, self.dtype) * std + mean
 

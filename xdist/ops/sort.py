@@ -108,3 +108,20 @@ def bucketize(
     right: bool = False,
 ) -> jax.Array:
     return searchsorted(boundaries, self, out_int32=out_int32, right=right)
+
+
+@lowers("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar", "aten.isin.Scalar_Tensor")
+def isin(
+    elements: jax.Array | Number,
+    test_elements: jax.Array | Number,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> jax.Array:
+    elements, tested = jnp.asarray(elements), jnp.asarray(test_elements)
+    common = jnp.result_type(elements, tested)
+    elements, ordered = convert(elements, common), jnp.sort(convert(tested, common).reshape(-1))
+    if ordered.size == 0:
+        return jnp.full(elements.shape, invert)
+    place = jnp.minimum(searchsorted(ordered, elements), ordered.size - 1)
+    return (ordered[place] == elements) != invert
