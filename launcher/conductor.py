@@ -7,14 +7,16 @@ When the socket ends, the caller is gone, and so is the job.
 import os
 import signal
 import socket
+import sys
 import threading
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from torch_xdist.launcher.errors import LauncherError
 from torch_xdist.launcher.frames import Link
-from torch_xdist.launcher.job import Job
-from torch_xdist.launcher.pump import Terminal
-from torch_xdist.launcher.runner import Requests, run_job
+from torch_xdist.launcher.local import LocalAgent
+
+if TYPE_CHECKING:
+    from torch_xdist.launcher.runner import Requests
 
 
 class _Wire:
@@ -34,12 +36,19 @@ class _Wire:
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.conductor`."""
+    """`python -m torch_xdist.launcher.conductor JOB_ID warm|cold`."""
+    # Before anything else: what the ranks import takes longest.
+    agent = LocalAgent(sys.argv[1], sys.argv[2], {})
+    from torch_xdist.launcher.job import Job
+    from torch_xdist.launcher.pump import Terminal
+    from torch_xdist.launcher.runner import Requests, run_job
+
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link = Link(socket.socket(fileno=os.dup(0)))
     received = link.receive()
     if received is None:
+        agent.end()
         return
     job, payload = Job.from_json(received[0]["job"]), received[1]
     requests = Requests()
@@ -58,7 +67,7 @@ def main() -> None:
             link.send({"op": event, "pids": facts["pids"]})
 
     try:
-        ending = run_job(job, payload, show, requests)
+        ending = run_job(job, payload, show, requests, agent)
     except LauncherError as error:
         link.send({"op": "refused", "type": type(error).__name__, "text": str(error)})
         return
@@ -79,7 +88,7 @@ def main() -> None:
     )
 
 
-def _listen(link: Link, requests: Requests) -> None:
+def _listen(link: Link, requests: "Requests") -> None:
     """The caller's requests; the end of its socket is the end of the job, without any grace."""
     while True:
         try:

@@ -64,10 +64,12 @@ class Attempt:
 
     # ---- the course of an attempt --------------------------------------------------------------
 
-    def run(self) -> Ending:
+    def run(self, agent: LocalAgent | None = None) -> Ending:
         """Run it to its end; afterwards nothing of it is alive."""
-        env = {**self.job.env, **placement.shared_environ(self.job)}
-        agent = self._agent = LocalAgent(self.job.job_id, self.job.warmth, env)
+        if agent is None:
+            env = {**self.job.env, **placement.shared_environ(self.job)}
+            agent = LocalAgent(self.job.job_id, self.job.warmth, env)
+        self._agent = agent
         # gRPC takes 0.2 s to import; the agent is on its way already.
         from torch_xdist.launcher.control import Server
 

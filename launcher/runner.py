@@ -20,6 +20,7 @@ from torch_xdist.launcher import restarts
 from torch_xdist.launcher.controller import Attempt, Ending
 from torch_xdist.launcher.errors import PreflightError
 from torch_xdist.launcher.job import Job
+from torch_xdist.launcher.local import LocalAgent
 
 
 class Requests:
@@ -73,18 +74,32 @@ class Events:
                 self._file.close()
 
 
-def run_job(job: Job, payload: bytes, show: Callable[..., None], requests: Requests) -> Ending:
+def run_job(
+    job: Job,
+    payload: bytes,
+    show: Callable[..., None],
+    requests: Requests,
+    agent: LocalAgent | None = None,
+) -> Ending:
     """Run the job to its end and say how it was; never leaves a process behind.
+
+    Args:
+        agent: the one for the first attempt, where it has been started already.
 
     Raises:
         DuplicateJobError: a job of this name runs.
         PreflightError: the state directory cannot be used.
     """
-    registration = jobs.Registration(Path(job.state_dir), job.job_id)
+    try:
+        registration = jobs.Registration(Path(job.state_dir), job.job_id)
+    except BaseException:
+        if agent is not None:
+            agent.end()
+        raise
     root = jobs.log_root(job)
     emit = Events(root / "events.jsonl", show)
     try:
-        ending = _attempts(job, payload, emit, requests, registration)
+        ending = _attempts(job, payload, emit, requests, registration, agent)
         emit("end", exit_code=ending.exit_code, text=ending.text, warnings=list(ending.warnings))
         return ending
     finally:
@@ -97,11 +112,17 @@ def run_job(job: Job, payload: bytes, show: Callable[..., None], requests: Reque
 
 
 def _attempts(
-    job: Job, payload: bytes, emit: Events, requests: Requests, registration: jobs.Registration
+    job: Job,
+    payload: bytes,
+    emit: Events,
+    requests: Requests,
+    registration: jobs.Registration,
+    agent: LocalAgent | None,
 ) -> Ending:
     history: list[restarts.Attempted] = []
     while True:
-        ending = _attempt(job, len(history), payload, emit, requests, registration)
+        ending = _attempt(job, len(history), payload, emit, requests, registration, agent)
+        agent = None
         root = ending.failures[0] if ending.failures else None
         for failure in ending.failures:
             emit("failure", record=json.loads(failure.to_json()))
@@ -127,6 +148,7 @@ def _attempt(
     emit: Events,
     requests: Requests,
     registration: jobs.Registration,
+    agent: LocalAgent | None,
 ) -> Ending:
     def publish(event: str, **facts: Any) -> None:
         if event == "attempt":
@@ -143,7 +165,7 @@ def _attempt(
 
     attempt = Attempt(job, number, payload, publish)
     requests.attach(attempt)
-    return attempt.run()
+    return attempt.run(agent)
 
 
 def _private(path: str, flags: int) -> int:

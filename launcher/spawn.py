@@ -14,7 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_xdist.launcher import cluster, devices, errors, here, job, linux, payload, settings
+from torch_xdist.launcher import (
+    cluster,
+    devices,
+    errors,
+    here,
+    job,
+    linux,
+    payload,
+    placement,
+    settings,
+)
 from torch_xdist.launcher.errors import (
     HangError,
     LauncherError,
@@ -98,8 +108,12 @@ class Handle:
     def __init__(self, spec: Job, blob: bytes) -> None:
         ours, theirs = socket.socketpair()
         self._conductor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "torch_xdist.launcher.conductor"],
+            [
+                *(sys.executable, "-P", "-m", "torch_xdist.launcher.conductor"),
+                *(spec.job_id, spec.warmth),
+            ],
             stdin=theirs.fileno(),
+            env={**settings.environment(), **placement.shared_environ(spec)},
             start_new_session=True,
         )
         theirs.close()
