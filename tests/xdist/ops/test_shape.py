@@ -38,7 +38,7 @@ def test_cropping_reflection_pads() -> None:
 def test_strided_writes_into_slices_and_diagonals() -> None:
     both(lambda x, y: x.slice_scatter(y, 2, 1, 4, 2), X, torch.ones(2, 3, 2))
     both(lambda x, y: x.select_scatter(y, 1, -1), X, torch.ones(2, 4))
-    both(lambda x, y: x.diagonal_scatter(y, -1, 2, 1), X, torch.ones(2, 2))
+    both(lambda x, y: x.diagonal_scatter(y, -1, 2, 1), X, torch.ones(2, 3))
 
 
 def test_gradients_of_slices_and_diagonals() -> None:

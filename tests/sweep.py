@@ -2,7 +2,7 @@
 
 Run as a script it sweeps whole dtypes and prints a line per operator:
 
-    python tests/xdist/sweep.py --dtype float32 --samples 3 [--match REGEX] [--shard 0/4]
+    python tests/sweep.py --dtype float32 --samples 3 [--match REGEX] [--shard 0/4]
 """
 
 import argparse
