@@ -119,6 +119,9 @@ class SyncBatchNorm(nn.Module):
         momentum: weight of a new batch in the running statistics.
     """
 
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         self.num_features = num_features
@@ -141,7 +144,7 @@ class SyncBatchNorm(nn.Module):
         return (batch - mean.view(shape)) * scale + self.bias.view(shape)
 
     def _running(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.running_mean, self.running_var  # type: ignore[return-value]
+        return self.running_mean, self.running_var
 
     def _batch_statistics(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dims = [0, *range(2, batch.dim())]

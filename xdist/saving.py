@@ -153,7 +153,7 @@ def _write_streamed(skeleton: Any, sources: dict[int, torch.Tensor], partial: Pa
     spy = _StorageSpy()
     with torch.serialization.skip_data():
         torch.save(skeleton, partial, pickle_module=spy.pickle_module())
-    offsets = torch._C.PyTorchFileReader(os.fspath(partial))
+    offsets: Any = torch._C.PyTorchFileReader(os.fspath(partial))
     with partial.open("r+b") as file:
         for key, storage in spy.storages.items():
             if not storage.nbytes():
@@ -167,7 +167,7 @@ def _write_streamed(skeleton: Any, sources: dict[int, torch.Tensor], partial: Pa
 
 
 def _write_bytes(file: BinaryIO, tensor: torch.Tensor) -> None:
-    file.write(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+    file.write(tensor.flatten().view(torch.uint8).numpy().data)
 
 
 class _StorageSpy:
@@ -194,7 +194,7 @@ class _StorageSpy:
                         storages[name[2]] = getattr(item, "_untyped_storage", item)
                     return name
 
-                self.persistent_id = noting
+                self.persistent_id = noting  # type: ignore[method-assign, assignment]
                 super().dump(obj)
 
         return SimpleNamespace(Pickler=Pickler, __name__="pickle")
