@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
-from torch_xdist import device, special
+from torch_xdist import device
 from torch_xdist.bind import own_plan
 from torch_xdist.dtypes import to_jax
 from torch_xdist.ops.table import LOWERINGS
@@ -17,7 +17,6 @@ from torch_xdist.plan import Op, Plan
 from torch_xdist.special import HANDLERS
 from torch_xdist.tensor import XlaTensor, wrap_roomy
 from torch_xdist.trace import Kind, contiguous_strides, dense_kind, kind_of, kind_of_meta
-from torch_xdist.views import op_of
 
 COPY = Op(torch.ops.aten.copy_.default)
 _EMPTIES: dict[Kind, Plan] = {}
@@ -118,20 +117,11 @@ def _triangle(name: str) -> Any:
     return kernel
 
 
-_COPY = op_of("aten.copy_.default")
-
-
-def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What torch.tensor(..., device="xla") ends in, where it has switched Python keys off."""
-    return special.copy_(_COPY, (dst, self), {})
-
-
 def register() -> None:
     """Enter the kernels under both keys a device tensor may be created by."""
     kernels = {
         "empty.memory_format": empty,
         "empty_strided": empty_strided,
-        "_copy_from": copy_from,
         "_efficientzerotensor": zeros,
         "_copy_from": copy_from,
         "tril_indices": _triangle("tril_indices"),
