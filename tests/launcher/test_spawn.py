@@ -90,7 +90,11 @@ def test_a_script_that_spawns_from_main_shows_one_headline_and_the_ranks_lines()
             spawn(work, nprocs=2)
         """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "XLA_RUN_NOTICE_AFTER": "off"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0
     assert done.stderr.splitlines() == ["2 ranks on 1 host, CPU (gloo)"]
