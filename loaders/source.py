@@ -26,7 +26,6 @@ from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.position import Start
 from torch_xdist.loaders.structure import tensors
 
-
 _WATCHED = 8  # batches after which a dataset that drew no number is taken to draw none
 
 

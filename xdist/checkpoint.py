@@ -204,7 +204,7 @@ class CheckpointManager:
         if self._ranks == 1 or world.world_size() == 1:
             return fine
         device.start()
-        return all(channel.all_gather("checkpoint.restore", fine))
+        return all(channel.all_gather("checkpoint.restore", int(fine)))
 
     def _applied(self, reader: "_Reader", things: dict[str, Any]) -> Restored:
         """Everything is read before the first object is changed."""
