@@ -46,16 +46,19 @@ def _extend_everywhere(name: str) -> None:
     """Replace a function in every optimizer's module that imported it by name."""
     for module in [m for n, m in sys.modules.items() if n.startswith("torch.optim.")]:
         if hasattr(module, name):
-            setattr(module, name, _capturable(getattr(module, name)))
+            setattr(module, name, capturable_devices)
 
 
-def _capturable(known: Any) -> Any:
-    # torch.distributed.optim scripts the optimizers, so TorchScript must see plain parameters here.
-    @torch.jit.ignore
-    def capturable_devices(supports_xla: bool = True) -> list[str]:
-        return [*known(supports_xla), "xla", "lazy"]
+_known_capturable = torch_optimizer._get_capturable_supported_devices
 
-    return capturable_devices
+
+# torch.distributed.optim scripts the optimizers: TorchScript must be able to compile this.
+def capturable_devices(supports_xla: bool = True) -> list[str]:
+    """torch's list of devices whose step counters may live on the device, and ours."""
+    devices = _known_capturable(supports_xla)
+    devices.append("xla")
+    devices.append("lazy")
+    return devices
 
 
 def _extended(known: Any) -> Any:
