@@ -11,6 +11,7 @@ import torch
 
 from torch_xdist import (
     autocast,
+    control_flow,
     device_module,
     dispatch,
     factories,
@@ -36,6 +37,7 @@ def register() -> None:
     _share_guard()
     factories.register()
     optimizers.register()
+    control_flow.register()
     whole.register()
     recurrent.register()
     torch._register_device_module("xla", device_module)

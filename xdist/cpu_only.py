@@ -21,9 +21,9 @@ def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
         return True
     if name in _INDEXED:
         return _has_mask(metas[1])
-    # One mask and one value is a `where`; anything else depends on how many are set.
+    # A mask beside other indices broadcasts with them, in as many places as are set.
     if name in _WRITTEN and _has_mask(metas[1]):
-        return metas[2].numel() != 1 or len(metas[1]) != 1
+        return sum(i is not None for i in metas[1]) != 1
     return False
 
 

@@ -87,6 +87,11 @@ def trace_of(index: int) -> Trace:
     return _traces[check_index(index)]
 
 
+def paper() -> Trace | None:
+    """The paper trace this thread records on, if any."""
+    return getattr(_paper, "trace", None)
+
+
 @contextlib.contextmanager
 def on_paper(trace: Trace) -> Iterator[None]:
     """Send what this thread creates on xla devices to a paper trace."""

@@ -14,7 +14,7 @@ import torch
 from torch_xdist import fallback, special, writes
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.plan import LIST, SINGLE, TUPLE, Op, Plan
-from torch_xdist.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan, mixed_devices
+from torch_xdist.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
 from torch_xdist.tensor import _LAZY as LAZY_DEVICES
 from torch_xdist.tensor import AUTOCAST_KEYS, XlaTensor, wrap
 from torch_xdist.trace import Cell
@@ -50,7 +50,7 @@ def dispatch(
                 trace = cell.trace
                 epoch = trace.epoch
             elif cell.trace is not trace:
-                raise mixed_devices(op.name, trace, cell.trace)
+                return record(op, args, _NO_KWARGS)
             key.append(cell.kind)
             if cell.epoch == epoch and (cell.parent is None or cell.seen == cell.root.generation):
                 slots.append(cell.slot)

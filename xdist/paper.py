@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_xdist import device
 from torch_xdist.plan import Number, Plan, Slot, number_types
 from torch_xdist.tensor import XlaTensor, wrap
-from torch_xdist.trace import Trace
+from torch_xdist.trace import Kind, Trace, dense_kind
 from torch_xdist.views import slot_of
 from torch_xdist.walk import Numbers, result_slots, walk
 
@@ -105,3 +106,38 @@ def _flatten(result: Any) -> list[Any]:
     if isinstance(result, tuple | list):
         return [part for entry in result for part in _flatten(entry)]
     return [result]
+
+
+class Body:
+    """A function recorded on paper: its sheet, what it read from outside, and what it returns."""
+
+    def __init__(self, sheet: Sheet, captured: list[XlaTensor], result: Any) -> None:
+        self.sheet = sheet
+        self.captured = captured
+        leaves, self._spec = pytree.tree_flatten(result)
+        self.out_kinds = [leaf.cell.kind for leaf in leaves]
+
+    def compute(self, operands: Sequence[jax.Array]) -> list[Any]:
+        """The results on JAX arrays: those of the operands, then those of what was captured."""
+        return self.sheet.compute(operands, jax.random.key(0))
+
+    def rebuild(self, tensors: Sequence[Any]) -> Any:
+        """Flat results in the structure the function returned."""
+        return pytree.tree_unflatten(tensors, self._spec)
+
+
+def record_body(
+    function: Callable[..., Any], kinds: Sequence[Kind], inputs: Sequence[Any], like: XlaTensor
+) -> Body:
+    """Run a function on paper tensors; tensors of the user's trace it reads become operands."""
+    home = like.cell.trace
+    trace = Trace(home.device_index, _PaperGenerator(), is_paper=True)
+    cells = [trace.new_cell(dense_kind(k.shape, k.dtype)) for k in kinds]
+    trace.captures = {}
+    with device.on_paper(trace), torch.no_grad():
+        result = function(*[wrap(cell) for cell in cells])
+        outs = [_out_slot(x) for x in pytree.tree_leaves(result)]
+    captured = [wrap(outer) for outer, _ in trace.captures.values()]
+    slots = [*range(len(cells)), *(inner.slot for _, inner in trace.captures.values())]
+    trace.captures = None
+    return Body(Sheet(trace, slots, outs), captured, result)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from torch_xdist import cpu_only, recipe
+from torch_xdist import cpu_only, device, recipe
 from torch_xdist.errors import DeviceError
 from torch_xdist.plan import Number, Op, Plan, Slot, result_kinds
 from torch_xdist.tensor import XlaTensor
@@ -35,7 +36,7 @@ class Found:
         self.key: list[Any] = [op]
         self.slots: list[int] = []
         self.numbers: list[Any] = []
-        self.trace: Trace | None = None
+        self.trace = capturing_paper((*args, *kwargs.values()))
 
     def take(self, value: Any) -> None:
         """Enter one argument into the key."""
@@ -58,7 +59,9 @@ class Found:
         if trace is None:
             self.trace = trace = cell.trace
         elif cell.trace is not trace:
-            raise mixed_devices(self.op.name, trace, cell.trace)
+            if trace.captures is None:
+                raise mixed_devices(self.op.name, trace, cell.trace)
+            cell = trace.capture(cell)
         self.key.append(cell.kind)
         self.slots.append(slot_of(cell))
 
@@ -119,6 +122,18 @@ def plan_for(
     if plan is NEW:
         plan = PLANS[key] = make_plan(op, args, kwargs)
     return plan  # type: ignore[return-value]
+
+
+def capturing_paper(values: Sequence[Any]) -> Trace | None:
+    """The paper of a body of control flow that is being recorded, where it is among the operands.
+
+    Operands of the user's trace then become captures of the body.
+    """
+    sheet = device.paper()
+    if sheet is None or sheet.captures is None:
+        return None
+    tensors = [t for t in pytree.tree_leaves(list(values)) if t.__class__ is XlaTensor]
+    return sheet if any(t.cell.trace is sheet for t in tensors) else None
 
 
 def trace_among(values: Sequence[Any]) -> Trace:

@@ -134,6 +134,7 @@ class Trace:
     """
 
     __slots__ = (
+        "captures",
         "collectives",
         "device_index",
         "epoch",
@@ -154,6 +155,8 @@ class Trace:
         self.rng = rng
         # A paper trace has no buffers: it records what a decomposition does.
         self.is_paper = is_paper
+        # While a body of control flow is recorded: cells of the user's trace -> their stand-ins.
+        self.captures: dict[int, tuple[Cell, Cell]] | None = None
         self.lock = threading.RLock()
         self.reset()
 
@@ -177,6 +180,14 @@ class Trace:
         cell = Cell(kind, self, slot, self.epoch)
         self.live.append(ref(cell))
         return cell
+
+    def capture(self, cell: Cell) -> Cell:
+        """The stand-in on this paper of a cell of the user's trace."""
+        assert self.captures is not None
+        if id(cell) not in self.captures:
+            kind = dense_kind(cell.kind.shape, cell.kind.dtype)
+            self.captures[id(cell)] = (cell, self.new_cell(kind))
+        return self.captures[id(cell)][1]
 
     def keep(self, cell: Cell) -> None:
         """Remember that a cell was moved to a slot of this epoch."""

@@ -109,9 +109,7 @@ def join() -> None:
     if transport() == "host":
         host.join(here.rank, here.world_size, f"{here.job}/{here.attempt}")
     else:
-        mesh.join(
-            here.rank, here.world_size, here.coordinator, serve=here.serves_coordinator
-        )
+        mesh.join(here.rank, here.world_size, here.coordinator, serve=here.serves_coordinator)
 
 
 def become(rank: int, size: int) -> None:

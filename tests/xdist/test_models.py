@@ -1,17 +1,11 @@
 """Training on the device gives eager torch's losses, with one cut per step and one program."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from models import TRAININGS, Training
 
 import torch_xla
 import torch_xla.debug.metrics as met
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from models import TRAININGS, Training
 
 STEPS = 20
 

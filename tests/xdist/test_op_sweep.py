@@ -51,4 +51,6 @@ def test_nearly_every_operator_agrees_in_every_dtype(dtype):
         warnings.simplefilter("ignore")
         outcomes = {full_name(op): check(op, dtype, 3) for op in operators(dtype)}
     failed = {n: o.failures[0] for n, o in outcomes.items() if o.failures and n not in EXPECTED}
-    assert len(failed) <= (1 - NEEDED) * len(outcomes), "\n".join(f"{n}: {f}" for n, f in failed.items())
+    assert len(failed) <= (1 - NEEDED) * len(outcomes), "\n".join(
+        f"{n}: {f}" for n, f in failed.items()
+    )

@@ -145,7 +145,8 @@ def baddbmm_dtype(
 def addbmm(
     self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
 ) -> jax.Array:
-    return _plus(self, product(batch1, batch2, ((0, 2), (0, 1))), beta, alpha)
+    # One product over both dims would need its operands transposed.
+    return _plus(self, jnp.sum(_bmm(batch1, batch2), 0), beta, alpha)
 
 
 @lowers("aten.addr.default")

@@ -1,0 +1,60 @@
+"""Attention is one row, forward and backward, and equals eager torch's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from devices_agree import both
+
+
+def queries(heads: int = 4, kv_heads: int = 4) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, h, 6, 8, dtype=torch.float64) for h in (heads, kv_heads, kv_heads)]
+
+
+def test_attention_with_and_without_the_causal_mask_equals_eager() -> None:
+    both(F.scaled_dot_product_attention, *queries())
+    both(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
+        *queries(),
+    )
+
+
+def test_an_added_mask_has_a_gradient() -> None:
+    mask = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    both(F.scaled_dot_product_attention, *queries(), mask)
+
+
+def test_a_query_that_may_see_no_key_gets_zeros() -> None:
+    mask = torch.rand(6, 6) > 0.4
+    mask[2] = False
+    both(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask.to(q.device)), *queries())
+
+
+def test_grouped_heads_equal_eager() -> None:
+    both(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), *queries(4, 2))
+
+
+def test_one_row_is_recorded_forward_and_one_backward() -> None:
+    q, k, v = (t.to("xla").requires_grad_() for t in queries())
+    F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    names = [row[0].name for row in q.cell.trace.rows]
+    assert names.count("scaled_dot_product_attention") == 1
+    assert names.count("scaled_dot_product_attention_backward") == 1
+    assert "aten.bmm.default" not in names
+
+
+def test_dropout_goes_torchs_way() -> None:
+    q, k, v = (t.to("xla") for t in queries())
+    out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert out.shape == q.shape
+    assert out.isfinite().all().item()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_second_derivative_equals_eager(causal: bool) -> None:
+    def penalty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return torch.autograd.grad(out.sin().sum(), k, create_graph=True)[0]
+
+    both(penalty, *queries())

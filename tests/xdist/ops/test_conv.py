@@ -1,0 +1,71 @@
+"""Convolutions on the device equal eager torch's, in every form the lowering takes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from devices_agree import both
+
+
+def arrays(x: tuple[int, ...], w: tuple[int, ...], bias: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    kind = torch.float64
+    return [torch.randn(*s, dtype=kind) for s in (x, w, (bias,))]
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": 2, "padding": 1, "dilation": (1, 2)}),
+        ((2, 4, 5, 5), (3, 4, 1, 1), {"stride": 2}),
+        ((2, 3, 6, 6), (3, 1, 3, 3), {"padding": 1, "groups": 3}),
+        ((2, 3, 7, 6), (6, 1, 3, 3), {"stride": 2, "padding": 1, "groups": 3}),
+        ((2, 4, 6, 6), (6, 2, 3, 3), {"groups": 2, "padding": 1}),
+        ((2, 1, 6, 6), (5, 1, 3, 3), {}),
+    ],
+    ids=["general", "1x1", "depthwise", "depthwise-many", "groups", "one-channel"],
+)
+def test_a_2d_convolution_and_its_gradients_equal_eager(
+    x: tuple[int, ...], w: tuple[int, ...], options: dict[str, object]
+) -> None:
+    both(lambda *a: F.conv2d(*a, **options), *arrays(x, w, w[0]))
+
+
+def test_convolutions_of_one_and_three_dimensions_equal_eager() -> None:
+    both(lambda *a: F.conv1d(*a, stride=2, padding=1), *arrays((2, 3, 8), (4, 3, 3), 4))
+    both(lambda *a: F.conv3d(*a, padding=1), *arrays((1, 2, 4, 5, 3), (3, 2, 3, 3, 3), 3))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_transposed_convolution_equals_eager(groups: int) -> None:
+    tensors = arrays((2, 4, 4, 5), (4, 8 // groups, 3, 3), 8)
+    both(
+        lambda *a: F.conv_transpose2d(
+            *a, stride=2, padding=1, output_padding=1, groups=groups, dilation=2
+        ),
+        *tensors,
+    )
+
+
+def test_output_padding_may_exceed_the_padding() -> None:
+    tensors = arrays((1, 2, 4, 4), (2, 3, 2, 2), 3)
+    both(lambda *a: F.conv_transpose2d(*a, dilation=3, output_padding=2), *tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    x, w, bias = (t.to(dtype) for t in arrays((2, 4, 6, 6), (4, 4, 3, 3), 4))
+    wide = F.conv2d(x.float(), w.float(), bias.float(), padding=1).to(dtype)
+    found = F.conv2d(x.to("xla"), w.to("xla"), bias.to("xla"), padding=1).cpu()
+    torch.testing.assert_close(found, wide, rtol=0, atol=torch.finfo(dtype).eps * 4)
+
+
+def test_an_empty_batch_gives_an_empty_result_and_zero_gradients() -> None:
+    both(F.conv2d, *arrays((0, 3, 5, 5), (2, 3, 3, 3), 2))
+
+
+def test_the_second_derivative_equals_eager() -> None:
+    def penalty(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        out = F.conv2d(x, w, bias, stride=2).sin().sum()
+        return torch.autograd.grad(out, w, create_graph=True)[0]
+
+    both(penalty, *arrays((1, 2, 7, 7), (2, 2, 3, 3), 2))
