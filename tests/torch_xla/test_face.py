@@ -101,6 +101,8 @@ FACE = {
         print_training_update(device,step,loss,rate,global_rate,epoch,summary_writer)
         print_test_update(device,accuracy,epoch,step)""",
     "torch_xla.experimental": "eager_mode(enable) is_eager_mode() eager_mode_context(enable)",
+    "torch_xla.experimental.custom_kernel": "flash_attention(q,k,v,causal,q_segment_ids)",
+    "torch_xla.distributed.xla_backend": "ProcessGroupXla",
     "torch_xla.experimental.pjrt": """
         using_pjrt() global_ordinal() world_size() device_type() broadcast_master_param(model)
         run_multiprocess rendezvous(tag,payload)""",
