@@ -81,7 +81,7 @@ def test_scatter_takes_values_and_a_part_of_the_source() -> None:
     index = torch.tensor([[0, 2]])
     both(lambda x, i: x.scatter(1, i, 9.0), X[0], index)
     both(lambda x, i, s: x.scatter(1, i, s).detach(), X[0], index, X[1])
-    both(lambda x, i, s: x.scatter_add(0, i, s), X[0], index, X[1])
+    both(lambda x, i, s: x.scatter_add(0, i, s).detach(), X[0], index, X[1])
 
 
 def test_rows_are_added_copied_and_filled_along_inner_dims() -> None:
