@@ -13,7 +13,7 @@ import jax
 import torch
 
 from torch_xdist import settings, world
-from torch_xdist.errors import DeviceError
+from torch_xdist.errors import DeviceError, DeviceIndexError
 from torch_xdist.generator import Generator
 from torch_xdist.trace import Trace
 
@@ -111,7 +111,7 @@ def traces() -> list[Trace]:
 def check_index(index: int) -> int:
     if 0 <= index < len(_devices):
         return index
-    raise DeviceError(
+    raise DeviceIndexError(
         f"xla:{index}: this process has {len(_devices)} xla device(s), "
         f"xla:0 to xla:{len(_devices) - 1}; use one of them"
     )

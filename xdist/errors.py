@@ -24,6 +24,10 @@ class DeviceError(XdistError, RuntimeError):
     """A device that is not there, or tensors of several devices in one operator."""
 
 
+class DeviceIndexError(DeviceError, IndexError):
+    """A device index that is out of range."""
+
+
 class NoLoweringError(XdistError, NotImplementedError):
     """An operator that cannot run on the device, not even through the CPU."""
 
