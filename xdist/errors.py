@@ -2,7 +2,8 @@
 
 XdistError
   UnsupportedDtypeError   TypeError            a dtype JAX does not have
-  DeviceError             RuntimeError         unknown platform, index out of range, mixed devices
+  DeviceError             RuntimeError         unknown platform, mixed devices
+    DeviceIndexError      IndexError           a device index out of range
   NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
   FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
   CutError                RuntimeError         a value was asked for where none can be had
