@@ -245,8 +245,12 @@ def ddp(rank, size, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}],
-    ids=["plain", "views", "unused"],
+    [
+        {"gradient_as_bucket_view": True},
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"find_unused_parameters": True}, marks=pytest.mark.long),
+    ],
+    ids=["views", "plain", "unused"],
 )
 def test_distributed_data_parallel_trains_like_one_process(three, options):
     torch.manual_seed(0)
@@ -277,6 +281,7 @@ def sharded_optimizer(rank, size):
     return [p.detach().cpu() for p in model.parameters()]
 
 
+@pytest.mark.long
 def test_torchs_zero_redundancy_optimizer(three):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 3)
