@@ -19,7 +19,10 @@ _recent: list[tuple[int, str]] = []
 _LIBRARIES = tuple(
     {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "stdlib")}
 )
-_PRODUCT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")) + os.sep
+_PACKAGES = (
+    *("torch_xdist", "torch_xdist.launcher", "torch_xdist.collectives", "torch_xdist.loaders"),
+    "torch_xla",
+)
 
 
 def start(link: Link, every_s: float) -> None:
@@ -55,12 +58,15 @@ def read(main_thread: int) -> dict[str, Any] | None:
     if seq and (not _recent or _recent[-1][0] != seq):
         _recent.append((seq, mark))
         del _recent[:-_RECENT]
+    state = _state(bool(progress.compiling), bool(seq), frame)
+    # The core says where the last program was started; a rank in the user's own code is elsewhere.
+    where = line(frame) if state == "running" else ""
     return {
         "step": step,
         "seq": seq,
-        "state": _state(bool(progress.compiling), bool(seq), frame),
+        "state": state,
         "collective": str(getattr(progress, "name", "")),
-        "where": str(progress.where) or line(frame),
+        "where": where or str(progress.where) or line(frame),
         "fingerprint": mark,
         "recent": list(_recent),
     }
@@ -77,17 +83,22 @@ def _state(compiling: bool, has_collectives: bool, frame: FrameType | None) -> s
 
 def _is_device_code(filename: str) -> bool:
     parts = filename.replace("\\", "/").split("/")
-    inside = os.path.realpath(filename).startswith(_PRODUCT)
-    return "jax" in parts or "jaxlib" in parts or (inside and "tests" not in parts)
+    return "jax" in parts or "jaxlib" in parts or _is_ours(filename)
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether a file belongs to this product, wherever its packages are installed."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
+    folders = tuple(os.path.dirname(os.path.realpath(file)) + os.sep for file in files if file)
+    return os.path.realpath(filename).startswith(folders)
 
 
 def line(frame: FrameType | None) -> str:
     """ "train.py:77": the innermost line of the user's own code on a stack."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        real = os.path.realpath(filename)
-        foreign = real.startswith(_LIBRARIES) or real.startswith(_PRODUCT)
-        if not (foreign or filename.startswith("<frozen")):
+        library = os.path.realpath(filename).startswith(_LIBRARIES)
+        if not (library or _is_ours(filename) or filename.startswith("<frozen")):
             return f"{os.path.basename(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

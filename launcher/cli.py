@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from torch_xdist import __version__
-from torch_xdist.launcher import commands, devices, job, placement, settings
+from torch_xdist.launcher import commands, devices, job, placement, report, settings
 from torch_xdist.launcher.errors import LauncherError, UsageError
 from torch_xdist.launcher.job import Job
 from torch_xdist.launcher.runner import Requests, run_job
@@ -177,12 +177,13 @@ def logs(name: str, rank: int | None, follow: bool) -> None:
 
 @cli.command()
 @click.argument("name", metavar="JOB")
-def stack(name: str) -> None:
-    """Where every rank of JOB is: the Python stacks of all its threads."""
+@click.option("--all-threads", "whole", is_flag=True, help="not the main thread alone")
+def stack(name: str, whole: bool) -> None:
+    """Where every rank of JOB is: its Python stack."""
     record = job.find(_state_dir(), name)
     answer = _ask(record, {"op": "stack"})
     for rank, text in sorted(answer.get("stacks", {}).items(), key=lambda item: int(item[0])):
-        click.echo(f"rank {rank}:\n{text.rstrip()}\n")
+        click.echo(f"rank {rank}:\n{text.rstrip() if whole else report.main_stack(text)}\n")
 
 
 @cli.command()

@@ -288,8 +288,9 @@ class Attempt:
             self._server.send(0, {"op": "stacks"})
         if found.level == "kill":
             self._take_for(_STACKS_WAIT_S, lambda: bool(self._stacks))
-            rank = found.behind[0] if found.behind else min(self.sight.seen)
-            failure = Failure(rank, "hang", message=found.sentence, time=now_s, stacks=self._stacks)
+            behind = found.behind or tuple(self.sight.seen)
+            stacks = {name: text for name, text in self._stacks.items() if int(name) in behind}
+            failure = Failure(behind[0], "hang", message=found.sentence, time=now_s, stacks=stacks)
             self._end(int(ExitCode.HANG), (self.sight.identified(failure),))
 
     def _note(self, text: str) -> None:

@@ -37,7 +37,9 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 def warm() -> None:
     """Import what every rank needs (torch and jax), without starting a backend or a thread."""
     for name in settings.preimported(settings.environment()):
-        importlib.import_module(name)
+        # What fails here fails again in the ranks that need it, with a line of the user's.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def run(sock: socket.socket, task: Message, payload_fd: int) -> NoReturn:
