@@ -269,9 +269,11 @@ def test_a_model_moves_to_the_cpu_is_saved_and_comes_back(trained, tmp_path):
     assert torch.equal(other.to("xla").out.weight.cpu(), model.out.weight)
 
 
-def test_tensors_saved_from_the_device_load_onto_it(tmp_path):
+def test_tensors_saved_from_the_device_load_anywhere(tmp_path):
+    # torch_xla's files load onto its device, and only where it is installed; ours load anywhere.
     torch.save(torch.ones(3, device="xla"), tmp_path / "t.pt")
-    assert torch.load(tmp_path / "t.pt").device == torch.device("xla:0")
+    loaded = torch.load(tmp_path / "t.pt", weights_only=True)
+    assert loaded.device.type == "cpu" and loaded.tolist() == [1, 1, 1]
 
 
 def test_xser_saves_and_loads(trained, tmp_path):
