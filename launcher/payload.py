@@ -135,7 +135,7 @@ def _pickled(value: Any, named: dict[str, Any], where: str) -> bytes:
         raise PayloadError(
             f"{where}: {path} ({_kind(culprit)}) cannot be pickled: {reason}; make it inside the "
             "function that runs in the rank, or send what it is made from"
-        ) from error
+        ) from None
 
 
 def _unpickled(data: bytes, name: str) -> Any:
