@@ -59,7 +59,8 @@ class Doorman:
                 if kind == _FILE:
                     self._hand_over(guest, *question)
                 elif kind == _BOARD:
-                    self._post(guest, *question, blobs[0])
+                    tag, ranks, rank = question
+                    self._post(guest, tag, ranks, rank, blobs[0])
                 else:
                     self._mailbox.put(*question, blobs[0])
                     wire.send(guest, "", [])

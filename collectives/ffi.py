@@ -172,7 +172,7 @@ def _array(buffer: _Buffer) -> np.ndarray:
         count *= size
     if not count:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data)
     return np.frombuffer(memory, dtype).reshape(shape)
 
 

@@ -38,7 +38,7 @@ def wait(address: int, seen: int, timeout_s: float) -> None:
         return
     limit = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
     _CALL(
-        ctypes.c_long(_NUMBER),
+        ctypes.c_long(_NUMBER or 0),
         ctypes.c_void_p(address),
         ctypes.c_int(_WAIT),
         ctypes.c_uint32(seen),
@@ -52,7 +52,7 @@ def wake(address: int) -> None:
     """Wake everybody who waits on the word at `address`."""
     if _CALL is not None:
         _CALL(
-            ctypes.c_long(_NUMBER),
+            ctypes.c_long(_NUMBER or 0),
             ctypes.c_void_p(address),
             ctypes.c_int(_WAKE),
             ctypes.c_int(_EVERYBODY),

@@ -183,11 +183,10 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
             )
         return segment.mapped(descriptor, len(ranks), slot_bytes)
 
-    end = Endpoint(rank, world_size, memory, _spin_s(world_size))
+    end: Endpoint = Endpoint(rank, world_size, memory, _spin_s(world_size))
     end.segment(kind="start")
     _endpoints[None] = end
     ffi.register(CALL, _serve)
-    # The other ranks' doors must be there before anybody writes to them.
     channel.use(
         channel.BoardChannel(
             rank,

@@ -128,7 +128,7 @@ class Segment:
 
     def _sentence(self, member: int, meeting: int) -> str:
         note = self._note(member, meeting)
-        _, length = _NOTE_HEAD.unpack(note[: _NOTE_HEAD.size])
+        _, length = _NOTE_HEAD.unpack(note[: _NOTE_HEAD.size].tobytes())
         text = note[_NOTE_HEAD.size : _NOTE_HEAD.size + length]
         return text.tobytes().decode(errors="replace") or "a collective"
 
