@@ -127,11 +127,12 @@ class Pump:
 
     def _end(self, stream: "_Stream") -> None:
         self._offer(stream, stream.cutter.finish())
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(stream.fd)
-        os.close(stream.fd)
         with self._lock:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(stream.fd)
             self._streams.pop(stream.fd, None)
+        # Last: once it is closed, `add` may be given a pipe with the same number.
+        os.close(stream.fd)
 
     def _offer(self, stream: "_Stream", lines: list[str]) -> None:
         if not lines:
