@@ -190,7 +190,8 @@ class CheckpointManager:
         facts = {"step": str(step), "rank": str(self._rank), "ranks": str(self._ranks)}
         checkpoint_file.write(path, structure, entries, facts)
         if self._rank == 0:
-            for old in folders.surplus(folders.complete_steps(self._folder), self._keep):
+            present, complete = folders.steps(self._folder), self.steps()
+            for old in folders.surplus(present, complete, self._keep):
                 folders.remove(self._folder, old)
 
     def _opened(self, step: int) -> "tuple[_Reader | None, CheckpointError | None]":

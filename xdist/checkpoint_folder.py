@@ -56,9 +56,14 @@ def complete_steps(folder: Path) -> list[int]:
     return [step for step in steps(folder) if ranks_of(folder, step) is not None]
 
 
-def surplus(complete: list[int], keep: int) -> list[int]:
-    """Which of the complete steps are to go so that the newest `keep` stay; 0 keeps all."""
-    return complete[:-keep] if keep else []
+def surplus(present: list[int], complete: list[int], keep: int) -> list[int]:
+    """Which of the steps present are to go so that the newest `keep` complete ones stay.
+
+    Incomplete steps go when a complete one is newer: then no rank writes them any more. 0 keeps
+    all.
+    """
+    kept = complete[-keep:] if keep else []
+    return [step for step in present if kept and step < kept[0]]
 
 
 def make(folder: Path) -> None:
@@ -84,12 +89,13 @@ def remove(folder: Path, step: int) -> None:
 
 
 def remove_leftovers(folder: Path, rank: int, ranks: int) -> None:
-    """Delete what a killed job left of this rank: partial files, and files of incomplete steps."""
+    """Delete what a killed job left of this rank: partial files, and files of incomplete steps.
+
+    The folders stay: another rank may be writing into one of them already.
+    """
     for step in steps(folder):
         own = rank_file(folder, step, rank, ranks)
         for partial in own.parent.glob(f".{own.name}.*.partial"):
             partial.unlink(missing_ok=True)
         if ranks_of(folder, step) is None:
             own.unlink(missing_ok=True)
-            if not any(own.parent.glob("*")):
-                remove(folder, step)

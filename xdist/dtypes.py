@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from torch_xdist import settings
 from torch_xdist.errors import UnsupportedDtypeError
 
 _PAIRS: dict[torch.dtype, type] = {
@@ -29,6 +30,12 @@ _PAIRS: dict[torch.dtype, type] = {
 }
 _TO_JAX: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j in _PAIRS.items()}
 _TO_TORCH: dict[np.dtype, torch.dtype] = {j: t for t, j in _TO_JAX.items()}
+# torch_xla's switches store a dtype narrower on the device; the tensor still reports its own.
+NARROWED: dict[torch.dtype, np.dtype] = {
+    getattr(torch, wide): np.dtype(getattr(jnp, narrow))
+    for wide, narrow in settings.current().narrowed.items()
+}
+_TO_JAX.update(NARROWED)
 _ADVICE = {torch.complex32: "complex64"}
 
 

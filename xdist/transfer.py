@@ -20,6 +20,7 @@ try:
 except ImportError:
     batched_device_put = None  # type: ignore[assignment]
 
+_BITS_IN_NUMPY = {torch.int16: np.int16, torch.uint8: np.uint8}
 _ALIGNMENT = 64
 # torch dtypes numpy does not know, by the integer type of their bits.
 _BITS = {
@@ -40,7 +41,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     plain = plain.resolve_neg().contiguous()
     bits = _BITS.get(tensor.dtype)
     if bits is None:
-        return plain.numpy()
+        return plain.numpy().astype(dtype, copy=False)
     return plain.view(bits).numpy().view(dtype)
 
 
@@ -122,6 +123,6 @@ def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     if bits is None:
         result.numpy()[...] = array
     else:
-        result.view(bits).numpy()[...] = array.view(dtypes.to_jax(bits))
+        result.view(bits).numpy()[...] = array.view(_BITS_IN_NUMPY[bits])
     metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
     return result

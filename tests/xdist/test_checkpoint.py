@@ -414,3 +414,18 @@ def test_a_kill_at_any_moment_leaves_the_last_checkpoint(tmp_path):
 @pytest.mark.timeout(1500)
 def test_a_hundred_kills_leave_the_last_checkpoint(tmp_path):
     check_kills(tmp_path, [10 + 0.7 * i for i in range(100)])
+
+
+@pytest.mark.parametrize(
+    ("present", "complete", "keep", "gone"),
+    [
+        ([1, 2, 3], [1, 2, 3], 2, [1]),
+        ([1, 2, 3], [1, 3], 1, [1, 2]),
+        ([1, 2, 3], [1, 2], 2, []),
+        ([1, 2, 3], [2], 5, [1]),
+        ([1, 2, 3], [], 1, []),
+        ([1, 2, 3], [1, 2, 3], 0, []),
+    ],
+)
+def test_steps_older_than_the_kept_ones_go_complete_or_not(present, complete, keep, gone):
+    assert folders.surplus(present, complete, keep) == gone

@@ -3,9 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from against_eager import assert_like_eager
-
-import torch_xla  # noqa: F401
+from devices_agree import both
 
 NAN, INF = float("nan"), float("inf")
 FLOATS = torch.tensor([-INF, -7.5, -2.0, -0.5, -0.0, 0.0, 0.5, 2.0, 7.5, INF, NAN])
@@ -13,7 +11,7 @@ DIVISORS = torch.tensor([2.0, -3.0, 1.5])
 WHOLE = torch.tensor([-9, -7, -2, -1, 0, 1, 2, 7, 9])
 
 
-def on_both(function, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def on_each(function, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`function` of the tensors without gradients: on the CPU and on the device."""
     expected = function(*tensors)
     found = function(*(t.to("xla") for t in tensors))
@@ -21,7 +19,7 @@ def on_both(function, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def assert_same(function, *tensors: torch.Tensor) -> None:
-    expected, found = on_both(function, *tensors)
+    expected, found = on_each(function, *tensors)
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, equal_nan=True)
     if expected.is_floating_point():
@@ -152,7 +150,7 @@ def test_xlogy_of_zero_is_zero_unless_the_other_is_nan() -> None:
     ],
 )
 def test_activations_and_their_gradients_equal_eager(activation) -> None:
-    assert_like_eager(activation, torch.linspace(-8, 8, 34, dtype=torch.float64))
+    both(activation, torch.linspace(-8, 8, 34, dtype=torch.float64))
 
 
 def test_half_precision_is_computed_in_float32_and_rounded_once() -> None:
