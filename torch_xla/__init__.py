@@ -7,6 +7,7 @@ device: that happens when the first tensor or device is asked for.
 from torch_xdist import __version__
 from torch_xdist import backend as _backend
 from torch_xdist import dynamo as _dynamo
+from torch_xdist import loading as _loading
 from torch_xdist.beside import answer_as_torch_xla, refuse_other_torch_xla
 from torch_xdist.cuts import sync
 from torch_xdist.device import device, device_count, devices, real_devices
@@ -17,6 +18,7 @@ from torch_xdist.steps import compile, step
 refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
 _dynamo.register()
+_loading.register()
 
 from torch_xla import (  # noqa: E402 - after the check, which explains what these could not
     _XLAC,
@@ -34,6 +36,7 @@ __all__ = [
     "__version__",
     "_backend",
     "_dynamo",
+    "_loading",
     "amp",
     "backends",
     "compile",

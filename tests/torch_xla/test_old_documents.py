@@ -276,6 +276,15 @@ def test_tensors_saved_from_the_device_load_anywhere(tmp_path):
     assert loaded.device.type == "cpu" and loaded.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("location", ["xla", "xla:0", torch.device("xla", 0)])
+def test_files_are_loaded_onto_the_device_on_request(tmp_path, location):
+    weight = torch.nn.Parameter(torch.ones(3))
+    torch.save({"a": weight, "tied": weight, "n": (1, torch.zeros(2))}, tmp_path / "t.pt")
+    state = torch.load(tmp_path / "t.pt", map_location=location)
+    assert state["a"] is state["tied"] and isinstance(state["a"], torch.nn.Parameter)
+    assert state["a"].device.type == state["n"][1].device.type == "xla"
+
+
 def test_xser_saves_and_loads(trained, tmp_path):
     model, _ = trained
     xser.save(model.state_dict(), str(tmp_path / "model"))
