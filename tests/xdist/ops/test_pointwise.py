@@ -95,7 +95,7 @@ def test_extremes_and_limits_keep_nan() -> None:
     other = torch.flip(FLOATS, [0])
     for function in (torch.maximum, torch.minimum, torch.fmax, torch.fmin):
         assert_same(function, FLOATS, other)
-    assert_same(lambda x: torch.stack([x.clamp(-1, 1), x.clamp(1, -1), x.clamp_min(0.0)]), FLOATS)
+    assert_same(lambda x: torch.stack([x.clamp(-1, 1), x.clamp(1, -1), x.clamp_min(-1.0)]), FLOATS)
 
 
 def test_shifts_beyond_the_width_leave_nothing_or_the_sign() -> None:
@@ -150,7 +150,7 @@ def test_xlogy_of_zero_is_zero_unless_the_other_is_nan() -> None:
     ],
 )
 def test_activations_and_their_gradients_equal_eager(activation) -> None:
-    both(activation, torch.linspace(-8, 8, 34, dtype=torch.float64))
+    both(activation, torch.linspace(-8, 8, 32, dtype=torch.float64))
 
 
 def test_half_precision_is_computed_in_float32_and_rounded_once() -> None:

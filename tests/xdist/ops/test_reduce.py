@@ -40,6 +40,7 @@ def test_dims_count_from_either_end_and_an_empty_list_means_all() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_nothing_sums_to_zero_and_averages_to_nan() -> None:
     x = torch.zeros(0, 3)
     assert_same(lambda x: (x.sum(), x.prod(), x.mean(), x.sum(0), x.all(), x.any()), x)
