@@ -1,0 +1,237 @@
+#!/usr/bin/env python
+"""How fast a training step is: host time per recorded row, step and memory against plain JAX.
+
+    .venv/bin/python scripts/bench_steps.py [--what host|step|import]
+
+Prints one JSON line per figure. `host` trains a GPT too small to keep the device busy, so the
+time of a step is what recording and launching cost; `step` trains a larger one beside a
+hand-written JAX step of the same mathematics, turn by turn in one process; `import` times
+`import torch_xdist` after `import torch`.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import nn
+
+from torch_xdist import cuts
+
+VOCABULARY = 512
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block on [b, t, d]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Token ids [b, t] in, logits [b, t, vocabulary] out."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Parameter(torch.zeros(length, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def torch_step(model: nn.Module, optimizer: Any, ids: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    logits = model(ids)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def device_step(layers: int, width: int, heads: int, batch: int, length: int) -> Callable[[], Any]:
+    torch.manual_seed(0)
+    model = GPT(layers, width, heads, length).to("xla")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    ids = torch.randint(0, VOCABULARY, (batch, length)).to("xla")
+
+    def step() -> Any:
+        loss = torch_step(model, optimizer, ids)
+        cuts.sync()
+        return loss
+
+    return step
+
+
+def jax_step(layers: int, width: int, heads: int, batch: int, length: int) -> Callable[[], Any]:
+    """The same model and optimizer written by hand in JAX, parameters donated."""
+    torch.manual_seed(0)
+    model = GPT(layers, width, heads, length)
+    params = {n: jnp.asarray(p.detach().numpy()) for n, p in model.named_parameters()}
+    ids = jnp.asarray(torch.randint(0, VOCABULARY, (batch, length)).numpy())
+    state = (params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), 0)
+    update = jax.jit(lambda state, ids: _jax_update(state, ids, layers, heads), donate_argnums=0)
+
+    def step() -> Any:
+        nonlocal state
+        state, loss = update(state, ids)
+        return loss
+
+    return step
+
+
+def _jax_norm(p: Any, name: str, x: Any) -> Any:
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def _jax_linear(p: Any, name: str, x: Any) -> Any:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def _jax_loss(p: Any, ids: Any, layers: int, heads: int) -> Any:
+    b, t = ids.shape
+    x = p["tokens.weight"][ids] + p["places"]
+    d = x.shape[-1]
+    mask = jnp.tril(jnp.ones((t, t), bool))
+    for i in range(layers):
+        block = f"blocks.{i}."
+        qkv = _jax_linear(p, block + "qkv", _jax_norm(p, block + "norm1", x))
+        q, k, v = jnp.moveaxis(qkv.reshape(b, t, 3, heads, -1), 2, 0)
+        scores = jnp.einsum("bthd,bshd->bhts", q, k) / (d // heads) ** 0.5
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
+        y = jnp.einsum("bhts,bshd->bthd", weights, v).reshape(b, t, d)
+        x = x + _jax_linear(p, block + "out", y)
+        hidden = jax.nn.gelu(
+            _jax_linear(p, block + "up", _jax_norm(p, block + "norm2", x)), approximate=False
+        )
+        x = x + _jax_linear(p, block + "down", hidden)
+    logits = _jax_norm(p, "norm", x) @ p["head.weight"].T
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], -1).mean()
+
+
+def _jax_update(state: Any, ids: Any, layers: int, heads: int) -> Any:
+    params, m, v, count = state
+    loss, grads = jax.value_and_grad(_jax_loss)(params, ids, layers, heads)
+    count = count + 1
+    m = jax.tree.map(lambda m, g: m + 0.1 * (g - m), m, grads)
+    v = jax.tree.map(lambda v, g: v * 0.999 + 0.001 * g * g, v, grads)
+    fix1, fix2 = 1 - 0.9**count, jnp.sqrt(1 - 0.999**count)
+    params = jax.tree.map(
+        lambda p, m, v: (p * (1 - 1e-5) - 1e-3 / fix1 * m / (jnp.sqrt(v) / fix2 + 1e-8)).astype(p.dtype),
+        params, m, v,
+    )  # fmt: skip
+    return (params, m, v, count), loss
+
+
+def say(name: str, **figures: Any) -> None:
+    print(json.dumps({"bench": name, **figures}), flush=True)
+
+
+def bench_host(rounds: int) -> None:
+    """Host time per recorded row: recording and launching, on a model that computes next to nothing."""
+    step = device_step(6, 32, 2, 1, 8)
+    for _ in range(5):
+        step()
+    times = []
+    for _ in range(rounds):
+        cuts.wait_device_ops()
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    rows = cuts.LOG[-1].rows if cuts.LOG[-1].rows else cuts.LOG[-2].rows
+    rows = max(c.rows for c in list(cuts.LOG)[-5:])
+    best, median = min(times), statistics.median(times)
+    say("host", rows=rows, step_ms=round(median * 1e3, 2), us_per_row=round(median / rows * 1e6, 2), best_us_per_row=round(best / rows * 1e6, 2))  # fmt: skip
+
+
+def bench_step(rounds: int) -> None:
+    """Whole steps beside hand-written JAX and eager torch, turn by turn."""
+    shape = (6, 256, 8, 8, 128)
+    ours, jaxs = device_step(*shape), jax_step(*shape)
+    torch.manual_seed(0)
+    model = GPT(shape[0], shape[1], shape[2], shape[4])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    ids = torch.randint(0, VOCABULARY, (shape[3], shape[4]))
+    runs: dict[str, tuple[Callable[[], Any], list[float]]] = {
+        "device": (lambda: ours().item(), []),
+        "jax": (lambda: jaxs().block_until_ready(), []),
+        "eager": (lambda: torch_step(model, optimizer, ids), []),
+    }
+    for turn in range(rounds + 3):
+        for run, times in runs.values():
+            started = time.perf_counter()
+            run()
+            if turn >= 3:
+                times.append(time.perf_counter() - started)
+    medians = {name: statistics.median(times) * 1e3 for name, (_, times) in runs.items()}
+    say("step", **{f"{n}_ms": round(m, 1) for n, m in medians.items()}, device_to_jax=round(medians["device"] / medians["jax"], 3))  # fmt: skip
+    bench_memory(shape)
+
+
+def bench_memory(shape: tuple[int, ...]) -> None:
+    """Temporary and argument bytes of the compiled steps, as XLA counts them."""
+    from torch_xdist import program
+
+    launched = [p for p in program.PROGRAMS.values() if p.memory is not None]
+    ours = max(launched[-3:], key=lambda p: p.memory.bytes()).memory.bytes()
+    torch.manual_seed(0)
+    model = GPT(shape[0], shape[1], shape[2], shape[4])
+    params = {n: jnp.asarray(p.detach().numpy()) for n, p in model.named_parameters()}
+    ids = jnp.zeros((shape[3], shape[4]), jnp.int64)
+    state = (params, params, params, jnp.asarray(0))
+    compiled = jax.jit(lambda s, i: _jax_update(s, i, shape[0], shape[2]), donate_argnums=0).lower(state, ids).compile()  # fmt: skip
+    stats = compiled.memory_analysis()
+    theirs = stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes  # fmt: skip
+    say("memory", device_mb=round(ours / 1e6, 1), jax_mb=round(theirs / 1e6, 1), ratio=round(ours / theirs, 3))  # fmt: skip
+
+
+def bench_import(rounds: int = 7) -> None:
+    """What `import torch_xdist` adds to `import torch`."""
+    code = "import torch,time;t=time.perf_counter();import torch_xdist;print(time.perf_counter()-t)"
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(rounds)]
+    say("import", added_ms=round(statistics.median(times) * 1e3, 2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--what", choices=["host", "step", "import", "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    if options.what in ("host", "all"):
+        bench_host(options.rounds * 5)
+    if options.what in ("step", "all"):
+        bench_step(options.rounds)
+    if options.what in ("import", "all"):
+        bench_import()
+
+
+if __name__ == "__main__":
+    main()
