@@ -273,9 +273,19 @@ def rank_of(world: World | None) -> int | None:
 
 
 def expand_nodes(listing: str) -> list[str]:
-    """Slurm's "tux[1-3,05],head" as names: tux1, tux2, tux3, tux05, head."""
+    """Slurm's "tux[1-3,05],head" as names: tux1, tux2, tux3, tux05, head.
+
+    Raises:
+        SettingError: it is no such list.
+    """
     names: list[str] = []
-    for item in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", listing):
+    part = r"[^,\[\]\s]*(?:\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\][^,\[\]\s]*)*"
+    if not re.fullmatch(rf"(?!$){part}(?:,{part})*", listing.strip()):
+        raise SettingError(
+            f"SLURM_STEP_NODELIST: {listing!r} cannot be read; a list such as tux[1-3],head is "
+            "needed"
+        )
+    for item in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", listing.strip()):
         names += _expand(item)
     return names
 

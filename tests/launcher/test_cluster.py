@@ -3,6 +3,8 @@
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torch_xdist.launcher import cluster
 from torch_xdist.launcher.cluster import World
@@ -149,6 +151,21 @@ def test_variables_left_over_from_another_job_are_refused():
 )
 def test_slurms_node_lists_are_expanded(listing, names):
     assert cluster.expand_nodes(listing) == names
+
+
+@pytest.mark.parametrize("listing", ["", "tux[1-", "tux[a-b]", "tux[]", "a b", "tux]1["])
+def test_what_is_no_node_list_is_refused(listing):
+    with pytest.raises(SettingError, match=r"SLURM_STEP_NODELIST: .* cannot be read; a list such"):
+        cluster.expand_nodes(listing)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 5), st.integers(1, 3)), min_size=1))
+def test_every_range_of_a_node_list_has_all_its_nodes(ranges):
+    parts = [f"{first:0{width}d}-{first + more:0{width}d}" for first, more, width in ranges]
+    names = cluster.expand_nodes(f"n[{','.join(parts)}]x")
+    numbers = [first + step for first, more, _ in ranges for step in range(more + 1)]
+    assert [int(name[1:-1]) for name in names] == numbers
+    assert all(name.startswith("n") and name.endswith("x") for name in names)
 
 
 def test_slurms_task_counts_are_expanded():

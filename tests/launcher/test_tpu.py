@@ -5,6 +5,8 @@ import threading
 from math import prod
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torch_xdist.launcher import tpu
 from torch_xdist.launcher.errors import DevicesError
@@ -211,3 +213,12 @@ def test_a_metadata_server_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(tpu, "_METADATA", "http://127.0.0.1:9/")
     with pytest.raises(DevicesError, match=r"the server did not answer .*; set TPU_ACCELERATOR"):
         tpu.read_slice({})
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_metadata_of_any_text_is_a_slice_or_one_clear_error(tpu_env, endpoints):
+    for text in (tpu_env, TPU_ENV + tpu_env):
+        try:
+            assert tpu.slice_from_metadata(text, endpoints).chips_per_host >= 1
+        except DevicesError as error:
+            assert "TPU" in str(error)
