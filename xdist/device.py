@@ -55,6 +55,19 @@ def _configure() -> None:
     jax.config.update("jax_enable_x64", True)
     if not world.current().is_rank and (name or "CPU").upper() == "CPU":
         jax.config.update("jax_num_cpu_devices", settings.current().cpu_devices or 1)
+    _use_cache()
+
+
+def _use_cache() -> None:
+    """Keep compiled programs in XLA_PERSISTENT_CACHE_PATH, and find those of earlier runs."""
+    path = settings.current().cache_path
+    if path is None:
+        return
+    # JAX has no switch for read-only: a program that must take ages to be kept is never written.
+    least_s = 1e9 if settings.current().cache_read_only else 0.0
+    jax.config.update("jax_compilation_cache_dir", path)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _addressable() -> list[jax.Device]:

@@ -1,0 +1,58 @@
+"""What a script chooses before it first uses a device, each in a process of its own."""
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(code, *arguments):
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+CACHED = """
+    import sys, torch, torch_xla, torch_xla.runtime as xr
+    xr.initialize_cache(sys.argv[1], readonly=sys.argv[2] == "readonly")
+    assert (torch.ones(3, device="xla") + int(sys.argv[3])).sum().item() == 3 + 3 * int(sys.argv[3])
+    (torch.ones(int(sys.argv[3]), device="xla") * 2).tolist()
+"""
+
+
+def test_programs_are_kept_between_runs(tmp_path):
+    first = run(CACHED, tmp_path, "write", 2)
+    assert first.returncode == 0, first.stderr
+    kept = {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
+    assert kept
+    again = run(CACHED, tmp_path, "readonly", 5)
+    assert again.returncode == 0, again.stderr
+    assert {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")} == kept
+
+
+IMPORTED = """
+    import threading, torch
+    before = threading.active_count()
+    import torch_xla, torch_xla.core.xla_model, torch_xla.distributed.xla_multiprocessing
+    import torch_xla.distributed.parallel_loader, torch_xla.runtime as xr
+    from torch_xdist import device
+    assert threading.active_count() == before
+    assert not device.traces() and not torch.cuda.is_initialized()
+    assert torch_xla._internal.tpu.num_available_devices() >= 1 and not device.traces()
+"""
+
+
+def test_importing_starts_nothing():
+    done = run(IMPORTED)
+    assert done.returncode == 0, done.stderr
+
+
+UNKNOWN = """
+    import torch_xla.runtime as xr, torch_xla
+    xr.set_device_type("ABACUS")
+    torch_xla.device()
+"""
+
+
+def test_an_unknown_platform_is_named():
+    done = run(UNKNOWN)
+    assert done.returncode == 1
+    assert "PJRT_DEVICE=ABACUS: no such platform; use one of CPU" in done.stderr
