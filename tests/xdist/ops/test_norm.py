@@ -53,7 +53,9 @@ def test_weight_norm_and_local_response_norm_equal_eager() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_layer_norm_of_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     x, weight, bias = (t.to(dtype) for t in normal((8, 64), (64,), (64,)))
-    both(lambda x, w, b: F.layer_norm(x, (64,), w, b).float(), x, weight, bias)
+    wide = F.layer_norm(x.float(), (64,), weight.float(), bias.float()).to(dtype)
+    found = F.layer_norm(x.to("xla"), (64,), weight.to("xla"), bias.to("xla")).cpu()
+    torch.testing.assert_close(found, wide, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_the_second_derivative_of_batch_norm_equals_eager() -> None:
