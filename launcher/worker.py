@@ -45,7 +45,7 @@ def warm() -> None:
 def run(sock: socket.socket, task: Message, payload_fd: int) -> NoReturn:
     """Be the rank: run `task`, report, wait for the others, end the process."""
     link = Link(sock)
-    faulthandler.enable(file=2)
+    faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=_stack_file(task["stacks"]), all_threads=True)
     _settle(task)
     beat.start(link, float(task["beat_s"]))
