@@ -6,6 +6,8 @@ Run as a script it sweeps whole dtypes and prints a line per operator:
 """
 
 import argparse
+import datetime
+import json
 import re
 import sys
 import time
@@ -13,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,12 +157,7 @@ def random_op(op: Any) -> bool:
 
 
 RANDOM = frozenset(
-    """bernoulli cauchy exponential geometric log_normal normal multinomial uniform randn rand randint
-    rand_like randn_like randint_like nn.functional.dropout nn.functional.dropout2d
-    nn.functional.dropout3d nn.functional.alpha_dropout nn.functional.feature_alpha_dropout
-    nn.functional.rrelu nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
-    nn.functional.multi_head_attention_forward pca_lowrank svd_lowrank
-    nn.functional.feature_alpha_dropout torch.ops.aten._efficient_attention_forward""".split()
+    ["bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "multinomial", "uniform", "randn", "rand", "randint", "rand_like", "randn_like", "randint_like", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "nn.functional.rrelu", "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward", "pca_lowrank", "svd_lowrank", "nn.functional.feature_alpha_dropout", "torch.ops.aten._efficient_attention_forward"]
 )
 
 
@@ -209,6 +207,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--match", default=".")
     parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--record", action="store_true", help="write docs/ops_sweep.json")
     options = parser.parse_args()
     passed = total = served_by_cpu = 0
     for op in operators(getattr(torch, options.dtype), options.match, options.shard):
@@ -226,6 +225,22 @@ def main() -> None:
             print("    ", failure)
         sys.stdout.flush()
     print(f"{options.dtype}: {passed} of {total} passed, {served_by_cpu} used the CPU")
+    if options.record:
+        record(options, passed, total, served_by_cpu)
+
+
+def record(options: argparse.Namespace, passed: int, total: int, cpu: int) -> None:
+    """Enter a whole sweep's figures into docs/ops_sweep.json."""
+    path = Path(__file__).resolve().parent.parent / "docs" / "ops_sweep.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known[options.dtype] = {
+        "operators": total,
+        "passed": passed,
+        "cpu": cpu,
+        "samples": options.samples,
+        "date": datetime.date.today().isoformat(),
+    }
+    path.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

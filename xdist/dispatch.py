@@ -12,6 +12,8 @@ from weakref import ref
 import torch
 
 from torch_xdist import fallback, special, writes
+from torch_xdist.errors import NoLoweringError
+from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.plan import LIST, SINGLE, TUPLE, Op, Plan
 from torch_xdist.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
@@ -173,10 +175,16 @@ def composite_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return op.func.decompose(*args, **kwargs)
 
 
+def refuse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    raise NoLoweringError(f"{op.name}: {REFUSED[op.name]}")
+
+
 def learn(func: Any) -> Op:
     """Work out once how calls of an overload are handled."""
     op = Op(func)
     handler: Callable[..., Any] | None = special.HANDLERS.get(op.name)
+    if op.name in REFUSED:
+        handler = refuse
     if handler is None and op.mutated and (op.functional or not func._can_decompose()):
         handler = write_handler
     if handler is None and op.name not in LOWERINGS and func._can_decompose():

@@ -8,7 +8,6 @@ import warnings
 
 import pytest
 import torch
-
 from sweep import check, full_name, operators
 
 SHARDS = 8
@@ -16,7 +15,6 @@ SHARDS = 8
 EXPECTED = {
     "sparse.sampled_addmm": "sparse layouts do not exist on the device",
     "sparse.mm.reduce": "sparse layouts do not exist on the device",
-    "to_sparse": "sparse layouts do not exist on the device",
     "chalf": "JAX has no complex32",
 }
 LONG_DTYPES = [

@@ -1,0 +1,126 @@
+#!/usr/bin/env python
+"""Write docs/ops.md: how every ATen operator is served on the device.
+
+    .venv/bin/python scripts/list_ops.py [--check]
+
+The percentages at its top come from docs/ops_sweep.json, one entry per dtype, which
+`tests/sweep.py --record` writes after a whole sweep. `--check` writes nothing and fails when the
+page is out of date.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._decomp import global_decomposition_table
+
+from torch_xdist import cpu_only
+from torch_xdist.ops.decomps import DECOMPOSED
+from torch_xdist.ops.refused import REFUSED
+from torch_xdist.ops.table import LOWERINGS
+from torch_xdist.plan import Op
+from torch_xdist.special import HANDLERS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = DOCS / "ops.md"
+SWEEP = DOCS / "ops_sweep.json"
+MEANINGS = {
+    "lowered": "a row of the lowering table",
+    "view": "a view: no row until it is read or written",
+    "derived": "an in-place or out= form, derived from the schema of its functional form",
+    "own": "a meaning of its own: copies, reads, storage",
+    "composite": "torch makes it of other operators before it arrives",
+    "decomposed": "torch's decomposition, recorded once while a program is built",
+    "fallback": "eager torch on the CPU, counted as `aten::NAME`",
+    "refused": "an error that says why",
+}
+
+
+def overloads() -> list[Any]:
+    """Every overload of the aten namespace, by name."""
+    names = sorted(n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))  # fmt: skip
+    found = []
+    for name in names:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if func is not None:
+            found.append(func)
+    return found
+
+
+def served(func: Any) -> str:
+    """How one overload is served; the keys of MEANINGS."""
+    op = Op(func)
+    name = op.name
+    functional = str(op.functional) if op.functional is not None else ""
+    if name in REFUSED:
+        return "refused"
+    if name in HANDLERS:
+        return "own"
+    if op.is_view and name in LOWERINGS:
+        return "view"
+    if name in LOWERINGS and name not in DECOMPOSED:
+        return "lowered"
+    if op.mutated and functional in LOWERINGS:
+        return "derived"
+    if func._can_decompose():
+        return "composite"
+    if func in global_decomposition_table["post_autograd"] and name not in cpu_only.NAMES:
+        return "decomposed"
+    return "derived" if op.mutated and op.functional in global_decomposition_table["post_autograd"] else "fallback"  # fmt: skip
+
+
+def page() -> str:
+    rows = [(str(func).removeprefix("aten."), served(func)) for func in overloads()]
+    counts = Counter(how for _, how in rows)
+    lines = [
+        "# Every ATen operator, and how it is served",
+        "",
+        "Written by `scripts/list_ops.py`.",
+        "",
+    ]
+    lines += percentages()
+    lines += ["| served | overloads | meaning |", "|---|---|---|"]
+    lines += [f"| {how} | {counts[how]} | {meaning} |" for how, meaning in MEANINGS.items()]
+    lines += ["", f"## All {len(rows)} overloads", "", "| overload | served |", "|---|---|"]
+    lines += [f"| `{name}` | {how} |" for name, how in rows]
+    return "\n".join(lines) + "\n"
+
+
+def percentages() -> list[str]:
+    """The sweep's figures, as recorded; nothing where none was recorded."""
+    if not SWEEP.exists():
+        return []
+    lines = [
+        "torch's operator database (`tests/sweep.py`) against CPU torch, forward and backward:",
+        "",
+    ]
+    lines += ["| dtype | operators | pass | share | through the CPU | samples | measured |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for dtype, got in json.loads(SWEEP.read_text()).items():
+        share = 100 * got["passed"] / got["operators"]
+        lines.append(f"| {dtype} | {got['operators']} | {got['passed']} | {share:.1f} % | {got['cpu']} | {got['samples']} | {got['date']} |")  # fmt: skip
+    return [*lines, ""]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    text = page()
+    if parser.parse_args().check:
+        if not PAGE.exists() or PAGE.read_text() != text:
+            print("docs/ops.md is out of date; run scripts/list_ops.py", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(text)
+    print(f"wrote {PAGE.name}: {len(text.splitlines())} lines")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
