@@ -1,0 +1,50 @@
+"""DataLoader workers of a rank: forked under a multithreaded runtime, without deadlock or noise."""
+
+from collections.abc import Callable
+
+import pytest
+
+_TRAIN = """
+import torch
+import torch_xla.core.xla_model as xm
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 16
+    def __getitem__(self, index): return torch.full((4,), float(index)).sin() + index
+
+device = xm.xla_device()
+total = torch.zeros(4, device=device)
+for epoch in range({epochs}):
+    for batch in torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=4):
+        total = total + batch.to(device).sum(0)
+    # Programs run, and their threads with them, while the next epoch's workers are forked.
+    xm.all_reduce("sum", total)
+    xm.mark_step()
+print("done", threading.active_count() > 0, len(os.listdir("/proc/self/task")) > 4)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_200_epochs_of_4_forked_workers_neither_hang_nor_warn(start: Callable) -> None:
+    job = start(
+        _TRAIN.format(epochs=200),
+        *("--nprocs", "2", "--hang-timeout", "120"),
+        env={"XLA_RUN_PREIMPORT": "torch,jax"},
+    )
+    ended = job.end(1400)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("done True True") == 2
+    assert "fork()" not in ended.out + ended.err and "deadlock" not in ended.out + ended.err
+
+
+@pytest.mark.parametrize("epochs", [1])
+def test_one_epoch_of_4_forked_workers(start: Callable, epochs: int) -> None:
+    job = start(
+        _TRAIN.format(epochs=epochs),
+        *("--nprocs", "1"),
+        env={"XLA_RUN_PREIMPORT": "torch,jax"},
+    )
+    ended = job.end(120)
+    assert ended.code == 0, ended.err
+    assert "fork()" not in ended.out + ended.err and "deadlock" not in ended.out + ended.err
