@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
-from torch_xdist import cuts
+from torch_xdist import cuts, program
 
 VOCABULARY = 512
 
@@ -143,10 +143,17 @@ def _jax_update(state: Any, ids: Any, layers: int, heads: int) -> Any:
     v = jax.tree.map(lambda v, g: v * 0.999 + 0.001 * g * g, v, grads)
     fix1, fix2 = 1 - 0.9**count, jnp.sqrt(1 - 0.999**count)
     params = jax.tree.map(
-        lambda p, m, v: (p * (1 - 1e-5) - 1e-3 / fix1 * m / (jnp.sqrt(v) / fix2 + 1e-8)).astype(p.dtype),
-        params, m, v,
-    )  # fmt: skip
+        lambda p, m, v: _jax_adam(p, m, v, fix1, fix2),
+        params,
+        m,
+        v,
+    )
     return (params, m, v, count), loss
+
+
+def _jax_adam(p: Any, m: Any, v: Any, fix1: Any, fix2: Any) -> Any:
+    new = p * (1 - 1e-5) - 1e-3 / fix1 * m / (jnp.sqrt(v) / fix2 + 1e-8)
+    return new.astype(p.dtype)
 
 
 def say(name: str, **figures: Any) -> None:
@@ -154,7 +161,7 @@ def say(name: str, **figures: Any) -> None:
 
 
 def bench_host(rounds: int) -> None:
-    """Host time per recorded row: recording and launching, on a model that computes next to nothing."""
+    """Host time per recorded row: recording and launching, where next to nothing is computed."""
     step = device_step(6, 32, 2, 1, 8)
     for _ in range(5):
         step()
@@ -164,10 +171,15 @@ def bench_host(rounds: int) -> None:
         started = time.perf_counter()
         step()
         times.append(time.perf_counter() - started)
-    rows = cuts.LOG[-1].rows if cuts.LOG[-1].rows else cuts.LOG[-2].rows
     rows = max(c.rows for c in list(cuts.LOG)[-5:])
     best, median = min(times), statistics.median(times)
-    say("host", rows=rows, step_ms=round(median * 1e3, 2), us_per_row=round(median / rows * 1e6, 2), best_us_per_row=round(best / rows * 1e6, 2))  # fmt: skip
+    say(
+        "host",
+        rows=rows,
+        step_ms=round(median * 1e3, 2),
+        us_per_row=round(median / rows * 1e6, 2),
+        best_us_per_row=round(best / rows * 1e6, 2),
+    )
 
 
 def bench_step(rounds: int) -> None:
@@ -190,25 +202,32 @@ def bench_step(rounds: int) -> None:
             if turn >= 3:
                 times.append(time.perf_counter() - started)
     medians = {name: statistics.median(times) * 1e3 for name, (_, times) in runs.items()}
-    say("step", **{f"{n}_ms": round(m, 1) for n, m in medians.items()}, device_to_jax=round(medians["device"] / medians["jax"], 3))  # fmt: skip
+    figures = {f"{name}_ms": round(median, 1) for name, median in medians.items()}
+    say("step", **figures, device_to_jax=round(medians["device"] / medians["jax"], 3))
     bench_memory(shape)
 
 
 def bench_memory(shape: tuple[int, ...]) -> None:
-    """Temporary and argument bytes of the compiled steps, as XLA counts them."""
-    from torch_xdist import program
-
-    launched = [p for p in program.PROGRAMS.values() if p.memory is not None]
-    ours = max(launched[-3:], key=lambda p: p.memory.bytes()).memory.bytes()
+    """Bytes a compiled step needs at its peak, ours beside JAX's, as XLA counts them."""
+    ours = _peak_bytes(max(program.PROGRAMS.values(), key=lambda p: len(p.outs)).memory())
     torch.manual_seed(0)
     model = GPT(shape[0], shape[1], shape[2], shape[4])
     params = {n: jnp.asarray(p.detach().numpy()) for n, p in model.named_parameters()}
-    ids = jnp.zeros((shape[3], shape[4]), jnp.int64)
     state = (params, params, params, jnp.asarray(0))
-    compiled = jax.jit(lambda s, i: _jax_update(s, i, shape[0], shape[2]), donate_argnums=0).lower(state, ids).compile()  # fmt: skip
-    stats = compiled.memory_analysis()
-    theirs = stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes  # fmt: skip
-    say("memory", device_mb=round(ours / 1e6, 1), jax_mb=round(theirs / 1e6, 1), ratio=round(ours / theirs, 3))  # fmt: skip
+    ids = jnp.zeros((shape[3], shape[4]), jnp.int64)
+    update = jax.jit(lambda s, i: _jax_update(s, i, shape[0], shape[2]), donate_argnums=0)
+    theirs = _peak_bytes(update.lower(state, ids).compile().memory_analysis())
+    say(
+        "memory",
+        device_mb=round(ours / 1e6, 1),
+        jax_mb=round(theirs / 1e6, 1),
+        ratio=round(ours / theirs, 3),
+    )
+
+
+def _peak_bytes(stats: Any) -> int:
+    arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    return arguments + outputs + stats.temp_size_in_bytes - stats.alias_size_in_bytes
 
 
 def bench_import(rounds: int = 7) -> None:

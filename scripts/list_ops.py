@@ -42,7 +42,8 @@ MEANINGS = {
 
 def overloads() -> list[Any]:
     """Every overload of the aten namespace, by name."""
-    names = sorted(n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))  # fmt: skip
+    known = torch._C._dispatch_get_all_op_names()
+    names = sorted(n.removeprefix("aten::") for n in known if n.startswith("aten::"))
     found = []
     for name in names:
         packet, _, overload = name.partition(".")
@@ -69,9 +70,10 @@ def served(func: Any) -> str:
         return "derived"
     if func._can_decompose():
         return "composite"
-    if func in global_decomposition_table["post_autograd"] and name not in cpu_only.NAMES:
+    table = global_decomposition_table["post_autograd"]
+    if func in table and name not in cpu_only.NAMES:
         return "decomposed"
-    return "derived" if op.mutated and op.functional in global_decomposition_table["post_autograd"] else "fallback"  # fmt: skip
+    return "derived" if op.mutated and op.functional in table else "fallback"
 
 
 def page() -> str:
@@ -99,10 +101,15 @@ def percentages() -> list[str]:
         "torch's operator database (`tests/sweep.py`) against CPU torch, forward and backward:",
         "",
     ]
-    lines += ["| dtype | operators | pass | share | through the CPU | samples | measured |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "| dtype | operators | pass | share | through the CPU | samples | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for dtype, got in json.loads(SWEEP.read_text()).items():
         share = 100 * got["passed"] / got["operators"]
-        lines.append(f"| {dtype} | {got['operators']} | {got['passed']} | {share:.1f} % | {got['cpu']} | {got['samples']} | {got['date']} |")  # fmt: skip
+        cells = [dtype, got["operators"], got["passed"], f"{share:.1f} %"]
+        cells += [got["cpu"], got["samples"], got["date"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return [*lines, ""]
 
 

@@ -66,7 +66,7 @@ def compare(expected: Any, got: Any, where: str) -> None:
             host,
             e.detach().resolve_conj().resolve_neg(),
             equal_nan=True,
-            msg=lambda m: f"{where} {index}: {m}",
+            msg=lambda m, i=index: f"{where} {i}: {m}",
         )
 
 
@@ -157,7 +157,35 @@ def random_op(op: Any) -> bool:
 
 
 RANDOM = frozenset(
-    ["bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "multinomial", "uniform", "randn", "rand", "randint", "rand_like", "randn_like", "randint_like", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "nn.functional.rrelu", "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward", "pca_lowrank", "svd_lowrank", "nn.functional.feature_alpha_dropout", "torch.ops.aten._efficient_attention_forward"]
+    [
+        "bernoulli",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "normal",
+        "multinomial",
+        "uniform",
+        "randn",
+        "rand",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "nn.functional.dropout",
+        "nn.functional.dropout2d",
+        "nn.functional.dropout3d",
+        "nn.functional.alpha_dropout",
+        "nn.functional.feature_alpha_dropout",
+        "nn.functional.rrelu",
+        "nn.functional.fractional_max_pool2d",
+        "nn.functional.fractional_max_pool3d",
+        "nn.functional.multi_head_attention_forward",
+        "pca_lowrank",
+        "svd_lowrank",
+        "nn.functional.feature_alpha_dropout",
+        "torch.ops.aten._efficient_attention_forward",
+    ]
 )
 
 
@@ -195,9 +223,9 @@ def operators(dtype: torch.dtype, match: str = ".", shard: str = "0/1") -> Itera
     """The operators CPU torch supports in a dtype, without those whose values are random."""
     index, of = map(int, shard.split("/"))
     for number, op in enumerate(op_db):
-        if number % of == index and re.search(match, full_name(op)):
-            if dtype in op.supported_dtypes("cpu") and not random_op(op):
-                yield op
+        chosen = number % of == index and re.search(match, full_name(op))
+        if chosen and dtype in op.supported_dtypes("cpu") and not random_op(op):
+            yield op
 
 
 def main() -> None:
@@ -219,7 +247,8 @@ def main() -> None:
         served_by_cpu += bool(outcome.fallbacks)
         verdict = "FAIL" if outcome.failures else "ok"
         print(
-            f"{verdict} {full_name(op)} {outcome.samples} {took:.1f}s {dict(outcome.fallbacks) or ''}"
+            f"{verdict} {full_name(op)} {outcome.samples} {took:.1f}s",
+            dict(outcome.fallbacks) or "",
         )
         for failure in outcome.failures[:2]:
             print("    ", failure)

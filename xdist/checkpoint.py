@@ -10,6 +10,7 @@ is in `checkpoint_folder`, the format in `checkpoint_file`.
 
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -111,7 +112,7 @@ class CheckpointManager:
         found = collected(things, self._owners)
         mine = found.of_rank(self._rank)
         entries = snapshot(mine) if self._asynchronous else streamed(mine)
-        structure = {"states": found.states, "values": found.values}
+        structure = {name: getattr(found, name) for name in ("states", "values", "versions")}
         if not self._asynchronous:
             self._write(step, structure, entries)
             return
@@ -265,7 +266,13 @@ class _Reader:
                 f" for each, and this is rank {self._rank}; save it as replicated, or restore with"
                 f" {self._ranks} ranks"
             )
-        return joined(states[name], self._tensor)
+        state = joined(states[name], self._tensor)
+        versions = self._structure["versions"].get(name)
+        if versions is None:
+            return state
+        state = OrderedDict(state)
+        state._metadata = versions  # type: ignore[attr-defined]
+        return state
 
     def random_states(self, rank: int) -> Any:
         """The random states of a rank; None for one that did not save."""

@@ -30,6 +30,7 @@ class Collected:
 
     states: dict[str, Any]
     values: dict[str, Any]
+    versions: dict[str, Any]  # a module's state_dict has those of its submodules as an attribute
     tensors: dict[str, torch.Tensor]
     owners: dict[str, int]
 
@@ -62,11 +63,14 @@ def collected(
     """
     if RNG in things:
         raise CheckpointError(f"checkpoint.save: the name {RNG!r} is taken; choose another")
-    result = Collected({}, {}, {}, {})
+    result = Collected({}, {}, {}, {}, {})
     for name, thing in [*things.items(), (RNG, random_states())]:
         has_state = is_stateful(thing)
         tensors: dict[str, torch.Tensor] = {}
-        plain = _split(thing.state_dict() if has_state else thing, name, tensors, {})
+        state = thing.state_dict() if has_state else thing
+        plain = _split(state, name, tensors, {})
+        if has_state and hasattr(state, "_metadata"):
+            result.versions[name] = {k: dict(v) for k, v in state._metadata.items()}
         owners = owner(name, tensors)
         for mark in _marks(plain):
             mark["rank"] = owners[mark[MARK]]

@@ -29,6 +29,9 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
     # Part of a program's fingerprint, which ranks compare: no address may be in it.
     def __repr__(self) -> str:
         return f"%{self.index}"
@@ -41,6 +44,9 @@ class Number:
 
     def __init__(self, type_: type) -> None:
         self.type = type_
+
+    def __repr__(self) -> str:
+        return f"<{self.type.__name__}>"
 
     def __repr__(self) -> str:
         return self.type.__name__

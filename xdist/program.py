@@ -35,6 +35,12 @@ class Program:
     outs: tuple[int, ...]
     fingerprint: str
     is_compiled: bool = False
+    # Shapes and dtypes of the arguments of the first run.
+    signature: Any = None
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs. Compiles once more; for reports."""
+        return self.run.lower(*self.signature).compile().memory_analysis()
 
 
 @dataclass(slots=True)
@@ -127,6 +133,7 @@ def execute(trace: Trace, program: Program, launch: Launch) -> list[jax.Array]:
     ints = np.asarray(trace.ints, np.int64)
     if program.is_compiled:
         return _call(trace, program, launch, floats, ints)
+    program.signature = jax.tree.map(_abstract, (launch.donated, launch.kept, floats, ints))
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
@@ -136,6 +143,10 @@ def execute(trace: Trace, program: Program, launch: Launch) -> list[jax.Array]:
     program.is_compiled = True
     metrics.observe("CompileTime", time.perf_counter() - started)
     return results
+
+
+def _abstract(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def _call(
