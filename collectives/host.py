@@ -63,6 +63,11 @@ def _decoded(text: bytes) -> Spec:
     return Spec(op, title, reduction, found, tuple(sources))
 
 
+@functools.lru_cache(maxsize=4096)
+def _status(ranks: tuple[int, ...], call: str) -> bytes:
+    return json.dumps([ranks, call]).encode()
+
+
 class Endpoint:
     """One rank's end of the host transport.
 
@@ -76,6 +81,7 @@ class Endpoint:
         self._memory, self._spin_s = memory, spin_s
         self._segments: dict[tuple[str, tuple[int, ...]], Segment] = {}
         self._lock = threading.Lock()
+        self._seen: dict[int, int] = {}  # by rank: the version of its status at the last look
 
     def segment(self, ranks: tuple[int, ...] | None = None, kind: str = "program") -> Segment:
         """The shared memory of these ranks (None: all); each kind has its own, in its own order."""
@@ -88,6 +94,7 @@ class Endpoint:
                 ranks.index(self.rank),
                 exchange.slot_bytes(len(ranks)),
                 pid_of=functools.partial(self._pid_of, kind, ranks),
+                elsewhere=functools.partial(self._elsewhere, ranks),
                 spin_s=self._spin_s,
             )
         return self._segments[key]
@@ -98,6 +105,18 @@ class Endpoint:
     def _pid_of(self, kind: str, ranks: tuple[int, ...], member: int) -> int:
         start = self._start()
         return start.pid(ranks[member]) if start and kind != "start" else 0
+
+    def _elsewhere(self, ranks: tuple[int, ...], member: int) -> str:
+        """The call in which that member waits for this rank in another group, seen twice."""
+        start, rank = self._start(), ranks[member]
+        if start is None:
+            return ""
+        version, text = start.status(rank)
+        seen, self._seen[rank] = self._seen.get(rank), version
+        if not text or seen != version:
+            return ""
+        others, call = json.loads(text)
+        return call if self.rank in others and tuple(others) != ranks else ""
 
     def lost(self, rank: int) -> bool:
         """Whether `rank` came to the start and has ended."""
@@ -115,10 +134,20 @@ class Endpoint:
         ranks = group_of(self.rank, spec.groups, self.world_size)
         with self._lock:
             try:
+                self._say(ranks, spec.title)
                 self._run(spec, self.segment(ranks), xs, outs)
             except BaseException as error:
+                # What it was in stays said, for the rank that waits for this one elsewhere.
                 self.error = error
                 raise
+            self._say((), "")
+
+    def _say(self, ranks: tuple[int, ...], call: str) -> None:
+        """Tell the others, whatever group they wait in, where this rank is."""
+        start = self._start()
+        if start is not None:
+            where = f" ({self.where})" if self.where else ""
+            start.set_status(_status(ranks, call + where) if ranks else b"")
 
     def _run(
         self, spec: Spec, shared: Segment, xs: list[np.ndarray], outs: list[np.ndarray]
@@ -221,6 +250,8 @@ def threads(count: int) -> list[Endpoint]:
     _board = Board()
     _mailboxes[:] = [Mailbox() for _ in range(count)]
     ends = [Endpoint(rank, count, memory, 0.0) for rank in range(count)]
+    for end in ends:
+        end.segment(kind="start")
     _endpoints.clear()
     _endpoints.update({end.rank: end for end in ends})
     ffi.register(CALL, _serve)

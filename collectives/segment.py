@@ -29,6 +29,8 @@ _COUNT, _PID = 0, 16  # 32-bit words in a header; 64 bytes apart, so that they d
 _NOTES, _NOTE_BYTES = 256, 1024
 _NOTE_HEAD = struct.Struct("=QI")  # fingerprint, length of the sentence
 _MASK, _HALF = 2**32 - 1, 2**31
+_STATUS, _STATUS_BYTES = 2304, 1536
+_STATUS_HEAD = struct.Struct("=II")  # version (odd while it is written), length
 _SLICE_S = 0.25  # between two looks at whether the others live
 NARRATE_S = 60.0
 
@@ -46,6 +48,8 @@ class Segment:
         ranks: the rank of each member, for messages.
         member: this member's position in `ranks`.
         pid_of: the process of a member that has not opened this segment yet, 0 where unknown.
+        elsewhere: the collective of another group in which a member waits for this one, "" if it
+            does not: then neither will ever come.
         spin_s: how long to look before sleeping; 0 where members share cores or the GIL.
     """
 
@@ -57,11 +61,12 @@ class Segment:
         slot_bytes: int,
         *,
         pid_of: Callable[[int], int] = lambda member: 0,
+        elsewhere: Callable[[int], str] = lambda member: "",
         spin_s: float = 0.0,
     ) -> None:
         self.ranks, self.member, self.slot_bytes = ranks, member, slot_bytes
         self.where = ""
-        self._pid_of, self._spin_s = pid_of, spin_s
+        self._pid_of, self._elsewhere, self._spin_s = pid_of, elsewhere, spin_s
         self._bytes = np.frombuffer(memory, np.uint8)
         self._words = memoryview(memory).cast("I")
         self._address = self._bytes.ctypes.data
@@ -183,6 +188,14 @@ class Segment:
                     f"{waited_s:.1f} s in {self._call()}; give every rank the same number of "
                     f"batches, or look at the output of rank {self.ranks[other]} for its error"
                 )
+            call = self._elsewhere(other)
+            if call and self._behind(other):
+                raise MismatchError(
+                    f"{named([self.ranks[self.member]])} called {self._call()}, while "
+                    f"{named([self.ranks[other]])} called {call} and waits there; all ranks of a "
+                    "group must call the same collectives in the same order; look for groups, or "
+                    "a branch, that differ between these ranks"
+                )
 
     def ended(self, member: int) -> bool:
         """Whether the process of a member is known and has ended."""
@@ -212,6 +225,30 @@ class Segment:
         if not count:
             return "its start"
         return self._sentence(member, count)
+
+    def set_status(self, status: bytes) -> None:
+        """Say what this member waits for; empty: nothing. Any member may read it at any time."""
+        area, version = self._status_area(self.member)
+        area[: _STATUS_HEAD.size].view(np.uint32)[0] = version + 1
+        with self._fence:
+            cut = status[: _STATUS_BYTES - _STATUS_HEAD.size]
+            area[_STATUS_HEAD.size : _STATUS_HEAD.size + len(cut)] = np.frombuffer(cut, np.uint8)
+            area[4:8].view(np.uint32)[0] = len(cut)
+        area[: _STATUS_HEAD.size].view(np.uint32)[0] = version + 2
+
+    def status(self, member: int) -> tuple[int, bytes]:
+        """(version, what the member waits for); empty also while it is being changed."""
+        area, before = self._status_area(member)
+        with self._fence:
+            length = int(area[4:8].view(np.uint32)[0])
+            text = area[_STATUS_HEAD.size : _STATUS_HEAD.size + length].tobytes()
+        _, after = self._status_area(member)
+        return (after, text) if before == after and not before & 1 else (after, b"")
+
+    def _status_area(self, member: int) -> tuple[np.ndarray, int]:
+        start = self._heads[member] + _STATUS
+        area = self._bytes[start : start + _STATUS_BYTES]
+        return area, int(area[:4].view(np.uint32)[0])
 
     def close(self) -> None:
         """Give back the descriptors of the other processes."""

@@ -153,6 +153,33 @@ def test_different_shapes_become_the_error_of_the_program(pool):
         assert good == 2.0
 
 
+def crossed(rank, size):
+    import jax
+
+    from torch_xdist.collectives import host, inside
+
+    groups = None if rank == 0 else ((0, 1), (2,))
+
+    def step(x):
+        with inside.program("host", size) as traced:
+            return inside.all_reduce([x], "sum", groups)[0], traced.token
+
+    if rank == 2:
+        return None
+    try:
+        jax.block_until_ready(jax.jit(step)(np.ones(2, np.float32)))
+    except (RuntimeError, ValueError):
+        return str(host.taken_error())
+    return None
+
+
+def test_ranks_that_wait_for_each_other_in_different_groups_are_told(pool):
+    first, second, _ = pool.run(3, crossed)
+    assert "rank 0 called all_reduce(sum) of float32[2] #1, while rank 1 called" in first
+    assert "all_reduce(sum) in groups [[0, 1], [2]]" in first
+    assert "rank 1 called all_reduce(sum) in groups [[0, 1], [2]]" in second
+
+
 def traced(function, *arguments, size=2):
     import jax
 
