@@ -169,6 +169,19 @@ def test_structures_keep_their_form_and_shared_tensors_are_written_once(tmp_path
     assert sorted(n for n in names if n.startswith("it")) == ["it.a.b", "it.a.b'", "it.n"]
 
 
+def test_the_versions_of_modules_come_back(tmp_path):
+    class Seen(nn.BatchNorm1d):
+        def _load_from_state_dict(self, state, prefix, local_metadata, *args):
+            self.seen = local_metadata
+            super()._load_from_state_dict(state, prefix, local_metadata, *args)
+
+    model = nn.Sequential(Seen(2))
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, model=model)
+    manager.restore(model=model)
+    assert model[0].seen["version"] == 2
+
+
 def test_safetensors_reads_the_files(tmp_path):
     model, *_ = job()
     manager = CheckpointManager(tmp_path)
