@@ -9,14 +9,12 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from collections.abc import Callable
+from typing import Any, TextIO, cast
 
 from torch_xdist.launcher.errors import LauncherError
 from torch_xdist.launcher.frames import Link
 from torch_xdist.launcher.local import LocalAgent
-
-if TYPE_CHECKING:
-    from torch_xdist.launcher.runner import Requests
 
 
 class _Wire:
@@ -53,7 +51,7 @@ def main() -> None:
     job, payload = Job.from_json(received[0]["job"]), received[1]
     requests = Requests()
     signal.signal(signal.SIGTERM, lambda *_: requests.ask(signal.SIGTERM))
-    threading.Thread(target=_listen, args=(link, requests), daemon=True).start()
+    threading.Thread(target=_listen, args=(link, requests.ask), daemon=True).start()
 
     # A caller that does not read must never stop the job: lines wait in a thread of their own.
     terminal = Terminal(cast(TextIO, _Wire(link)), prefix=job.nprocs > 1)
@@ -88,7 +86,7 @@ def main() -> None:
     )
 
 
-def _listen(link: Link, requests: "Requests") -> None:
+def _listen(link: Link, ask: Callable[..., None]) -> None:
     """The caller's requests; the end of its socket is the end of the job, without any grace."""
     while True:
         try:
@@ -96,9 +94,9 @@ def _listen(link: Link, requests: "Requests") -> None:
         except OSError:
             received = None
         if received is None:
-            requests.ask(signal.SIGTERM, now=True)
+            ask(signal.SIGTERM, now=True)
             return
-        requests.ask(int(received[0]["signal"]), now=bool(received[0].get("now")))
+        ask(int(received[0]["signal"]), now=bool(received[0].get("now")))
 
 
 if __name__ == "__main__":

@@ -147,10 +147,7 @@ class Handle:
             RankFailedError: as `spawn`.
         """
         try:
-            if self._watcher is not None:
-                self._watcher.join(timeout)
-            else:
-                self._take_all(None if timeout is None else time.monotonic() + timeout)
+            self._wait(timeout)
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -163,11 +160,18 @@ class Handle:
         """Ask every rank to end as by this signal (2: SIGINT) and wait until none is left."""
         self._link.send({"signal": number})
         try:
-            self._take_all()
+            self._wait()
         except KeyboardInterrupt:
             self._link.send({"signal": number, "now": True})
-            self._take_all()
+            self._wait()
         self._close()
+
+    def _wait(self, timeout: float | None = None) -> None:
+        """Until the job is over, or `timeout` s have passed; one thread alone reads the socket."""
+        if self._watcher is not None:
+            self._watcher.join(timeout)
+        else:
+            self._take_all(None if timeout is None else time.monotonic() + timeout)
 
     def _close(self) -> None:
         self._link.close()

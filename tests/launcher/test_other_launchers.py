@@ -6,8 +6,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 _SCRIPT = """
     from torch_xdist.launcher.launch import launch
     from torch_xdist.launcher.spawn import spawn
@@ -61,25 +59,3 @@ def test_a_command_without_nprocs_runs_once_and_may_spawn(tmp_path: Path) -> Non
     done = _ended(words, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "spawned [0, 1, 2, 3]" in done.stdout
-
-
-@pytest.mark.long
-def test_ranks_of_torchrun_reduce_over_the_device(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import torch, torch_xla.core.xla_model as xm
-            import torch_xla.distributed.xla_multiprocessing as xmp
-            def work(rank):
-                ones = torch.ones(3, device=xm.xla_device())
-                print(xm.all_reduce("sum", ones).cpu().tolist())
-            if __name__ == "__main__":
-                xmp.spawn(work)
-            """
-        )
-    )
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = _ended(words, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[2.0, 2.0, 2.0]"] * 2

@@ -6,11 +6,19 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from torch_xdist.launcher.errors import NestedSpawnError, PayloadError, RankFailedError, UsageError
 from torch_xdist.launcher.spawn import Handle, spawn
+
+
+@pytest.fixture(autouse=True)
+def light_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ranks that need no device need no torch either."""
+    monkeypatch.setenv("XLA_RUN_PREIMPORT", "")
+    monkeypatch.setenv("XLA_RUN_STATE_DIR", str(tmp_path / "state"))
 
 
 def test_results_come_back_in_the_order_of_the_ranks() -> None:
@@ -99,3 +107,60 @@ def test_a_script_that_spawns_from_main_shows_one_headline_and_the_ranks_lines()
     assert done.returncode == 0
     assert done.stderr.splitlines() == ["2 ranks on 1 host, CPU (gloo)"]
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+
+
+def test_spawn_works_from_a_thread_and_after_it() -> None:
+    found: list[object] = []
+    handles: list[object] = []
+
+    def work() -> None:
+        found.append(spawn(lambda rank: rank, nprocs=2))
+        handles.append(spawn(lambda rank: time.sleep(0.5), nprocs=1, join=False))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[0, 1]]
+    assert isinstance(handles[0], Handle)
+    # The thread that started this job is gone; the job is not.
+    assert handles[0].join() == [None]
+
+
+def test_ranks_draw_different_random_numbers_and_share_nothing_else() -> None:
+    def draw(rank: int) -> tuple[float, float]:
+        import random
+
+        import numpy
+
+        return random.random(), float(numpy.random.rand())
+
+    first, second = spawn(draw, nprocs=2)
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_a_timeout_of_join_leaves_the_job_running() -> None:
+    handle = spawn(lambda rank: time.sleep(3), nprocs=1, join=False)
+    assert isinstance(handle, Handle)
+    assert handle.join(0.2) is None
+    handle.stop()
+    with pytest.raises(RankFailedError, match="stopped by SIGINT"):
+        handle.join()
+
+
+def test_large_arguments_and_results_make_the_journey() -> None:
+    block = bytes(16 << 20)
+    (result,) = spawn(lambda rank, data: data + b"x", (block,), nprocs=1)
+    assert len(result) == len(block) + 1
+
+
+def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:
+    def work(rank: int) -> None:
+        class Odd(Exception):
+            def __init__(self, a: int, b: int) -> None:
+                super().__init__("odd")
+                self.lock = threading.Lock()
+
+        raise Odd(1, 2)
+
+    with pytest.raises(RankFailedError, match=r"raised Odd: odd"):
+        spawn(work, nprocs=1)
