@@ -1,4 +1,4 @@
-"""The same script under a real srun, in a Slurm of one node that the test starts on loopback."""
+"""The same script under a real srun, in a Slurm of two nodes that the test starts on loopback."""
 
 import contextlib
 import os
@@ -28,18 +28,17 @@ CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={control_port}
-SlurmdPort={node_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge.sock
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 PlugStackConfig=/dev/null
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -47,8 +46,9 @@ SelectType=select/linear
 MpiDefault=none
 KillWait=5
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
-PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port_1} CPUs=2 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={port_2} CPUs=2 State=UNKNOWN
+PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -56,18 +56,16 @@ def daemons(folder: Path, config: Path) -> list[list[str]]:
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.sock"]
     names = (("key-file", "munge.key"), ("pid-file", "munge.pid"), ("seed-file", "munge.seed"))
     munge += [f"--{option}={folder}/{name}" for option, name in names]
-    return [
-        munge,
-        ["slurmctld", "-D", "-i", "-f", str(config)],
-        ["slurmd", "-D", "-f", str(config)],
-    ]
+    control = ["slurmctld", "-D", "-i", "-f", str(config)]
+    nodes = [["slurmd", "-D", "-N", name, "-f", str(config)] for name in ("n1", "n2")]
+    return [munge, control, *nodes]
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A Slurm of one node; the environment in which srun finds it."""
+    """A Slurm of two nodes; the environment in which srun finds it."""
     folder = tmp_path_factory.mktemp("slurm")
-    for name in ("state", "spool"):
+    for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
@@ -77,7 +75,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             host=socket.gethostname().split(".")[0],
             folder=folder,
             control_port=free_port(),
-            node_port=free_port(),
+            port_1=free_port(),
+            port_2=free_port(),
         )
     )
     environ = {
@@ -90,8 +89,17 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
+            wait_for_munge(folder / "munge.sock")
         wait_until_idle(environ, folder)
         yield environ
+
+
+def wait_for_munge(socket_path: Path, limit_s: float = 30.0) -> None:
+    """A daemon of Slurm that finds no munged does not try again."""
+    end_s = time.monotonic() + limit_s
+    while not socket_path.exists():
+        assert time.monotonic() < end_s, "munged made no socket"
+        time.sleep(0.05)
 
 
 def wait_until_idle(environ: dict[str, str], folder: Path, limit_s: float = 60.0) -> None:
@@ -111,7 +119,17 @@ def test_the_tasks_of_srun_meet_and_nothing_is_spawned(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
     script = str(script_in(tmp_path))
-    done = run(["srun", "-n", "2", sys.executable, script, str(tmp_path), "well"], tmp_path, slurm)
+    done = run(
+        ["srun", "-N1", "-n2", sys.executable, script, str(tmp_path), "well"], tmp_path, slurm
+    )
+    assert done.returncode == 0, done.stdout
+    check_ranks(tmp_path, 2)
+
+
+def test_tasks_on_two_nodes_meet_over_the_network(slurm: dict[str, str], tmp_path: Path) -> None:
+    command = ["srun", "-N2", "-n2", sys.executable, str(script_in(tmp_path)), str(tmp_path)]
+    # The nodes' names are made up; in a real cluster the first one is the address.
+    done = run([*command, "well"], tmp_path, {**slurm, "MASTER_ADDR": "127.0.0.1"})
     assert done.returncode == 0, done.stdout
     check_ranks(tmp_path, 2)
 
@@ -119,7 +137,14 @@ def test_the_tasks_of_srun_meet_and_nothing_is_spawned(
 def test_a_task_that_fails_ends_the_others_under_srun(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    command = ["srun", "-n", "2", "--kill-on-bad-exit=1", sys.executable, str(script_in(tmp_path))]
+    command = [
+        "srun",
+        "-N1",
+        "-n2",
+        "--kill-on-bad-exit=1",
+        sys.executable,
+        str(script_in(tmp_path)),
+    ]
     done = run([*command, str(tmp_path), "failing"], tmp_path, slurm)
     # srun ends with the highest code of its tasks, those that it killed included.
     assert done.returncode != 0
@@ -132,7 +157,7 @@ def test_a_batch_script_is_no_task_so_spawn_starts_its_ranks(
     script = script_in(tmp_path)
     batch = tmp_path / "job.sh"
     batch.write_text(f"#!/bin/sh\nexec {sys.executable} {script} {tmp_path} well\n")
-    command = ["sbatch", "--wait", "-n", "2", f"--output={tmp_path}/out", str(batch)]
+    command = ["sbatch", "--wait", "-N1", "-n2", f"--output={tmp_path}/out", str(batch)]
     done = run(command, tmp_path, {**slurm, "CPU_NUM_DEVICES": "2"})
     out = (tmp_path / "out").read_text()
     assert done.returncode == 0, out
