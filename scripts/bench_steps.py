@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
+import torch_xdist.backend  # noqa: F401
 from torch_xdist import cuts, program
 
 VOCABULARY = 512

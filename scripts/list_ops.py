@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._decomp import global_decomposition_table
 
+import torch_xdist.backend  # noqa: F401
 from torch_xdist import cpu_only
 from torch_xdist.ops.decomps import DECOMPOSED
 from torch_xdist.ops.refused import REFUSED

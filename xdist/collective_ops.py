@@ -5,7 +5,10 @@ group must record the same ones in the same order. `pin_layout`, `channel_id` an
 `use_global_device_ids` are accepted and have no meaning here.
 """
 
+import atexit
+import sys
 from collections.abc import Callable, Hashable, Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 import jax
@@ -43,6 +46,8 @@ def record(
     `name` and `key` must determine the function.
     """
     count = world.world_size()
+    if count > 1 and not _at_exit:
+        _run_at_exit()
     lowering = inside.standing_alone(function, count)
     return own_row(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
 
@@ -55,6 +60,24 @@ def run_pending() -> None:
     trace = device.trace_of(device.index_of(None))
     if trace.collectives:
         cuts.cut(trace, "meeting")
+
+
+_at_exit: list[object] = []
+
+
+def _run_at_exit() -> None:
+    """Run what is pending at the end of the process too; JAX is still up then.
+
+    A process ends through atexit, and a rank of our launcher through multiprocessing's finalizers,
+    which come before it reports that it finished.
+    """
+    _at_exit.append(Finalize(None, _finish, exitpriority=100))
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    if not hasattr(sys, "last_value"):  # ended by an exception: the others must not be kept
+        run_pending()
 
 
 def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> None:

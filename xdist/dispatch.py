@@ -166,10 +166,6 @@ def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 special.HANDLERS["aten.bernoulli_.float"] = bernoulli_
 
 
-def view_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return make_view(op, args, kwargs)
-
-
 def composite_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An operator torch makes of others: it arrives whole only below autograd."""
     return op.func.decompose(*args, **kwargs)
@@ -190,7 +186,7 @@ def learn(func: Any) -> Op:
     if handler is None and op.name not in LOWERINGS and func._can_decompose():
         handler = composite_handler
     if handler is None and op.is_view:
-        handler = view_handler
+        handler = make_view
     op.handler = handler
     func._xdist = op
     return op

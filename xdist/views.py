@@ -52,9 +52,9 @@ def read(view: View, parent_slot: int) -> int:
 def make_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> XlaTensor:
     """What a view operator returns: a tensor that shares the first argument's storage."""
     cell = args[0].cell
-    static = tuple([tuple(a) if a.__class__ is list else a for a in args[1:]])
-    named = tuple(kwargs.items()) if kwargs else ()
-    key = (op, cell.kind, static, named)
+    key = (op, cell.kind, *[tuple(a) if a.__class__ is list else a for a in args[1:]])
+    if kwargs:
+        key = (*key, *kwargs.items())
     step = _STEPS.get(key)
     if step is None:
         step = _STEPS[key] = _make_step(op, cell.kind, args, kwargs or {})

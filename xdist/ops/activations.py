@@ -5,6 +5,8 @@ of the result first. Few of the backward operators are promoted by torch, so tho
 through `opmath`.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,8 @@ import numpy as np
 from torch_xdist.ops.operands import Number, opmath, scalar
 from torch_xdist.ops.table import add_rows, lowers
 
-_INVERSE_ROOT_2 = 1 / np.sqrt(2.0)
-_TANH_SCALE = np.sqrt(2.0 / np.pi)
+_INVERSE_ROOT_2 = 1 / math.sqrt(2.0)
+_TANH_SCALE = math.sqrt(2.0 / np.pi)
 _TANH_CUBE = 0.044715
 
 

@@ -4,9 +4,10 @@ Operands arrive promoted to one dtype and broadcast against each other; the resu
 broadcast shape.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from torch_xdist.ops.operands import (
     Number,
@@ -232,7 +233,7 @@ def xlog1py(self: jax.Array, other: jax.Array) -> jax.Array:
 
 def logaddexp2(self: jax.Array, other: jax.Array) -> jax.Array:
     """The logarithm to base two of the sum of two powers of two."""
-    scale = np.log(2.0)
+    scale = math.log(2.0)
     return jnp.logaddexp(self * scale, other * scale) / scale
 
 

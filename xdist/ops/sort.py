@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.operands import Number, convert
+from torch_xdist.ops.order import along, order_along
 from torch_xdist.ops.table import lowers
 
 Pair = tuple[jax.Array, jax.Array]
 
 
-def _ascending(self: jax.Array, dim: int) -> Pair:
-    places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
-    return jax.lax.sort((self, places), dimension=dim, is_stable=True, num_keys=1)
+# Up to this part of a row, picking the largest is quicker than sorting all of it.
+_FEW = 8
 
 
 def sort_along(self: jax.Array, dim: int, descending: bool) -> Pair:
@@ -22,11 +22,8 @@ def sort_along(self: jax.Array, dim: int, descending: bool) -> Pair:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
-    if not descending:
-        return _ascending(self, dim)
-    # Flipped before and after: equals keep their order, and nan comes first.
-    values, places = _ascending(jnp.flip(self, dim), dim)
-    return jnp.flip(values, dim), self.shape[dim] - 1 - jnp.flip(places, dim)
+    places = order_along(self, dim, descending)
+    return along(self, places, dim), places
 
 
 @lowers("aten.sort.default")
@@ -43,12 +40,28 @@ def sort_stable(
 
 @lowers("aten.topk.default")
 def topk(self: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    values, places = sort_along(self, dim, largest)
     if self.ndim == 0:
-        return values, places
-    return tuple(
-        jax.lax.slice_in_dim(part, 0, k, axis=dim % self.ndim) for part in (values, places)
-    )
+        return self, jnp.zeros((), jnp.int64)
+    dim %= self.ndim
+    if self.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) and k * _FEW <= self.shape[dim]:
+        places = _few_largest(jnp.moveaxis(self, dim, -1).astype(jnp.float32), k, largest)
+        places = jnp.moveaxis(places, -1, dim)
+    else:
+        places = jax.lax.slice_in_dim(order_along(self, dim, largest), 0, k, axis=dim)
+    return along(self, places, dim), places
+
+
+def _few_largest(rows: jax.Array, k: int, largest: bool) -> jax.Array:
+    """The places of the k largest or smallest of each row [..., n]."""
+
+    def pick(rows: jax.Array) -> jax.Array:
+        return jax.lax.top_k(rows if largest else -rows, k)[1].astype(jnp.int64)
+
+    def sort_all(rows: jax.Array) -> jax.Array:
+        return order_along(rows, rows.ndim - 1, largest)[..., :k]
+
+    # Where XLA puts a nan differs from torch, so rows with one are sorted.
+    return jax.lax.cond(jnp.isnan(rows).any(), sort_all, pick, rows)
 
 
 def _insertion_points(

@@ -86,7 +86,7 @@ def _erfcx_tail(x: jax.Array) -> jax.Array:
     fraction = x
     for term in range(20, 0, -1):
         fraction = x + term / 2 / fraction
-    return 1 / (np.sqrt(np.pi) * fraction)
+    return 1 / (math.sqrt(np.pi) * fraction)
 
 
 @lowers("aten.special_erfcx.default")
@@ -106,7 +106,7 @@ def entr(self: jax.Array) -> jax.Array:
 
 @lowers("aten.special_log_ndtr.default")
 def log_ndtr(self: jax.Array) -> jax.Array:
-    scaled = self / np.sqrt(2.0)
+    scaled = self / math.sqrt(2.0)
     far = jnp.log(erfcx(jnp.maximum(-scaled, 0)) / 2) - scaled * scaled
     near = jnp.log1p(-jax.lax.erfc(scaled) / 2)
     return jnp.where(self < -1, far, near)
