@@ -19,6 +19,7 @@ TEXT = [f for f in TRACKED if f.suffix in {".py", ".md", ".toml", ".txt", ".sh",
 PYTHON = [f for f in TRACKED if f.suffix == ".py"]
 SOURCE = [f for f in PYTHON if f.relative_to(ROOT).parts[0] not in {"tests", "scripts"}]
 MAX_LINES = 440
+MAX_TEST_LINES = 500
 MAX_FUNCTION_LINES = 70
 # Spelled in parts, so that this file does not contain what it forbids.
 MACHINE_PATHS = re.compile("/" + "work/|/" + "root/|bash" + "_jobs|/" + "home/[a-z]")
@@ -40,7 +41,7 @@ def test_no_machine_path_and_no_registry_is_named(file):
 @pytest.mark.parametrize("file", PYTHON, ids=ids(PYTHON))
 def test_a_file_is_short_and_says_what_it_is_about(file):
     text = file.read_text()
-    assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.splitlines()) <= (MAX_LINES if file in SOURCE else MAX_TEST_LINES)
     if text.strip():
         assert ast.get_docstring(ast.parse(text)), "no module docstring"
 

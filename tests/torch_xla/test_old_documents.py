@@ -3,53 +3,23 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from small_model import Net, losses_on_cpu, make_batches
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
-import torch_xla.distributed.data_parallel as dp
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.runtime as xr
 import torch_xla.utils.serialization as xser
 import torch_xla.utils.utils as xu
-import torch_xla_py.data_parallel as dp_2019
 import torch_xla_py.xla_model as xm_2019
 from torch_xdist import cuts
 
 
-class Net(nn.Module):
-    """[n, 6] to log probabilities [n, 3]."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = nn.Linear(6, 8)
-        self.out = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return F.log_softmax(self.out(F.relu(self.hidden(x))), dim=1)
-
-
 @pytest.fixture
 def batches():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(24, 6, generator=generator)
-    return DataLoader(TensorDataset(x, x[:, :3].argmax(dim=1)), batch_size=4)
-
-
-def losses_on_cpu(batches, steps=6):
-    torch.manual_seed(0)
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for data, target in batches:
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(data), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return make_batches()
 
 
 @pytest.fixture
@@ -189,68 +159,6 @@ def test_compile_without_a_function_is_a_block():
     assert result.tolist() == [2, 2]
     with pytest.raises(TypeError, match="holds no function; use it as a `with` block"):
         block()
-
-
-def loop(model, loader, device, context):
-    """A loop function of data parallel scripts; 2019's get (number, data)."""
-    optimizer = context.getattr_or(
-        "optimizer", lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    )
-    losses = []
-    for data, target in loader:
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(data), target)
-        loss.backward()
-        xm.optimizer_step(optimizer)
-        losses.append(loss.detach())
-    return [value.item() for value in losses]
-
-
-def test_data_parallel_trains_on_the_devices(batches):
-    torch.manual_seed(0)
-    parallel = dp.DataParallel(Net, device_ids=xm.get_xla_supported_devices())
-    (losses,) = parallel(loop, batches)
-    assert losses == pytest.approx(losses_on_cpu(batches), rel=1e-4)
-    (again,) = parallel(loop, batches)
-    assert again[-1] < losses[-1]
-    assert parallel.devices == ["xla:0"] and len(parallel.models) == 1
-
-
-def test_data_parallel_without_devices_trains_the_module_itself(batches):
-    torch.manual_seed(0)
-    model = Net()
-    before = model.out.weight.clone()
-    (losses,) = dp.DataParallel(model, device_ids=[])(loop, batches)
-    assert losses == pytest.approx(losses_on_cpu(batches), rel=1e-6)
-    assert not torch.equal(before, model.out.weight)
-
-
-@pytest.mark.parametrize("device_ids", [None, []])
-def test_the_module_of_2019_numbers_its_batches(batches, device_ids):
-    def numbers(model, loader, device, context):
-        return [number for number, (data, target) in loader]
-
-    assert dp_2019.DataParallel(Net, device_ids=device_ids)(numbers, batches) == [[*range(6)]]
-
-
-def test_a_fixed_batch_size_stops_at_the_first_other_one():
-    data = DataLoader(torch.arange(10), batch_size=4)
-    parallel = dp.DataParallel(Net, device_ids=[])
-    count = lambda model, loader, device, context: len(list(loader))  # noqa: E731
-    assert parallel(count, data, fixed_batch_size=True) == [2]
-    assert parallel(count, data) == [3]
-
-
-def test_data_parallel_refuses_a_module_of_two_devices():
-    model = Net()
-    model.out.to("xla")
-    with pytest.raises(RuntimeError, match="DataParallel: Model uses more than one device"):
-        dp.DataParallel(model, device_ids=[])
-
-
-def test_a_context_keeps_what_it_made():
-    context = dp.Context(torch.device("cpu"))
-    assert context.getattr_or("x", lambda: 3) == 3 and context.getattr_or("x", 4) == 3
 
 
 def test_xm_save_writes_what_any_torch_loads(trained, tmp_path):

@@ -1,9 +1,5 @@
 """The snippets of the documents that need several ranks: processes by spawn, threads by dp."""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,55 +98,3 @@ def test_the_master_writes_what_all_ranks_hold(ranks):
     results, folder = ranks
     torch.testing.assert_close(torch.load(folder / "model.pt"), results[1]["state"])
     torch.testing.assert_close(dict(xser.load(folder / "parts")), results[1]["state"])
-
-
-DATA_PARALLEL = """
-    import torch, torch.nn.functional as F, torch_xla
-    import torch_xla_py.data_parallel as dp, torch_xla_py.xla_model as xm
-    torch.manual_seed(0)
-    devices = xm.get_xla_supported_devices()
-    assert devices == ["xla:0", "xla:1"]
-    data = [(torch.randn(4, 6), torch.randint(3, (4,))) for _ in range(6)]
-
-    def loop(model, loader, device, context):
-        optimizer = context.getattr_or("o", lambda: torch.optim.SGD(model.parameters(), lr=0.1))
-        for number, (x, y) in loader:
-            assert x.device == device
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            xm.optimizer_step(optimizer)
-        return number + 1, xm.xrt_world_size(), xm.get_ordinal()
-
-    parallel = dp.DataParallel(torch.nn.Linear(6, 3), device_ids=devices)
-    assert parallel(loop, data) == [(3, 2, 0), (3, 2, 1)]
-    weights = [model.weight.detach().cpu() for model in parallel.models]
-    torch.testing.assert_close(*weights)
-    model = torch.nn.Linear(6, 3)
-"""
-
-FAILING = """
-    import torch, torch_xla.core.xla_model as xm, torch_xla.distributed.data_parallel as dp
-
-    def loop(model, loader, device, context):
-        raise KeyError(str(device))
-
-    dp.DataParallel(torch.nn.Linear(1, 1))(loop, [])
-"""
-
-
-def run(code, monkeypatch, devices):
-    monkeypatch.setenv("CPU_NUM_DEVICES", str(devices))
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
-
-
-def test_data_parallel_keeps_its_copies_equal_on_two_devices(monkeypatch):
-    done = run(DATA_PARALLEL, monkeypatch, 2)
-    assert done.returncode == 0, done.stderr
-
-
-def test_an_exception_in_a_loop_function_ends_the_process(monkeypatch):
-    done = run(FAILING, monkeypatch, 1)
-    assert done.returncode == 17
-    assert "Exception in model function for device=xla:0: 'xla:0'" in done.stderr
-    assert "Traceback" in done.stderr
