@@ -1,14 +1,13 @@
 """Startup: from `python script.py` to the first finished all-reduce of 4 ranks, beside torchrun.
 
 Each way is run `--rounds` times and the median is told, with all figures. The script imports torch
-and the device at its top, as users' scripts do, and every rank prints when its sum has arrived.
+and the device at its top, as users' scripts do, and every rank notes when its sum has arrived.
 
     python scripts/bench_launch.py --rounds 5
 """
 
 import argparse
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -16,8 +15,15 @@ import tempfile
 import time
 from pathlib import Path
 
+# Every rank notes the time in a file of its own: lines on one pipe may run into each other.
+_STAMP = """
+import os, time
+def stamp():
+    with open(os.path.join(os.environ["STAMPS"], str(os.getpid())), "w") as file:
+        file.write(str(time.time()))
+"""
+
 _SPAWN = """
-import time
 import torch
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
@@ -25,7 +31,7 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 def work(rank):
     total = xm.all_reduce("sum", torch.ones(4, device=xm.xla_device())).cpu()
     assert total.tolist() == [4.0] * 4
-    print("reduced at", time.time())
+    stamp()
 
 if __name__ == "__main__":
     xmp.spawn(work, nprocs=4)
@@ -33,7 +39,6 @@ if __name__ == "__main__":
 
 # The function imports the device itself, so that the parent stays light.
 _SPAWN_LIGHT = """
-import time
 from torch_xdist.launcher.spawn import spawn
 
 def work(rank):
@@ -42,14 +47,13 @@ def work(rank):
 
     total = xm.all_reduce("sum", torch.ones(4, device=xm.xla_device())).cpu()
     assert total.tolist() == [4.0] * 4
-    print("reduced at", time.time())
+    stamp()
 
 if __name__ == "__main__":
     spawn(work, nprocs=4)
 """
 
 _GLOO = """
-import time
 import torch
 import torch.distributed as dist
 
@@ -57,14 +61,14 @@ dist.init_process_group("gloo")
 total = torch.ones(4)
 dist.all_reduce(total)
 assert total.tolist() == [4.0] * 4
-print("reduced at", time.time())
+stamp()
 """
 
 
 def ways(folder: Path) -> dict[str, list[str]]:
     """The commands to compare, by name; their scripts are written to `folder`."""
     for name, text in (("spawn", _SPAWN), ("light", _SPAWN_LIGHT), ("gloo", _GLOO)):
-        (folder / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").write_text(_STAMP + text)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     xla_run = ["-m", "torch_xdist.launcher", "--nprocs", "4", "--", sys.executable]
     return {
@@ -78,13 +82,16 @@ def ways(folder: Path) -> dict[str, list[str]]:
 
 def seconds_to_first_sum(command: list[str]) -> float:
     """From the start of the command to the moment the last of 4 ranks had its first sum."""
-    began = time.time()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
-    # torchrun's workers share one pipe, so their lines may run into each other.
-    stamps = [float(stamp) for stamp in re.findall(r"reduced at (\d+\.\d+)", done.stdout)]
-    if done.returncode != 0 or len(stamps) != 4:
+    with tempfile.TemporaryDirectory() as stamps:
+        began = time.time()
+        environ = {**os.environ, "STAMPS": stamps}
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=300, env=environ
+        )
+        times = [float(path.read_text()) for path in Path(stamps).iterdir()]
+    if done.returncode != 0 or len(times) != 4:
         raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr}")
-    return max(stamps) - began
+    return max(times) - began
 
 
 def main() -> None:
