@@ -14,6 +14,7 @@ from torch_xdist import backend
 from torch_xdist import collective_ops as xm
 from torch_xdist.collectives.errors import ArgumentError, DtypeError
 from torch_xdist.errors import DeviceError, WorldError
+from torch_xla.distributed import xla_multiprocessing as xmp
 
 backend.register()
 
@@ -159,6 +160,21 @@ def one_rank_reads(rank, size):
 
 def test_one_rank_may_read_values_and_the_other_not(two):
     assert two.run(one_rank_reads) == [([2.0, 4.0, 6.0], [12.0] * 2), ([], [12.0] * 2)]
+
+
+def ends_without_a_cut(index, folder):
+    from torch_xdist import collective_ops as xm
+
+    x = torch.ones(2).to("xla") * (index + 1)
+    xm.all_reduce("sum", [x])
+    if index == 0:
+        (folder / "sum").write_text(str(x.cpu().tolist()))
+
+
+@pytest.mark.long
+def test_a_rank_that_ends_runs_the_collectives_others_wait_in(tmp_path):
+    xmp.spawn(ends_without_a_cut, args=(tmp_path,), nprocs=2)
+    assert (tmp_path / "sum").read_text() == "[3.0, 3.0]"
 
 
 def trains(rank, size):
