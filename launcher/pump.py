@@ -28,7 +28,6 @@ _READ_BYTES = 1 << 18
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _LOOK_S = 1.0
-# A pipe may stay open after its rank: a process that the rank left behind holds it.
 _BAR_S = 10.0
 
 

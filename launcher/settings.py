@@ -190,6 +190,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs; unset: private, in $TMPDIR"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
     Variable("XLA_RUN_CONTROL", "set in every rank of ours: the address of its agent"),
+    Variable("XLA_RUN_COORDINATOR, XLA_RUN_TASK", "set in every rank of ours, for the device"),
+    Variable("SLURM_*, OMPI_*, PMIX_NAMESPACE", "set by srun and mpirun; see `cluster.py`"),
+    Variable(
+        "JOB_COMPLETION_INDEX, XLA_RUN_HOSTS", "set in a pod of a JobSet: which one of how many"
+    ),
     Variable("XLA_RUN_PREIMPORT", "what is imported once per host, before the ranks"),
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),

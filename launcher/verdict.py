@@ -71,7 +71,7 @@ def judge(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Wait | D
     failures = _failures(workers, now_s, timeouts)
     causes = [failure for failure in failures if not failure.secondary]
     if causes:
-        return _stop(min(causes, key=_earliest(causes)), failures)
+        return _stop(min(causes, key=_place_in_time), failures)
     echoes = [failure for failure in failures if failure.kind != "host_lost"]
     lost = [failure for failure in failures if failure.kind == "host_lost"]
     early = left_early(workers, now_s, bool(echoes), timeouts)
@@ -177,12 +177,10 @@ def _failed_s(worker: Seen) -> float:
     return worker.report.time if worker.report is not None else worker.ended_s or 0.0
 
 
-def _earliest(causes: Sequence[Failure]):  # type: ignore[no-untyped-def]
+def _place_in_time(failure: Failure) -> tuple[float, int]:
     """A sort key: time, where exceptions win over signal deaths within TIE_S."""
-    return lambda failure: (
-        failure.time + (TIE_S if failure.kind in ("signal", "oom") else 0.0),
-        failure.rank,
-    )
+    later_s = TIE_S if failure.kind in ("signal", "oom") else 0.0
+    return failure.time + later_s, failure.rank
 
 
 def _host_is_lost(worker: Seen, now_s: float, timeouts: Timeouts) -> bool:

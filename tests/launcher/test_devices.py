@@ -42,9 +42,7 @@ def test_a_device_that_is_not_there_is_refused():
 
 
 def test_a_device_without_its_plugin_says_what_to_install():
-    with pytest.raises(
-        DevicesError, match="this host has 2 GPUs, but JAX has no plugin for it"
-    ):
+    with pytest.raises(DevicesError, match="this host has 2 GPUs, but JAX has no plugin for it"):
         devices.choose({"PJRT_DEVICE": "CUDA"}, NO_PLUGIN)
     choice = devices.choose({}, NO_PLUGIN)
     assert choice.kind == "CPU" and "has 2 GPUs, but JAX has no plugin" in choice.why
