@@ -29,9 +29,6 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __repr__(self) -> str:
-        return f"%{self.index}"
-
     # Part of a program's fingerprint, which ranks compare: no address may be in it.
     def __repr__(self) -> str:
         return f"%{self.index}"
@@ -47,9 +44,6 @@ class Number:
 
     def __repr__(self) -> str:
         return f"<{self.type.__name__}>"
-
-    def __repr__(self) -> str:
-        return self.type.__name__
 
 
 class Op:
