@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
+import torch_xla
 from torch_xdist import metrics, world
 from torch_xdist.loaders.mp_device import MpDeviceLoader
 from torch_xdist.loaders.sharing import SameDataWarning, warn_if_shared
 
+assert torch_xla  # the device "xla"
 ROWS = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
 
 
@@ -141,7 +143,21 @@ def test_a_process_ends_cleanly_in_the_middle_of_a_pass(workers, end, code):
 
 
 @pytest.mark.long
-def test_fifty_processes_end_cleanly_in_the_middle_of_a_pass():
-    for _ in range(50):
+@pytest.mark.timeout(1500)
+def test_twenty_processes_end_cleanly_in_the_middle_of_a_pass():
+    for _ in range(20):
         done = run_script(SCRIPT.format(workers=0, end="pass"))
         assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.long
+def test_workers_can_be_forked_while_the_device_is_busy():
+    weight = torch.ones(512, 512, device="xla")
+    loader = DataLoader(ROWS, batch_size=2, num_workers=2)
+    for number in range(40):
+        product = weight
+        for taken, _ in enumerate(MpDeviceLoader(loader, "xla")):
+            product = product @ weight / 512
+            if number % 4 == 3 and taken == 2:
+                break
+    assert product[0, 0].item() == 1
