@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch_xdist.launcher import devices
 from torch_xdist.launcher.errors import SettingError, UsageError
 from torch_xdist.launcher.settings import (
     Environ,
@@ -241,9 +242,13 @@ def rank_variables(world: World) -> dict[str, str]:
 
 
 def adopt() -> World | None:
-    """Detect the launcher of this process; if it is a rank of one, publish torchrun's names here.
+    """Detect the launcher of this process; if it is a rank of one, make it look like one of ours.
 
-    A rank of ours, or of torchrun, has them already.
+    It gets torchrun's names, so far as they are missing, and sees its own device alone. Call it
+    before the first device is made; calling it again changes nothing.
+
+    Raises:
+        SettingError, DevicesError, UsageError: what the launcher, or PJRT_DEVICE, says is wrong.
     """
     environ = environment()
     if rank_facts(environ) is not None:
@@ -254,6 +259,11 @@ def adopt() -> World | None:
             key: value for key, value in rank_variables(world).items() if not environ.get(key)
         }
         publish(missing)
+        publish(
+            devices.missing_variables(
+                world.local_rank, world.local_world_size, environ, devices.probe()
+            )
+        )
     return world
 
 

@@ -119,6 +119,32 @@ def device_variables(
     return names
 
 
+def missing_variables(
+    local_rank: int, local_world_size: int, environ: Environ, found: Found
+) -> dict[str, str]:
+    """What a rank that another launcher started still lacks to see its own device alone.
+
+    Nothing, where that launcher has restricted it to one already, and on the CPU.
+
+    Raises:
+        UsageError, DevicesError: as `choose`; or fewer GPUs than ranks.
+    """
+    if local_world_size == 1:
+        return {}
+    choice = choose(environ, found)
+    if choice.kind == "TPU" and not text(environ, "TPU_VISIBLE_CHIPS"):
+        return device_variables(choice, local_rank, local_world_size, environ)
+    there = cuda_devices(environ, found.counts["CUDA"]) if choice.kind == "CUDA" else []
+    if len(there) <= 1:
+        return {}
+    if local_world_size > len(there):
+        raise DevicesError(
+            f"{local_world_size} ranks on this host, but it has {len(there)} visible GPUs; "
+            "start fewer, or set PJRT_DEVICE=CPU"
+        )
+    return {"CUDA_VISIBLE_DEVICES": there[local_rank]}
+
+
 def cuda_devices(environ: Environ, count: int) -> list[str]:
     """The GPUs that this process may share out, as CUDA names them: its own list, else 0 .. n-1.
 

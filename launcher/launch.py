@@ -6,12 +6,12 @@ from typing import Any
 
 from torch_xdist import world
 from torch_xdist.launcher import cluster
-from torch_xdist.launcher.errors import SettingError
+from torch_xdist.launcher.errors import LauncherError
 from torch_xdist.launcher.spawn import spawn
 
 # A rank of srun or mpirun carries other names than torchrun's, which all else here reads. What
 # cannot be read is an error of `spawn` and `launch`, not of an import.
-with contextlib.suppress(SettingError):
+with contextlib.suppress(LauncherError):
     cluster.adopt()
 
 
@@ -29,6 +29,7 @@ def launch(
     Args:
         debug_single_process: one rank only.
     """
+    cluster.adopt()
     if world.current().is_rank:
         return fn(world.current().local_rank, *args)
     nprocs = 1 if debug_single_process else None

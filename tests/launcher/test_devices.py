@@ -117,6 +117,38 @@ def test_a_rank_sees_its_own_gpu_only():
     assert names == {"PJRT_DEVICE": "CUDA", "CUDA_VISIBLE_DEVICES": "7"}
 
 
+@pytest.mark.parametrize(
+    ("environ", "found", "names"),
+    [
+        ({}, NONE, {}),
+        ({}, GPUS, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ({"CUDA_VISIBLE_DEVICES": "6,7"}, GPUS, {"CUDA_VISIBLE_DEVICES": "7"}),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, GPUS, {}),
+        ({"PJRT_DEVICE": "CPU"}, GPUS, {}),
+        ({"TPU_VISIBLE_CHIPS": "1"}, TPUS, {}),
+    ],
+)
+def test_a_rank_of_another_launcher_is_shown_its_own_device(environ, found, names):
+    assert devices.missing_variables(1, 2, environ, found) == names
+
+
+def test_a_rank_of_another_launcher_on_a_tpu_gets_its_topology():
+    environ = {"TPU_ACCELERATOR_TYPE": "v4-8"}
+    names = devices.missing_variables(2, 4, environ, TPUS)
+    assert (names["TPU_VISIBLE_CHIPS"], names["TPU_PROCESS_BOUNDS"]) == ("2", "2,2,1")
+
+
+def test_a_single_rank_of_another_launcher_keeps_every_device():
+    assert devices.missing_variables(0, 1, {}, GPUS) == {}
+
+
+def test_more_ranks_of_another_launcher_than_gpus_are_refused():
+    with pytest.raises(
+        DevicesError, match="5 ranks on this host, but it has 4 visible GPUs; start"
+    ):
+        devices.missing_variables(4, 5, {}, GPUS)
+
+
 def test_a_rank_on_the_cpu_needs_no_more_than_the_kind():
     assert devices.device_variables(Choice("CPU", ""), 1, 2, {}) == {"PJRT_DEVICE": "CPU"}
 
