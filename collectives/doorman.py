@@ -62,7 +62,7 @@ class Doorman:
                     tag, ranks, rank = question
                     self._post(guest, tag, ranks, rank, blobs[0])
                 else:
-                    self._mailbox.put(*question, blobs[0])
+                    self._mailbox.put(*question, blobs[0])  # type: ignore[call-arg]
                     wire.send(guest, "", [])
             except OSError as error:
                 print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)

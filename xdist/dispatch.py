@@ -77,10 +77,10 @@ def dispatch(
             key.append((None, *a))
         else:
             return record(op, args, _NO_KWARGS)
-    key = tuple(key)
-    plan = PLANS.get(key, NEW)
+    key = tuple(key)  # type: ignore[assignment]
+    plan = PLANS.get(key, NEW)  # type: ignore[call-overload]
     if plan is NEW:
-        plan = PLANS[key] = make_plan(op, args, _NO_KWARGS)
+        plan = PLANS[key] = make_plan(op, args, _NO_KWARGS)  # type: ignore[index]
     if plan is None or trace is None or plan.structure != SINGLE or plan.is_random:
         return record(op, args, _NO_KWARGS)
     if numbers is not None:

@@ -163,7 +163,7 @@ def resize_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
         return target
     flat = wrap(old).reshape(-1)
     grown = torch.cat([flat, flat.new_zeros(numel - flat.numel())]).reshape(size)
-    writes.move_cell(target, grown.cell)
+    writes.move_cell(target, grown.cell)  # type: ignore[attr-defined]
     return target
 
 

@@ -40,7 +40,7 @@ class XlaTensor(torch.Tensor):
 
     cell: Cell
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __torch_dispatch__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

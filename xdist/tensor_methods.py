@@ -159,7 +159,7 @@ def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
     if self.grad is not None:
         copy.grad = _deepcopy(self.grad, memo)  # type: ignore[arg-type]
     memo[id(self)] = copy
-    return copy
+    return copy  # type: ignore[return-value]
 
 
 def _flatten(self: XlaTensor) -> tuple[list[str], torch.dtype]:

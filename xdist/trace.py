@@ -120,7 +120,7 @@ class View(Cell):
         self.buffer = None
         self.generation = 0
         self.parent = parent  # type: ignore[misc]
-        self.root = parent.root if isinstance(parent, View) else parent
+        self.root = parent.root if isinstance(parent, View) else parent  # type: ignore[has-type]
         self.step = step
         self.index = index
         self.seen = -1
