@@ -93,7 +93,7 @@ class Source:
 
     def _has_same_size(self, batch: Any) -> bool:
         dim = self._same_size_dim
-        sizes = {t.shape[dim] for _, t in tensors(batch) if t.ndim > dim}  # type: ignore[operator]
+        sizes = {t.shape[dim] for _, t in tensors(batch) if t.ndim > dim}  # type: ignore[operator, index]
         if len(sizes) > 1:
             raise BatchError(
                 f"loader: the tensors of a batch have sizes {sorted(sizes)} in dim {dim};"

@@ -68,7 +68,9 @@ def live_outputs(trace: Trace) -> dict[int, list[Cell]]:
 
 def prepare(trace: Trace, outs: tuple[int, ...], *, may_donate: bool) -> Launch:
     """Decide what is donated and make the key."""
-    donated, kept, mask, slots = [], [], [], []
+    donated: list[Any] = []
+    kept: list[Any] = []
+    mask, slots = [], []
     leaves = trace.leaves
     for index in range(len(leaves)):
         slot, kind, buffer = leaves[index]

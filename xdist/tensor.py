@@ -24,7 +24,9 @@ def _autocast_key() -> torch._C.DispatchKeySet:
 
 class _Probe(torch.Tensor):
     @staticmethod
-    def __torch_dispatch__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"probe tensor: {func} was called on it")
 
 
@@ -43,7 +45,9 @@ class XlaTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __torch_dispatch__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError("xla tensor: torch_xdist.dispatch is not loaded")
 
     @property
