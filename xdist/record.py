@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_xdist import cpu_only, device, recipe
+from torch_xdist import cpu_only, device, recipe, shapes
 from torch_xdist.errors import DeviceError
+from torch_xdist.ops.table import SHAPED
 from torch_xdist.plan import Number, Op, Plan, Slot, result_kinds
 from torch_xdist.tensor import XlaTensor
 from torch_xdist.trace import Cell, Kind, Trace
@@ -154,7 +155,10 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
     if func is None or cpu_only.is_wanted(func, metas):
         return None
     try:
-        result = infer(func, metas, named)
+        if str(func) in SHAPED:
+            result = shapes.of_lowering(str(func), metas, named)
+        else:
+            result = infer(func, metas, named)
     except NotImplementedError:
         return None
     kinds, structure = result_kinds(result)

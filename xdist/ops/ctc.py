@@ -117,7 +117,7 @@ def _batched(
     return probs, _rows(targets.astype(jnp.int64), lengths, longest), inputs, lengths
 
 
-@lowers("aten._ctc_loss.default", "aten._ctc_loss.Tensor")
+@lowers("aten._ctc_loss.default", "aten._ctc_loss.Tensor", shaped=True)
 def ctc_loss(
     log_probs: jax.Array,
     targets: jax.Array,
@@ -128,11 +128,12 @@ def ctc_loss(
 ) -> tuple[jax.Array, jax.Array]:
     probs, rows, inputs, lengths = _batched(log_probs, targets, input_lengths, target_lengths)
     loss, alpha = _negative_log_likelihood(probs, rows, inputs, lengths, blank)
-    alpha = alpha.swapaxes(0, 1)
+    alpha = alpha.swapaxes(0, 1).astype(log_probs.dtype)
+    loss = loss.astype(log_probs.dtype)
     return (loss, alpha) if log_probs.ndim == 3 else (loss.reshape(()), alpha[0])
 
 
-@lowers("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor")
+@lowers("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor", shaped=True)
 def ctc_loss_backward(
     grad: jax.Array,
     log_probs: jax.Array,
@@ -160,4 +161,4 @@ def ctc_loss_backward(
         found = jnp.where(possible[:, None], found, 0)
     times = jnp.arange(len(probs))[:, None, None]
     found = jnp.where(times < inputs[:, None], found, 0)
-    return found.reshape(log_probs.shape)
+    return found.reshape(log_probs.shape).astype(log_probs.dtype)

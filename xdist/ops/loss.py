@@ -269,7 +269,7 @@ def _pulled_back(
     return pull(jnp.broadcast_to(_spread(grad, value, reduction), value.shape))[0]
 
 
-@lowers("aten.multi_margin_loss_backward.default")
+@lowers("aten.multi_margin_loss_backward.default", shaped=True)
 def multi_margin_loss_backward(
     grad_output: jax.Array,
     self: jax.Array,
@@ -288,7 +288,7 @@ def multi_margin_loss_backward(
     slope = jnp.where((gap > 0) & ~chosen, slope, 0) / x.shape[1]
     slope = jnp.where(chosen, -slope.sum(1, keepdims=True), slope)
     grad = _spread(grad_output, own, reduction).reshape(-1, 1)
-    return (slope * grad).reshape(self.shape)
+    return (slope * grad).reshape(self.shape).astype(self.dtype)
 
 
 def _multilabel_targets(x: jax.Array, target: jax.Array) -> jax.Array:
@@ -317,7 +317,7 @@ def multilabel_margin_loss_forward(
     return losses, _multilabel_targets(x, listed).astype(x.dtype).reshape(target.shape)
 
 
-@lowers("aten.multilabel_margin_loss_backward.default")
+@lowers("aten.multilabel_margin_loss_backward.default", shaped=True)
 def multilabel_margin_loss_backward(
     grad_output: jax.Array,
     self: jax.Array,
@@ -327,4 +327,4 @@ def multilabel_margin_loss_backward(
 ) -> jax.Array:
     x, listed = jnp.atleast_2d(_wide(self)), jnp.atleast_2d(target)
     grad = _pulled_back(lambda x: _multilabel_margin(x, listed), x, grad_output, reduction)
-    return grad.reshape(self.shape)
+    return grad.reshape(self.shape).astype(self.dtype)

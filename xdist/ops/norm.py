@@ -85,7 +85,7 @@ def _unbiased(var: jax.Array, input: jax.Array) -> jax.Array:
     return var * (count / max(count - 1, 1))
 
 
-@lowers("aten._native_batch_norm_legit_functional.default")
+@lowers("aten._native_batch_norm_legit_functional.default", shaped=True)
 def native_batch_norm_functional(
     input: jax.Array,
     weight: _Maybe,
@@ -99,12 +99,19 @@ def native_batch_norm_functional(
     """Also the running statistics after this batch, as fourth and fifth result."""
     if not training:
         out = _normalise_by_running(input, weight, bias, running_mean, running_var, eps)
-        empty = jnp.zeros((0,), out.dtype)
-        return out, empty, empty, running_mean, running_var
+        # torch's meta kernel says [c] here, as on cuda; the CPU saves nothing.
+        empty = jnp.zeros((0,), _saved_dtype(input, weight, running_mean))
+        return out.astype(input.dtype), empty, empty, running_mean, running_var
     out, mean, invstd, var = _normalise_by_batch(input, weight, bias, eps)
     new_mean = _moved(running_mean, mean, momentum)
     new_var = _moved(running_var, _unbiased(var, input), momentum)
-    return out, mean, invstd, new_mean, new_var
+    dtype = _saved_dtype(input, weight, running_mean)
+    return out.astype(input.dtype), mean.astype(dtype), invstd.astype(dtype), new_mean, new_var
+
+
+def _saved_dtype(input: jax.Array, *others: _Maybe) -> jnp.dtype:
+    """The dtype of the parameters, where there are any."""
+    return next((other.dtype for other in others if other is not None), input.dtype)
 
 
 @lowers("aten.native_batch_norm.default")

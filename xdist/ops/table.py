@@ -14,6 +14,7 @@ _F = TypeVar("_F", bound=Lowering)
 LOWERINGS: dict[str, Lowering] = {}
 RANDOM: set[str] = set()
 STRIDED: set[str] = set()
+SHAPED: set[str] = set()
 
 
 def add_rows(rows: Mapping[str, Lowering]) -> None:
@@ -22,11 +23,14 @@ def add_rows(rows: Mapping[str, Lowering]) -> None:
         _enter(name, lowering)
 
 
-def lowers(*names: str, random: bool = False, strided: bool = False) -> Callable[[_F], _F]:
+def lowers(
+    *names: str, random: bool = False, strided: bool = False, shaped: bool = False
+) -> Callable[[_F], _F]:
     """Enter the decorated function under each name.
 
     `random`: its first parameter is a key. `strided`: it takes a keyword `contiguous`, for each
     tensor operand whether its nominal strides are contiguous, which some gradients depend on.
+    `shaped`: shapes and dtypes of the results are the lowering's, not those of a meta kernel.
     """
 
     def enter(lowering: _F) -> _F:
@@ -36,6 +40,8 @@ def lowers(*names: str, random: bool = False, strided: bool = False) -> Callable
                 RANDOM.add(name)
             if strided:
                 STRIDED.add(name)
+            if shaped:
+                SHAPED.add(name)
         return lowering
 
     return enter

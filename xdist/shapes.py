@@ -1,0 +1,41 @@
+"""Result kinds read off a lowering, for operators whose kinds no meta kernel of torch tells.
+
+torch has no meta kernel for a few operators, and for some one that describes another device. Their
+lowerings return the dtypes torch returns, so JAX's abstract evaluation is the meta kernel.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_xdist.dtypes import to_jax, to_torch
+from torch_xdist.ops.table import LOWERINGS
+
+
+def of_lowering(name: str, metas: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Meta tensors like the results of the lowering `name`.
+
+    Raises NotImplementedError where the lowering cannot be evaluated on these arguments.
+    """
+    leaves, tree = pytree.tree_flatten((list(metas), dict(named)))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def call(arrays: Sequence[jax.Array]) -> Any:
+        given = iter(arrays)
+        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, tree)
+        return LOWERINGS[name](*args, **kwargs)
+
+    abstract = [jax.ShapeDtypeStruct(tuple(t.shape), to_jax(t.dtype)) for t in tensors]
+    try:
+        results = jax.eval_shape(call, abstract)
+    except Exception as error:
+        raise NotImplementedError(f"{name}: {error}") from error
+    return jax.tree.map(_meta, results)
+
+
+def _meta(result: jax.ShapeDtypeStruct) -> torch.Tensor:
+    return torch.empty(result.shape, dtype=to_torch(result.dtype), device="meta")
