@@ -1,0 +1,264 @@
+#!/usr/bin/env python
+"""How fast single operators are, forward and backward, against eager torch on the same CPU.
+
+    .venv/bin/python scripts/bench_ops.py [--match REGEX] [--rounds 7]
+
+Times eager torch and the device turn by turn in one process, takes the best of the rounds of
+each, and prints one JSON line per case: milliseconds of both, and their ratio (below 1: the
+device is faster). A case slower than 5 times eager says why in `note`; without one, the script
+ends with status 1. `launch_ms`, the device's time for doing nothing, is in every time of it.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import torch_xla  # noqa: F401
+from torch_xdist import cuts
+
+LIMIT = 5.0
+Run = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function and the inputs it is timed on; floating-point inputs get gradients."""
+
+    name: str
+    run: Run
+    inputs: Callable[[], tuple[torch.Tensor, ...]]
+    note: str = ""
+
+
+def randint(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(high, shape)
+
+
+def index_put(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return x.index_put((i, j), v, accumulate=True)
+
+
+def attention(causal: bool) -> Run:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+def three(*shape: int) -> Callable[[], tuple[torch.Tensor, ...]]:
+    return lambda: (torch.randn(shape), torch.randn(shape), torch.randn(shape))
+
+
+def one(*shape: int) -> Callable[[], tuple[torch.Tensor, ...]]:
+    return lambda: (torch.randn(shape),)
+
+
+def pair(first: tuple[int, ...], second: tuple[int, ...]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    return lambda: (torch.randn(first), torch.randn(second))
+
+
+INDEXING = [
+    Case(
+        "embedding",
+        lambda w, i: F.embedding(i, w),
+        lambda: (torch.randn(30000, 256), randint(30000, 8, 512)),
+    ),
+    Case(
+        "embedding_bag.mean",
+        lambda w, i: F.embedding_bag(i, w, mode="mean"),
+        lambda: (torch.randn(10000, 64), randint(10000, 512, 20)),
+    ),
+    Case(
+        "gather",
+        lambda x, i: x.gather(1, i),
+        lambda: (torch.randn(2048, 512), randint(512, 2048, 256)),
+    ),
+    Case(
+        "scatter_add",
+        lambda x, i, s: x.scatter_add(1, i, s),
+        lambda: (torch.randn(1024, 512), randint(512, 1024, 256), torch.randn(1024, 256)),
+    ),
+    Case(
+        "index_put.accumulate",
+        index_put,
+        lambda: (
+            torch.randn(1024, 512),
+            randint(1024, 100000),
+            randint(512, 100000),
+            torch.randn(100000),
+        ),
+    ),
+    Case(
+        "index_add",
+        lambda x, i, s: x.index_add(1, i, s),
+        lambda: (torch.randn(1024, 512), randint(512, 256), torch.randn(1024, 256)),
+    ),
+    Case(
+        "index_select",
+        lambda x, i: x.index_select(0, i),
+        lambda: (torch.randn(4096, 256), randint(4096, 4096)),
+    ),
+]
+ORDER = [
+    Case("sort", lambda x: x.sort(-1).values, one(512, 1024)),
+    Case("argsort.long", lambda x: x.sort().values, one(200000)),
+    Case("topk", lambda x: x.topk(10).values, one(512, 4096)),
+    Case("cumsum", lambda x: x.cumsum(1), one(1024, 1024)),
+    Case("cumsum.long", lambda x: x.cumsum(0), one(1000000)),
+    Case("cumprod", lambda x: x.cumprod(1), one(512, 512)),
+    Case("cummax", lambda x: x.cummax(1).values, one(512, 1024)),
+    Case("logcumsumexp", lambda x: x.logcumsumexp(1), one(512, 1024)),
+]
+ATTENTION = [
+    Case("attention", attention(False), three(4, 8, 256, 64)),
+    Case("attention.causal", attention(True), three(4, 8, 256, 64)),
+]
+POOLING = [
+    Case("max_pool2d", lambda x: F.max_pool2d(x, 2), one(16, 32, 56, 56)),
+    Case("max_pool2d.overlapping", lambda x: F.max_pool2d(x, 3, 2, 1), one(8, 32, 56, 56)),
+    Case("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 2, 1), one(16, 32, 56, 56)),
+    Case("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, 7), one(16, 64, 28, 28)),
+    Case("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 7), one(8, 64, 28, 28)),
+    Case("interpolate.nearest", lambda x: F.interpolate(x, scale_factor=2), one(8, 32, 32, 32)),
+    Case(
+        "interpolate.bilinear",
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        one(8, 32, 32, 32),
+    ),
+    Case(
+        "interpolate.bicubic",
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+        one(4, 16, 32, 32),
+    ),
+    Case("unfold", lambda x: F.unfold(x, 3, padding=1), one(8, 32, 28, 28)),
+]
+CONVOLUTION = [
+    Case(
+        "conv1d",
+        lambda x, w: F.conv1d(x, w, padding=2),
+        pair((16, 64, 256), (64, 64, 5)),
+    ),
+    Case("conv2d", lambda x, w: F.conv2d(x, w, padding=1), pair((8, 64, 28, 28), (64, 64, 3, 3))),
+    Case(
+        "conv2d.strided",
+        lambda x, w: F.conv2d(x, w, stride=2, padding=3),
+        pair((4, 3, 112, 112), (64, 3, 7, 7)),
+    ),
+    Case(
+        "conv2d.grouped",
+        lambda x, w: F.conv2d(x, w, padding=1, groups=8),
+        pair((8, 64, 28, 28), (64, 8, 3, 3)),
+    ),
+    Case(
+        "conv2d.depthwise",
+        lambda x, w: F.conv2d(x, w, padding=1, groups=64),
+        pair((8, 64, 28, 28), (64, 1, 3, 3)),
+    ),
+    Case(
+        "conv2d.dilated",
+        lambda x, w: F.conv2d(x, w, padding=2, dilation=2),
+        pair((8, 32, 28, 28), (32, 32, 3, 3)),
+    ),
+    Case(
+        "conv_transpose2d",
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
+        pair((8, 64, 14, 14), (64, 32, 4, 4)),
+    ),
+    Case(
+        "conv3d",
+        lambda x, w: F.conv3d(x, w, padding=1),
+        pair((2, 16, 8, 28, 28), (32, 16, 3, 3, 3)),
+    ),
+]
+OTHERS = [
+    Case(
+        "batch_norm",
+        batch_norm,
+        lambda: (torch.randn(16, 64, 28, 28), torch.ones(64), torch.zeros(64)),
+    ),
+    Case("matmul", torch.matmul, pair((512, 512), (512, 512))),
+    Case("cdist", torch.cdist, pair((256, 32), (256, 32))),
+    Case("fft", lambda x: torch.fft.rfft(x).abs(), one(256, 1024)),
+    Case("svdvals", torch.linalg.svdvals, one(64, 64)),
+    Case("solve", torch.linalg.solve, pair((256, 256), (256, 16))),
+]
+CASES = [*INDEXING, *ORDER, *ATTENTION, *POOLING, *CONVOLUTION, *OTHERS]
+
+
+def step(case: Case, inputs: tuple[torch.Tensor, ...], seed: torch.Tensor) -> list[torch.Tensor]:
+    """Forward and backward: the result and the gradient of every input that has one."""
+    out = case.run(*inputs)
+    leaves = [x for x in inputs if x.requires_grad]
+    return [out, *torch.autograd.grad(out, leaves, seed)]
+
+
+def on(device: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(x.to(device).requires_grad_(x.is_floating_point()) for x in inputs)
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Milliseconds of one run, on either device: the device's pending work belongs to it."""
+    started = time.perf_counter()
+    alive = run()
+    cuts.sync(wait=True)
+    took = time.perf_counter() - started
+    del alive
+    return took * 1e3
+
+
+def measure(case: Case, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    host = case.inputs()
+    with torch.no_grad():
+        seed = torch.randn_like(case.run(*host))
+    best = {"cpu": float("inf"), "xla": float("inf")}
+    places = {device: (on(device, host), seed.to(device)) for device in best}
+    for number in range(rounds + 2):
+        for device, (inputs, weights) in places.items():
+            took = timed(lambda i=inputs, w=weights: step(case, i, w))
+            if number > 1:  # the first two compile
+                best[device] = min(best[device], took)
+    ratio = best["xla"] / best["cpu"]
+    line = {"case": case.name, "eager_ms": best["cpu"], "xla_ms": best["xla"], "ratio": ratio}
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in line.items()} | (
+        {"note": case.note} if case.note else {}
+    )
+
+
+def launch_ms(rounds: int) -> float:
+    x = torch.ones(1, device="xla")
+    return round(min(timed(lambda: x + 1) for _ in range(rounds * 10)), 3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--match", default=".")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    print(json.dumps({"launch_ms": launch_ms(options.rounds), "threads": torch.get_num_threads()}))
+    slow = []
+    for case in CASES:
+        if not re.search(options.match, case.name):
+            continue
+        line = measure(case, options.rounds)
+        print(json.dumps(line), flush=True)
+        if line["ratio"] > LIMIT and not case.note:
+            slow.append(case.name)
+    if slow:
+        print(f"slower than {LIMIT:g} times eager, without a note: {', '.join(slow)}")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
