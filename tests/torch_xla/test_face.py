@@ -43,6 +43,9 @@ FACE = {
         all_reduce(reduce_type,value,scale,groups) all_gather(value,dim)
         nms(boxes,scores,score_threshold,iou_threshold,output_size) distributed_mm(w,x,split)
         SyncBatchNorm(num_features,eps,momentum)""",
+    "torch_xla.core.xla_builder": "call_jax(jax_func,args,kwargs,override_name)",
+    "torch_xla.experimental.scan": "scan(fn,init,xs)",
+    "torch_xla.experimental.fori_loop": "fori_loop(lower,upper,body_fun) while_loop",
     "torch_xla.core.xla_env_vars": "PJRT_DEVICE WORLD_SIZE ORDINAL TPU_CONFIG",
     "torch_xla.core.dynamo_bridge": "extract_compiled_graph(xla_model,xla_args)",
     "torch_xla.runtime": """
