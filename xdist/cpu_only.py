@@ -7,6 +7,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from torch_xdist.ops.table import SHAPED
+
 NAMES = frozenset({"aten.nonzero.default", "aten.masked_select.default"})
 _INDEXED = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
 _WRITTEN = frozenset({"aten.index_put.default", "aten._unsafe_index_put.default"})
@@ -17,6 +19,8 @@ _MASKS = (torch.bool, torch.uint8)
 def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
     """Whether this call, given meta operands, is for the CPU."""
     name = str(func)
+    if name in SHAPED:
+        return False
     if name in NAMES or (torch.Tag.dynamic_output_shape in func.tags and name not in _INDEXED):
         return True
     if name in _INDEXED:

@@ -9,7 +9,6 @@ import torch
 from torch_xdist import cuts, rng
 from torch_xdist import device as devices
 
-
 # Activation checkpointing saves a device's random state only where its module says so.
 _initialized = True
 

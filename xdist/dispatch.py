@@ -13,6 +13,7 @@ import torch
 
 from torch_xdist import fallback, special, writes
 from torch_xdist.errors import NoLoweringError
+from torch_xdist.generator import stream_of
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.plan import LIST, SINGLE, TUPLE, Op, Plan
@@ -115,7 +116,8 @@ def enter(plan: Plan, found: Found) -> list[Cell | None]:
     for number in found.numbers:
         (trace.floats if number.__class__ is float else trace.ints).append(number)
     if plan.is_random:
-        trace.ints.extend(trace.rng.next())
+        stream = trace.rng if found.generator is None else stream_of(found.generator)
+        trace.ints.extend(stream.next())
     trace.rows.append((plan, *found.slots))
     cells: list[Cell | None] = []
     for kind in plan.kinds:

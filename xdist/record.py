@@ -28,7 +28,7 @@ STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
 class Found:
     """What one call's arguments were found to be; only on the slow paths."""
 
-    __slots__ = ("args", "key", "kwargs", "numbers", "op", "slots", "trace")
+    __slots__ = ("args", "generator", "key", "kwargs", "numbers", "op", "slots", "trace")
 
     def __init__(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.op = op
@@ -37,6 +37,7 @@ class Found:
         self.key: list[Any] = [op]
         self.slots: list[int] = []
         self.numbers: list[Any] = []
+        self.generator: torch.Generator | None = None
         self.trace = capturing_paper((*args, *kwargs.values()))
 
     def take(self, value: Any) -> None:
@@ -52,6 +53,9 @@ class Found:
             self.take_number(value, cls)
         elif isinstance(value, torch.Tensor):
             self.take_cell(self.as_device(value).cell)
+        elif cls is torch.Generator:
+            self.generator = value
+            self.key.append(None)
         else:
             self.key.append((cls, value))
 
@@ -213,7 +217,7 @@ class Template:
             return type(value)(self.take(part) for part in value)
         if isinstance(value, torch.device):
             return torch.device("meta")
-        return value
+        return None if isinstance(value, torch.Generator) else value
 
     def mark(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -222,6 +226,8 @@ class Template:
         if isinstance(value, list | tuple):
             return type(value)(self.mark(part) for part in value)
         cls = value.__class__
+        if cls is torch.Generator:
+            return None
         if self.op.runtime and (cls is float or (cls is int and value not in STATIC_INTS)):
             return Number(cls) if _fits(value, cls) else value
         return value

@@ -48,6 +48,14 @@ def test_fork_rng_leaves_the_stream_where_it_was():
     assert draw() == expected
 
 
+def test_a_generator_of_the_user_has_a_stream_of_its_own():
+    def numbers(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.empty(3, device="xla").normal_(generator=generator).tolist()
+
+    assert numbers(3) == numbers(3) != numbers(4)
+
+
 def test_ranks_draw_different_numbers_from_one_seed(monkeypatch):
     from torch_xdist import generator
 

@@ -56,7 +56,7 @@ def _waves(
         modulus = ratio(square, table.J1_MODULUS_P, table.J1_MODULUS_Q)
         phase = ratio(square, table.J1_PHASE_P, table.J1_PHASE_Q)
     angle = x - (0.25 + 0.5 * order) * np.pi
-    scale = _ROOT_OF_TWO_OVER_PI / jmath.sqrt(x)
+    scale = _ROOT_OF_TWO_OVER_PI / jnp.sqrt(x)
     return modulus * first(angle) * scale, 5 / x * phase * second(angle) * scale
 
 
@@ -118,14 +118,14 @@ def _k0_parts(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     """K0 up to two, and K0 times exp(x) above."""
     small = _chebyshev(self * self - 2, table.K0_SMALL) - jnp.log(0.5 * self) * i0(self)
     large = jnp.maximum(self, 2)
-    return small, _chebyshev(8 / large - 2, table.K0_LARGE) / jmath.sqrt(large)
+    return small, _chebyshev(8 / large - 2, table.K0_LARGE) / jnp.sqrt(large)
 
 
 def _k1_parts(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     """K1 up to two, and K1 times exp(x) above."""
     small = jnp.log(0.5 * self) * i1(self) + _chebyshev(self * self - 2, table.K1_SMALL) / self
     large = jnp.maximum(self, 2)
-    return small, _chebyshev(8 / large - 2, table.K1_LARGE) / jmath.sqrt(large)
+    return small, _chebyshev(8 / large - 2, table.K1_LARGE) / jnp.sqrt(large)
 
 
 Parts = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
@@ -161,20 +161,20 @@ def _airy_series(x: jax.Array) -> jax.Array:
 
 def _airy_waves(x: jax.Array) -> jax.Array:
     """For x < -2.09, where the function oscillates."""
-    depth = -2 * x * jmath.sqrt(-x) / 3
+    depth = -2 * x * jnp.sqrt(-x) / 3
     z = 1 / depth
     sine = 1 + z * z * ratio(z * z, table.AIRY_SINE_P, table.AIRY_SINE_Q)
     cosine = z * ratio(z * z, table.AIRY_COSINE_P, table.AIRY_COSINE_Q)
     angle = depth + 0.25 * np.pi
     waves = jnp.sin(angle) * sine - jnp.cos(angle) * cosine
-    return _INVERSE_ROOT_OF_PI / jmath.sqrt(jmath.sqrt(-x)) * waves
+    return _INVERSE_ROOT_OF_PI / jnp.sqrt(jnp.sqrt(-x)) * waves
 
 
 def _airy_decay(x: jax.Array) -> jax.Array:
     """For x >= 2.09, where the function decays."""
-    depth = 2 * x * jmath.sqrt(x) / 3
+    depth = 2 * x * jnp.sqrt(x) / 3
     height = _INVERSE_ROOT_OF_PI * ratio(1 / depth, table.AIRY_DECAY_P, table.AIRY_DECAY_Q)
-    return height / (2 * jmath.sqrt(jmath.sqrt(x)) * jnp.exp(depth))
+    return height / (2 * jnp.sqrt(jnp.sqrt(x)) * jnp.exp(depth))
 
 
 @lowers("aten.special_airy_ai.default")

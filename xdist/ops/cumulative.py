@@ -30,30 +30,26 @@ def cumprod(self: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> j
     return jnp.cumprod(self, axis=dim) if self.ndim else self
 
 
-def _running_extreme(
-    self: jax.Array, dim: int, beats: Callable[[jax.Array, jax.Array], jax.Array]
-) -> Pair:
+def _running_extreme(self: jax.Array, dim: int, running: Callable[..., jax.Array]) -> Pair:
     """The best number so far and its last position; a nan is best, and stays."""
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
-
-    def better(old: Pair, new: Pair) -> Pair:
-        wins = (new[0] != new[0]) | ((old[0] == old[0]) & beats(new[0], old[0]))
-        return jnp.where(wins, new[0], old[0]), jnp.where(wins, new[1], old[1])
-
     dim %= self.ndim
-    places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
-    return jax.lax.associative_scan(better, (self, places), axis=dim)
+    best = running(self, axis=dim)
+    narrow = jnp.int32 if self.shape[dim] < 2**31 else jnp.int64
+    places = jax.lax.broadcasted_iota(narrow, self.shape, dim)
+    hits = jnp.where((self == best) | (self != self), places, 0)
+    return best, jax.lax.cummax(hits, axis=dim).astype(jnp.int64)
 
 
 @lowers("aten.cummax.default")
 def cummax(self: jax.Array, dim: int) -> Pair:
-    return _running_extreme(self, dim, jnp.greater_equal)
+    return _running_extreme(self, dim, jax.lax.cummax)
 
 
 @lowers("aten.cummin.default")
 def cummin(self: jax.Array, dim: int) -> Pair:
-    return _running_extreme(self, dim, jnp.less_equal)
+    return _running_extreme(self, dim, jax.lax.cummin)
 
 
 def _log_add(old: jax.Array, new: jax.Array) -> jax.Array:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.operands import is_integral
+from torch_xdist.ops.order import along, order_along
 from torch_xdist.ops.reduce import Dims, axes
+from torch_xdist.ops.selection import Pair, first_place, picked, take_rank
 from torch_xdist.ops.table import add_rows, lowers
-
-Pair = tuple[jax.Array, jax.Array]
 
 
 def _extreme(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -26,19 +26,26 @@ def _extreme(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 amax, amin = _extreme(jnp.max), _extreme(jnp.min)
 
 
-def _position(search: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _position(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Where the extreme number stands: quicker from its value than by a reduction of pairs."""
+
+    def in_rows(self: jax.Array, dim: int, keepdim: bool) -> jax.Array:
+        dim %= self.ndim
+        best = reduction(self, axis=dim, keepdims=True)
+        return first_place((self == best) | (self != self), dim, keepdim)
+
     def over(self: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
         if self.ndim == 0:
             return jnp.zeros((), jnp.int64)
         if dim is not None:
-            return search(self, axis=dim, keepdims=keepdim).astype(jnp.int64)
-        found = search(self.reshape(-1)).astype(jnp.int64)
+            return in_rows(self, dim, keepdim)
+        found = in_rows(self.reshape(-1), 0, False)
         return found.reshape((1,) * self.ndim) if keepdim else found
 
     return over
 
 
-argmax, argmin = _position(jnp.argmax), _position(jnp.argmin)
+argmax, argmin = _position(jnp.max), _position(jnp.min)
 add_rows(
     {
         "aten.amax.default": amax,
@@ -66,34 +73,17 @@ def aminmax(self: jax.Array, dim: int | None = None, keepdim: bool = False) -> P
     return amin(self, dim, keepdim), amax(self, dim, keepdim)
 
 
-def sorted_with_positions(self: jax.Array, dim: int) -> Pair:
-    """`self` in ascending order along `dim`, nan last, and the positions; equals keep order."""
-    places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
-    ordered, places = jax.lax.sort((self, places), dimension=dim, is_stable=True, num_keys=1)
-    return ordered, places
-
-
-def _pick(ordered: Pair, index: jax.Array, dim: int, keepdim: bool) -> Pair:
-    """The entries of both arrays at `index` [.., 1, ..] along `dim`."""
-    value, place = (jnp.take_along_axis(array, index, axis=dim) for array in ordered)
-    return (value, place) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(place, dim))
-
-
 def _median_along(self: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
     size = self.shape[dim]
-    ordered = sorted_with_positions(self, dim)
-    if is_integral(self):
-        missing = jnp.zeros([1 if axis == dim else n for axis, n in enumerate(self.shape)], int)
-    else:
-        missing = jnp.sum(self != self, axis=dim, keepdims=True)
+    missing = jnp.sum(self != self, axis=dim, keepdims=True)
     middle = (jnp.maximum(size - missing, 1) - 1) // 2
     if not skip_nan:
-        # The first nan sorts behind all numbers, and is the median where there is one.
+        # The first nan stands behind all numbers, and is the median where there is one.
         middle = jnp.where(missing > 0, size - missing, middle)
-    return _pick(ordered, middle, dim, keepdim)
+    return take_rank(self, middle, dim, keepdim)
 
 
 @lowers("aten.median.dim")
@@ -126,10 +116,7 @@ def nanmedian(self: jax.Array) -> jax.Array:
 def kthvalue(self: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
-    dim %= self.ndim
-    ordered = sorted_with_positions(self, dim)
-    shape = [1 if axis == dim else size for axis, size in enumerate(self.shape)]
-    return _pick(ordered, jnp.full(shape, k - 1), dim, keepdim)
+    return take_rank(self, k - 1, dim % self.ndim, keepdim)
 
 
 @lowers("aten.mode.default")
@@ -138,12 +125,11 @@ def mode(self: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
-    ordered = sorted_with_positions(self, dim)
-    values = ordered[0]
-    place = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
-    before = jnp.roll(values, 1, axis=dim)
-    starts = jnp.where((place == 0) | (values != before), place, 0)
-    run = place - jax.lax.cummax(starts, axis=dim)
+    places = order_along(self, dim)
+    values = along(self, places, dim)
+    rank = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    starts = jnp.where((rank == 0) | (values != jnp.roll(values, 1, axis=dim)), rank, 0)
+    run = rank - jax.lax.cummax(starts, axis=dim)
     # The longest run ends at the first largest count.
-    end = jnp.argmax(run, axis=dim, keepdims=True)
-    return _pick(ordered, end, dim, keepdim)
+    end = argmax(run, dim, True)
+    return picked(values, places, end, dim, keepdim)

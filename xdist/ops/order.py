@@ -16,7 +16,7 @@ _HALF_BITS = 32
 
 def order_along(self: jax.Array, dim: int, descending: bool = False) -> jax.Array:
     """int64 [...]: the place along `dim` of each element of the sorted array; equals in order."""
-    keys = _integer_keys(self)
+    keys = integer_keys(self)
     keys = ~keys if descending else keys
     places = lax.broadcasted_iota(jnp.int64, self.shape, dim)
     if keys.dtype == jnp.int32:
@@ -39,7 +39,7 @@ def _positions(keys: jax.Array, places: jax.Array, dim: int) -> jax.Array:
     return ordered & (2**_HALF_BITS - 1)
 
 
-def _integer_keys(x: jax.Array) -> jax.Array:
+def integer_keys(x: jax.Array) -> jax.Array:
     """int32 or int64 keys in the order of x."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return _keys_of_integers(x)
