@@ -5,7 +5,7 @@ then holds both bodies, so no value is read from the device and nothing is cut.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -159,6 +159,3 @@ def _either(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
         return chosen(*args, **kwargs)
 
     return call
-
-
-__all__: Sequence[str] = ("cond", "register", "scan", "while_loop")

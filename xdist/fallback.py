@@ -16,7 +16,7 @@ from torch_xdist.errors import FallbackError, NoLoweringError
 from torch_xdist.plan import Op
 from torch_xdist.suggest import nearest
 from torch_xdist.tensor import XlaTensor
-from torch_xdist.trace import Cell, Trace
+from torch_xdist.trace import Trace
 from torch_xdist.views import write
 from torch_xdist.writes import move_cell
 
@@ -113,6 +113,3 @@ def _wrap(value: Any, originals: dict[int, torch.Tensor], trace: Trace) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_wrap(part, originals, trace) for part in value)
     return value
-
-
-__all__ = ["Cell", "run"]

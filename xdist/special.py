@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from torch_xdist import cuts, device, record, transfer, views, writes
+from torch_xdist import cuts, device, transfer, views, writes
 from torch_xdist.plan import Op
 from torch_xdist.tensor import XlaTensor, wrap
-from torch_xdist.trace import Cell, View, contiguous_strides, kind_of
+from torch_xdist.trace import Cell, View, contiguous_strides
 
 Handler = Callable[[Op, Sequence[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
@@ -232,10 +232,3 @@ def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def storage_root(cell: Cell) -> Cell:
     """The cell that owns the storage a cell looks into."""
     return cell.root if isinstance(cell, View) else cell
-
-
-def with_strides(cell: Cell) -> Any:
-    return kind_of(cell.kind.shape, cell.kind.dtype, cell.kind.stride)
-
-
-__all__ = ["HANDLERS", "host_value", "record", "recorder", "storage_root"]
