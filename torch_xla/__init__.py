@@ -7,6 +7,7 @@ device: that happens when the first tensor or device is asked for.
 from torch_xdist import __version__
 from torch_xdist import backend as _backend
 from torch_xdist import dynamo as _dynamo
+from torch_xdist import eager as _eager
 from torch_xdist import loading as _loading
 from torch_xdist.beside import answer_as_torch_xla, refuse_other_torch_xla
 from torch_xdist.cuts import sync
@@ -19,6 +20,7 @@ refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
 _dynamo.register()
 _loading.register()
+_eager.follow_environment()
 
 from torch_xla import (  # noqa: E402 - after the check, which explains what these could not
     _XLAC,
@@ -36,6 +38,7 @@ __all__ = [
     "__version__",
     "_backend",
     "_dynamo",
+    "_eager",
     "_loading",
     "amp",
     "backends",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_xdist import cuts, device
+from torch_xdist import cuts, device, settings
 from torch_xdist.dispatch import dispatch
 from torch_xdist.tensor import XlaTensor
 
@@ -24,6 +24,12 @@ def _at_once(
 def eager_mode(enable: bool) -> None:
     """Switch eager mode on or off, for every thread. Off, nothing is paid for it."""
     XlaTensor.__torch_dispatch__ = staticmethod(_at_once if enable else dispatch)  # type: ignore
+
+
+def follow_environment() -> None:
+    """Switch eager mode on where XLA_USE_EAGER_DEBUG_MODE asks for it."""
+    if settings.asks_for_eager():
+        eager_mode(True)
 
 
 def is_eager_mode() -> bool:

@@ -80,6 +80,11 @@ def transport() -> str | None:
     return current().transport
 
 
+def asks_for_eager() -> bool:
+    """Whether a variable asks for eager mode, without fixing the other settings yet."""
+    return any(_flag(os.environ, name) for name in _EAGER_NAMES)
+
+
 def set_platform(platform: str) -> None:
     """Make `platform` the PJRT_DEVICE of this process and of the processes it starts."""
     os.environ["PJRT_DEVICE"] = platform

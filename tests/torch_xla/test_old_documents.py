@@ -14,7 +14,7 @@ import torch_xla.runtime as xr
 import torch_xla.utils.serialization as xser
 import torch_xla.utils.utils as xu
 import torch_xla_py.xla_model as xm_2019
-from torch_xdist import cuts
+from torch_xdist import cuts, eager
 
 
 @pytest.fixture
@@ -346,6 +346,13 @@ def test_what_must_be_chosen_early_refuses_to_be_late(tmp_path):
     assert xr.runtime_device_attributes("xla:0")["name"] == "CPU:0"
     with pytest.raises(NotImplementedError, match="use_spmd: one process per device"):
         xr.use_spmd()
+
+
+def test_the_environment_may_ask_for_eager_mode(monkeypatch):
+    monkeypatch.setenv("XLA_USE_EAGER_DEBUG_MODE", "1")
+    eager.follow_environment()
+    assert eager.is_eager_mode()
+    eager.eager_mode(False)
 
 
 def test_eager_mode_runs_every_operator_at_once():
