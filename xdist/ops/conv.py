@@ -373,10 +373,7 @@ def convolution_backward_overrideable(
     return convolution_backward(grad_output, input, weight, None, *rest)
 
 
-@lowers(
-    "aten._slow_conv2d_forward.default",
-    "aten.slow_conv3d_forward.default",
-)
+@lowers("aten._slow_conv2d_forward.default", "aten.slow_conv3d_forward.default")
 def slow_conv(
     self: jax.Array,
     weight: jax.Array,

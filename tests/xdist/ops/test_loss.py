@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from devices_agree import both
+from devices_agree import both, served_by_cpu
 
 REDUCTIONS = ["none", "mean", "sum"]
 
@@ -90,3 +90,17 @@ def test_losses_made_of_other_operators_equal_eager() -> None:
         )
 
     both(losses, *pair())
+
+
+def test_losses_without_a_meta_kernel_stay_on_the_device() -> None:
+    def losses(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        target = torch.tensor([0, 2, 4, 1], device=x.device)
+        listed = torch.tensor([[1, 2, -1, 0, 0]] * 4, device=x.device)
+        steps = x[:, None].log_softmax(2)
+        return (
+            F.multi_margin_loss(x, target),
+            F.multilabel_margin_loss(x, listed),
+            F.ctc_loss(steps, listed[:1, :2], (4,), (2,)),
+        )
+
+    assert served_by_cpu(losses, pair()[0]) == []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from devices_agree import both
+from devices_agree import both, served_by_cpu
 
 
 def normal(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -64,3 +64,11 @@ def test_the_second_derivative_of_batch_norm_equals_eager() -> None:
         return torch.autograd.grad(out, x, create_graph=True)[0]
 
     both(penalty, *normal((4, 3, 2, 2), (3,)))
+
+
+def test_evaluation_stays_on_the_device() -> None:
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        mean, var = x.detach().mean(0), x.detach().var(0)
+        return F.batch_norm(x, mean, var)
+
+    assert served_by_cpu(norm, *normal((6, 3))) == []
