@@ -24,6 +24,7 @@ Emit = Callable[..., None]
 _COLLECT_S = 0.25
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
+_MOST_AT_ONCE = 200
 # Ranks may differ and still meet; ranks that differ and stand still do not.
 _DIVERGED_S = 3.0
 
@@ -158,8 +159,11 @@ class Attempt:
                 self._on_gone({"why": f"its process ended with code {self._agent.poll()}"}, b"")
             return
         self._take(message, blob)
-        # What is there already is one picture: judge it as a whole.
-        while not self.inbox.empty():
+        # What is there already is one picture: judge it as a whole. Ranks that print without end
+        # must not keep the judge waiting.
+        for _ in range(_MOST_AT_ONCE):
+            if self.inbox.empty():
+                return
             _, message, blob = self.inbox.get()
             self._take(message, blob)
 

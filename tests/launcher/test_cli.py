@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from torch_xdist.launcher import commands, job, report
 from torch_xdist.launcher.cli import cli
-from torch_xdist.launcher.errors import DuplicateJobError, UsageError
+from torch_xdist.launcher.errors import DuplicateJobError, PreflightError, UsageError
 from torch_xdist.launcher.records import Failure
 from torch_xdist.launcher.screen import Screen, status_text
 from torch_xdist.launcher.settings import TIMEOUTS
@@ -122,6 +122,17 @@ def test_the_record_of_a_dead_launcher_is_removed(tmp_path: Path) -> None:
     job.write_private(tmp_path / "old.json", '{"job": "old"}')
     (tmp_path / "old.lock").write_text("")
     assert list(job.running(tmp_path)) == [] and not (tmp_path / "old.json").exists()
+
+
+def test_a_state_directory_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"file/state: Not a directory; set XLA_RUN_STATE_DIR"):
+        job.private_dir(tmp_path / "file" / "state")
+    monkeypatch.setattr(job.os, "getuid", lambda: 12345)
+    with pytest.raises(PreflightError, match=r"belongs to user \d+; set XLA_RUN_STATE_DIR"):
+        job.private_dir(tmp_path)
 
 
 def test_a_job_survives_its_journey() -> None:

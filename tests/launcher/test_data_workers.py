@@ -38,10 +38,10 @@ def test_200_epochs_of_4_forked_workers_neither_hang_nor_warn(start: Callable) -
     assert "fork()" not in ended.out + ended.err and "deadlock" not in ended.out + ended.err
 
 
-@pytest.mark.parametrize("epochs", [1])
-def test_one_epoch_of_4_forked_workers(start: Callable, epochs: int) -> None:
+@pytest.mark.long
+def test_one_epoch_of_4_forked_workers(start: Callable) -> None:
     job = start(
-        _TRAIN.format(epochs=epochs),
+        _TRAIN.format(epochs=1),
         *("--nprocs", "1"),
         env={"XLA_RUN_PREIMPORT": "torch,jax"},
     )

@@ -150,6 +150,27 @@ def test_no_rank_outlives_the_script_that_spawned_it(start: Callable) -> None:
     assert job.gone(GONE_S), job.alive()
 
 
+def test_a_killed_conductor_is_told_and_its_ranks_are_gone(start: Callable) -> None:
+    job = start(
+        """
+        from torch_xdist.launcher.spawn import spawn
+        def work(rank):
+            open(os.path.join(os.environ["FOLDER"], "up%d" % rank), "w").write("x")
+            threading.Event().wait()
+        spawn(work, nprocs=2)
+        """
+    )
+    job.wait_for("up0")
+    job.wait_for("up1")
+    (conductor,) = _pids(job, "launcher.conductor")
+    asked_s = time.monotonic()
+    os.kill(conductor, signal.SIGKILL)
+    ended = job.end(20)
+    assert time.monotonic() - asked_s < GONE_S + 1
+    assert ended.code == 1
+    assert "ended with code -9; its ranks were ended too" in ended.err
+
+
 def test_ctrl_c_in_a_script_that_spawned_ends_its_ranks(start: Callable) -> None:
     job = start(
         """

@@ -130,6 +130,45 @@ def test_200_mb_to_a_terminal_that_nobody_reads_hold_up_no_rank(tmp_path: Path) 
         assert log.stat().st_size == 100_000_000
 
 
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A cgroup of 300 MB, of whichever version this host has."""
+    root = Path("/sys/fs/cgroup")
+    old = (root / "memory").is_dir()
+    folder = (root / "memory" if old else root) / f"xla-run-job-{os.getpid()}"
+    try:
+        folder.mkdir()
+        limit = "memory.limit_in_bytes" if old else "memory.max"
+        (folder / limit).write_text("300000000")
+    except OSError as error:
+        if folder.is_dir():
+            folder.rmdir()
+        pytest.skip(f"a cgroup cannot be made here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_rank_out_of_memory_is_called_that(small_memory: Path, tmp_path: Path) -> None:
+    script = tmp_path / "grow.py"
+    script.write_text(
+        "import os, time\nblocks = []\n"
+        "while os.environ['RANK'] == '1': blocks.append(bytearray(b'x' * (8 << 20)))\n"
+        "time.sleep(600)\n"
+    )
+    enter = f'echo $$ > {small_memory}/cgroup.procs && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", enter, "sh", *XLA_RUN, "--nprocs", "2", "--", sys.executable, str(script)],
+        env={**os.environ, "XLA_RUN_STATE_DIR": str(tmp_path), "XLA_RUN_PREIMPORT": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "echo" in done.stderr:
+        pytest.skip(f"a cgroup cannot be entered here: {done.stderr}")
+    assert done.returncode == 137
+    assert "rank 1 (host" in done.stderr and "out of memory" in done.stderr
+
+
 def test_two_jobs_at_once_do_not_meet(start: Callable) -> None:
     jobs = [start("meet(); print(os.environ['XLA_RUN_COORDINATOR'])", *TWO) for _ in range(2)]
     ended = [job.end() for job in jobs]
