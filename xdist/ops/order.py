@@ -45,8 +45,8 @@ def integer_keys(x: jax.Array) -> jax.Array:
         return _keys_of_integers(x)
     if x.dtype.itemsize < 4:
         x = x.astype(jnp.float32)
-    # Adding 0 turns -0 into 0.
-    x = jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x + 0)
+    # Both zeros are one key (XLA drops an addition of 0), and all nans.
+    x = jnp.where(x != x, jnp.full_like(x, jnp.nan), jnp.where(x == 0, jnp.zeros_like(x), x))
     whole = jnp.int32 if x.dtype == jnp.float32 else jnp.int64
     bits = lax.bitcast_convert_type(x, whole)
     return jnp.where(bits < 0, bits ^ jnp.iinfo(whole).max, bits)

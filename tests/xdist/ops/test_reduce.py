@@ -87,3 +87,8 @@ def test_histograms_count_the_last_edge_and_nothing_outside() -> None:
     x = torch.tensor([0.0, 0.5, 1.0, 2.0, 2.5, -1.0, 2.0])
     assert_same(lambda x: (torch.histc(x, 4, 0, 2), torch.histc(x, 3)), x)
     assert_same(lambda x: tuple(torch.histogram(x, 4, range=(0.0, 2.0), density=True)), x)
+
+
+def test_a_long_running_sum_equals_eager() -> None:
+    x = torch.arange(80_001, dtype=torch.float64).sin()
+    assert_same(lambda x: (x.cumsum(0), x[:80_000].reshape(2, -1).cumsum(1)), x)
