@@ -1,0 +1,67 @@
+"""The scripts around the suite: lanes, the environment's stamp, the digits."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def lanes(tmp_path, monkeypatch):
+    module = load("test_lanes")
+    monkeypatch.setattr(module, "LOGS", tmp_path)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def test_the_suite_runs_in_two_lanes(lanes, tmp_path):
+    (tmp_path / "tests" / "xdist").mkdir(parents=True)
+    assert lanes.lane_paths([]) == {
+        "xdist": ["tests/xdist"],
+        "others": ["tests", "--ignore=tests/xdist"],
+    }
+    assert lanes.lane_paths(["-x"]) == lanes.lane_paths([])
+
+
+def test_a_named_path_runs_alone(lanes, tmp_path):
+    (tmp_path / "tests").mkdir()
+    assert lanes.lane_paths(["tests::name"]) == {"tests": []}
+
+
+def test_the_closing_line_adds_both_lanes_and_names_the_failed_one(lanes, tmp_path, capsys):
+    for folder, body in (("xdist", "assert False"), ("more", "pass")):
+        path = tmp_path / "tests" / folder
+        path.mkdir(parents=True)
+        (path / f"test_{folder}.py").write_text(f"def test_it():\n    {body}\n")
+    assert lanes.main(["-p", "no:cacheprovider"]) == 1
+    out = capsys.readouterr().out
+    assert "lane xdist failed with exit code 1; its log is xdist.log" in out
+    assert out.splitlines()[-1].startswith("1 passed, 1 failed in ")
+
+
+def test_the_digits_are_told_apart(tmp_path):
+    digits = load("train_digits")
+    train, test = digits.datasets()
+    assert (len(train), len(test)) == (1477, 320)
+    assert train[0][0].shape == (1, 8, 8) and 0 <= train[0][0].min() <= train[0][0].max() <= 1
+    digits.plot([1.0, 0.5], [0.8, 0.9], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_two_ranks_learn_the_digits(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "train_digits.py", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "digits.pt").exists() and (tmp_path / "digits.png").exists()
