@@ -1,0 +1,9 @@
+"""An optimizer whose state is divided between the ranks."""
+
+from torch_xdist.zero import (
+    ZeroRedundancyOptimizer,
+)
+
+__all__ = [
+    "ZeroRedundancyOptimizer",
+]
