@@ -60,9 +60,12 @@ class Server:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
-        port = self._server.add_insecure_port(f"{host}:0")
-        if port == 0:
-            raise HostError(f"control plane: no port of {host} is free to listen on")
+        try:
+            port = self._server.add_insecure_port(f"{host}:0")
+        except RuntimeError as error:
+            raise HostError(
+                f"control plane: cannot listen on {host}; an address of this host is needed"
+            ) from error
         self.address = f"{host}:{port}"
         self._server.start()
 

@@ -185,3 +185,20 @@ def test_what_a_rank_started_goes_with_it(start: Callable, child: str) -> None:
     ended = job.end()
     assert ended.code == 137
     assert ended.after_fault_s < ALL_DOWN_S
+
+
+def test_a_flood_of_output_does_not_hide_a_death(run: Callable) -> None:
+    ended = run(
+        """
+        meet()
+        if RANK == 1:
+            time.sleep(0.5)
+            fault(); os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            os.write(1, b"noise\\n" * 2000)
+        """,
+        *TWO,
+    )
+    assert ended.code == 137
+    assert ended.after_fault_s < ALL_DOWN_S
+    assert "rank 1 (host" in ended.err

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -44,13 +45,17 @@ def test_nobody_at_the_address_is_an_error_that_names_it() -> None:
         control.call("127.0.0.1:1", "any", {"op": "status"}, limit_s=5)
 
 
+def test_an_address_of_another_host_is_refused() -> None:
+    with pytest.raises(HostError, match=r"control plane: cannot listen on 203\.0\.113\.1"):
+        control.Server("any", lambda *_: None, lambda message: {}, host="203.0.113.1")
+
+
 def test_a_second_server_never_shares_a_port() -> None:
     server = control.Server("a", lambda *_: None, lambda message: {})
     try:
-        with pytest.raises(RuntimeError):
-            other = grpc.server(None, options=(("grpc.so_reuseport", 0),))
-            assert other.add_insecure_port(server.address) == 0
-            raise RuntimeError
+        other = grpc.server(ThreadPoolExecutor(1))
+        with pytest.raises(RuntimeError, match="Failed to bind"):
+            other.add_insecure_port(server.address)
         assert server.address.startswith("127.0.0.1:")
     finally:
         server.close()

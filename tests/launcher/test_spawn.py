@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.launcher.errors import NestedSpawnError, PayloadError, RankFailedError, UsageError
+from torch_xdist.launcher.errors import (
+    NestedSpawnError,
+    PayloadError,
+    RankFailedError,
+    RendezvousError,
+    UsageError,
+)
 from torch_xdist.launcher.spawn import Handle, spawn
 
 
@@ -151,6 +157,17 @@ def test_large_arguments_and_results_make_the_journey() -> None:
     block = bytes(16 << 20)
     (result,) = spawn(lambda rank, data: data + b"x", (block,), nprocs=1)
     assert len(result) == len(block) + 1
+
+
+def test_ranks_that_never_arrive_are_a_rendezvous_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XLA_RUN_PREIMPORT", "sleeps")
+    monkeypatch.setenv("XLA_RUN_RENDEZVOUS_TIMEOUT", "1")
+    with pytest.raises(RendezvousError, match="ranks 0, 1 of 2 did not arrive in 1 s"):
+        spawn(print, nprocs=2)
 
 
 def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:

@@ -1,0 +1,30 @@
+"""The nursery: one import for all ranks, no thread, no device, and any number of ranks."""
+
+import os
+import subprocess
+import sys
+
+from torch_xdist.launcher.spawn import spawn
+
+
+def test_more_ranks_than_cores_start(monkeypatch) -> None:
+    monkeypatch.setenv("XLA_RUN_PREIMPORT", "")
+    assert spawn(lambda rank: rank, nprocs=16) == list(range(16))
+
+
+def test_the_imports_of_the_nursery_start_no_thread_and_no_backend() -> None:
+    code = (
+        "import os\n"
+        "from torch_xdist.launcher import worker\n"
+        "worker.warm()\n"
+        "from jax._src import xla_bridge\n"
+        "print(len(os.listdir('/proc/self/task')), xla_bridge.backends_are_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["1", "False"], done.stderr
