@@ -224,6 +224,19 @@ def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     return
 
 
+@handles(
+    "_foreach_addcmul.Tensor",
+    "_foreach_addcmul_.Tensor",
+    "_foreach_addcdiv.Tensor",
+    "_foreach_addcdiv_.Tensor",
+)
+def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Here the scalars are one CPU tensor, which torch reads as well."""
+    *lists, scalars = (*args, *kwargs.values())
+    packet = getattr(torch.ops.aten, op.func._schema.name.removeprefix("aten::"))
+    return packet.ScalarList(*lists, scalars.tolist())
+
+
 @handles("is_coalesced.default")
 def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False

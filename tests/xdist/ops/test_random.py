@@ -97,6 +97,7 @@ def test_multinomial_follows_the_weights_and_never_draws_weight_zero() -> None:
     assert rows.sort(1).values.eq(torch.tensor([1, 2])).all()
 
 
+@pytest.mark.long
 def test_counts_and_gammas_have_their_means() -> None:
     torch.manual_seed(0)
     full = lambda value: torch.full((COUNT,), value, device="xla")  # noqa: E731
