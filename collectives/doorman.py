@@ -36,6 +36,8 @@ class Doorman:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(_address(job, rank))
         self._socket.listen(256)
+        # A DataLoader worker must not keep the door of a rank that died: nobody would answer.
+        os.register_at_fork(after_in_child=self._socket.close)
         threading.Thread(target=self._serve, name="xdist-doorman", daemon=True).start()
 
     def file(self, name: str, size_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import time
+import uuid
 
 import pytest
 
@@ -109,32 +110,34 @@ def test_a_long_wait_is_told_with_the_absent_rank(pool):
     assert "in all_reduce(sum) of float32[2] #2 for rank 1 (after all_reduce(sum)" in told
 
 
-def without_rank_0(rank, size):
+def without_rank_0(rank, size, job):
     if rank == 0:
         return None
     try:
-        host.join(rank, size, "nobody leads this job", timeout_s=0.5)
+        host.join(rank, size, job, timeout_s=0.5)
     except JoinError as error:
         return str(error)
     return None
 
 
 def test_a_missing_rank_0_is_named_when_joining(pool):
-    _, message = pool.run(2, without_rank_0, join=False)
-    assert "start of job 'nobody leads this job': rank 0 did not come within" in message
+    job = uuid.uuid4().hex
+    _, message = pool.run(2, without_rank_0, job, join=False)
+    assert f"start of job '{job}': rank 0 did not come within" in message
 
 
-def twice(rank, size):
-    host.join(0, 1, "the same job")
+def twice(rank, size, job):
+    host.join(0, 1, job)
     try:
-        host.join(0, 1, "the same job")
+        host.join(0, 1, job)
     except CollectiveError as error:
         return str(error)
     return None
 
 
 def test_a_rank_can_be_taken_once(pool):
-    assert "start of job 'the same job': rank 0 is taken" in pool.run(1, twice, join=False)[0]
+    job = uuid.uuid4().hex
+    assert f"start of job '{job}': rank 0 is taken" in pool.run(1, twice, job, join=False)[0]
 
 
 def test_a_collective_before_joining_says_so(monkeypatch):
