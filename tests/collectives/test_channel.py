@@ -6,7 +6,7 @@ import pytest
 
 from torch_xdist.collectives import channel
 from torch_xdist.collectives.board import Board
-from torch_xdist.collectives.errors import RankLostError
+from torch_xdist.collectives.errors import CollectiveError, RankLostError
 from torch_xdist.collectives.mail import Mailbox
 
 
@@ -95,6 +95,49 @@ def test_letters_are_taken_by_source_in_order():
     assert box.take(2, "s", lambda rank: False) == (2, b"b")
     assert box.take(None, "s", lambda rank: False) == (1, b"a")
     assert box.take(1, "s", lambda rank: False) == (1, b"c")
+
+
+def writes_to_the_dead(rank, size):
+    import os
+    import time
+
+    from torch_xdist.collectives import channel, host
+    from torch_xdist.collectives.errors import RankLostError
+
+    channel.exchange("here")
+    if rank == 1:
+        os._exit(0)
+    while not host.endpoint().lost(1):
+        time.sleep(0.01)
+    try:
+        channel.current().send(1, "note", b"too late")
+    except RankLostError as error:
+        return str(error)
+    return None
+
+
+def test_a_letter_to_a_rank_that_ended_is_an_error(pool):
+    first, _ = pool.outcomes(2, writes_to_the_dead)
+    assert "send: rank 1 has ended" in first[1]
+    assert "so rank 0 cannot send to it" in first[1]
+
+
+class Store:
+    """A client of a coordination service in which rank 1 never writes."""
+
+    def key_value_set_bytes(self, key, value):
+        pass
+
+    def blocking_key_value_get_bytes(self, key, timeout_ms):
+        raise RuntimeError("DEADLINE_EXCEEDED")
+
+
+def test_between_hosts_a_silent_rank_and_an_unnamed_source_are_errors():
+    here = channel.StoreChannel(0, 2, Store())
+    with pytest.raises(CollectiveError, match="rendezvous 'x': rank 1 did not answer rank 0"):
+        here.exchange("x", b"", (1, 0))
+    with pytest.raises(CollectiveError, match="recv on 's': between hosts the source must be"):
+        here.receive(None, "s")
 
 
 def test_a_letter_from_a_rank_that_ended_is_not_waited_for():

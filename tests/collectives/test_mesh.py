@@ -68,6 +68,26 @@ def test_every_collective_in_one_program():
         assert found["apart"].tolist() == [[rank + 1.0] * 2]
 
 
+def alone(rank, size, port):
+    from torch_xdist.collectives import mesh
+    from torch_xdist.collectives.errors import JoinError
+
+    try:
+        mesh.join(1, 2, f"127.0.0.1:{port}", timeout_s=1)
+    except JoinError as error:
+        return str(error)
+    return None
+
+
+def test_a_service_that_is_not_there_is_named():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with RankPool(1) as fresh:
+        message = fresh.run(1, alone, port, join=False)[0]
+    assert f"rank 1 of 2 could not join the coordination service at 127.0.0.1:{port}" in message
+
+
 def test_groups_that_leave_ranks_out_are_refused():
     from torch_xdist.collectives import inside
 

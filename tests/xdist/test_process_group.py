@@ -1,6 +1,7 @@
 """torch.distributed on the xla device, between real processes, against what c10d promises."""
 
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from device_ranks import DeviceRanks
 
-from torch_xdist import process_group
+from torch_xdist import process_group, world
+from torch_xdist.errors import WorldError
 
 
 def join(rank, size):
@@ -291,6 +293,15 @@ def test_torchs_zero_redundancy_optimizer(three):
     for found in three.run(sharded_optimizer):
         for expected, parameter in zip(model.parameters(), found):
             torch.testing.assert_close(parameter, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_more_ranks_than_the_launcher_started_are_refused(monkeypatch):
+    monkeypatch.setattr(world, "_current", world.World(is_rank=True))
+    options = types.SimpleNamespace(global_ranks_in_group=[0, 1], group_size=2, group_rank=0)
+    with pytest.raises(
+        WorldError, match=r"'xla'\): 2 ranks, but this process is"
+    ):
+        process_group._create(options)
 
 
 def test_the_backend_is_registered_once():
