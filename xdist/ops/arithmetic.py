@@ -5,6 +5,7 @@ broadcast shape.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +124,7 @@ def _integer_pow(self: jax.Array, exponent: jax.Array) -> jax.Array:
     def more(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         return jnp.any(state[2] > 0)
 
-    def square(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    def square(state: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
         product, base, rest = state
         product = jnp.where(rest & 1 == 1, product * base, product)
         return product, base * base, rest >> 1
@@ -231,6 +232,19 @@ def xlog1py(self: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(other), jnp.nan, product)
 
 
+def logaddexp(self: jax.Array, other: jax.Array) -> jax.Array:
+    """The logarithm of the sum of two exponentials."""
+    if not is_complex(self):
+        return jnp.logaddexp(self, other)
+    # JAX turns the imaginary part back into one circle, torch leaves it with the larger operand.
+    larger = self.real >= other.real
+    top, low = jnp.where(larger, self, other), jnp.where(larger, other, self)
+    infinite = jnp.isinf(top.real) & (top.real == low.real)
+    apart = jnp.where(infinite, 0, low - top)
+    both = jnp.log(jnp.exp(self) + jnp.exp(other))
+    return jnp.where(infinite, jnp.where(top.real < 0, low, both), top + jnp.log1p(jnp.exp(apart)))
+
+
 def logaddexp2(self: jax.Array, other: jax.Array) -> jax.Array:
     """The logarithm to base two of the sum of two powers of two."""
     scale = math.log(2.0)
@@ -272,7 +286,7 @@ _BINARY = {
     "gcd.default": jnp.gcd,
     "hypot.default": jnp.hypot,
     "lcm.default": lcm,
-    "logaddexp.default": jnp.logaddexp,
+    "logaddexp.default": logaddexp,
     "logaddexp2.default": logaddexp2,
     "maximum.default": jnp.maximum,
     "minimum.default": jnp.minimum,

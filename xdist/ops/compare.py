@@ -125,8 +125,8 @@ def nan_to_num(
         return self
     limits = jnp.finfo(self.dtype)
     finite = jnp.where(self != self, _replacement(nan, 0.0, self), self)
-    finite = jnp.where(self == jnp.inf, _replacement(posinf, limits.max, self), finite)
-    return jnp.where(self == -jnp.inf, _replacement(neginf, limits.min, self), finite)
+    finite = jnp.where(self == jnp.inf, _replacement(posinf, float(limits.max), self), finite)
+    return jnp.where(self == -jnp.inf, _replacement(neginf, float(limits.min), self), finite)
 
 
 @lowers("aten._is_all_true.default")

@@ -100,7 +100,7 @@ def scalar_tensor(s: Number, *, dtype: torch.dtype | None = None, **_: Any) -> j
 
 def _steps(start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> jax.Array:
     """start, start + step, ... below end, counted in int64 or float64 as torch does."""
-    numbers = (start, end, step)
+    numbers: tuple[Any, ...] = (start, end, step)
     if dtype is not None and not dtype.is_floating_point:
         numbers = tuple(int(number) for number in numbers)
     whole = all(isinstance(number, int) for number in numbers)
@@ -196,12 +196,16 @@ def _below(rows: int, columns: int, diagonal: int) -> jax.Array:
 
 @lowers("aten.tril.default")
 def tril(self: jax.Array, diagonal: int = 0) -> jax.Array:
-    return jnp.where(_below(*self.shape[-2:], diagonal), self, jnp.zeros((), self.dtype))
+    return jnp.where(
+        _below(self.shape[-2], self.shape[-1], diagonal), self, jnp.zeros((), self.dtype)
+    )
 
 
 @lowers("aten.triu.default")
 def triu(self: jax.Array, diagonal: int = 0) -> jax.Array:
-    return jnp.where(_below(*self.shape[-2:], diagonal - 1), jnp.zeros((), self.dtype), self)
+    return jnp.where(
+        _below(self.shape[-2], self.shape[-1], diagonal - 1), jnp.zeros((), self.dtype), self
+    )
 
 
 @lowers("aten.tril_indices.default")

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from torch_xdist.ops.operands import convert, is_complex, is_integral, opmath, widened
+from torch_xdist.ops.arithmetic import logaddexp
+from torch_xdist.ops.operands import convert, is_integral, opmath, widened
 from torch_xdist.ops.table import lowers
 
 Pair = tuple[jax.Array, jax.Array]
@@ -67,17 +68,9 @@ def cummin(self: jax.Array, dim: int) -> Pair:
     return _running_extreme(self, dim, jax.lax.cummin)
 
 
-def _log_add(old: jax.Array, new: jax.Array) -> jax.Array:
-    if not is_complex(old):
-        return jnp.logaddexp(old, new)
-    top = jnp.maximum(old.real, new.real)
-    top = jnp.where(jnp.isinf(top), 0, top)
-    return jnp.log(jnp.exp(old - top) + jnp.exp(new - top)) + top
-
-
 @lowers("aten.logcumsumexp.default", "aten._logcumsumexp.default")
 @opmath
 def logcumsumexp(self: jax.Array, dim: int) -> jax.Array:
     if self.ndim == 0:
         return self
-    return jax.lax.associative_scan(_log_add, self, axis=dim % self.ndim)
+    return jax.lax.associative_scan(logaddexp, self, axis=dim % self.ndim)

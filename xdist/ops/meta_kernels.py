@@ -57,8 +57,9 @@ def _histogramdd_between(
     return self.new_empty([edges.numel() - 1 for edges in bins])
 
 
-def _norm(self: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    _, dim, keepdim, dtype = (*arguments, *(2, None, False, None)[len(arguments) :])
+def _norm(
+    self: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> torch.Tensor:
     return torch.linalg.vector_norm(self, 2, dim, keepdim, dtype=dtype)
 
 

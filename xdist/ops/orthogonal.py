@@ -5,6 +5,7 @@ A negative degree gives zero; degrees are truncated to whole numbers. Each famil
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ def _recurrence(x: jax.Array, n: jax.Array, linear: jax.Array, step: Step) -> ja
     def more(state: tuple[jax.Array, ...]) -> jax.Array:
         return jnp.any(state[0] < n)
 
-    def advance(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def advance(state: tuple[jax.Array, ...]) -> Any:
         k, before, last = state
         following = step(x, before, last, k.astype(x.dtype))
         going = k < n

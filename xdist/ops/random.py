@@ -22,7 +22,7 @@ Size = Sequence[int]
 
 def _real_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype to draw real numbers in: the operand's, or that of a complex number's parts."""
-    return np.dtype(np.finfo(dtype).dtype) if dtype.kind == "c" else dtype
+    return np.zeros(0, dtype).real.dtype if dtype.kind == "c" else dtype
 
 
 def _default(dtype: torch.dtype | None) -> np.dtype:
@@ -48,7 +48,7 @@ def _open_unit(key: Key, self: jax.Array) -> jax.Array:
     """Uniform in (0, 1), in float32 for halves, so that its logarithm is finite."""
     wide = np.dtype(np.float64 if self.dtype == jnp.float64 else np.float32)
     drawn = jax.random.uniform(key, self.shape, wide)
-    return jnp.maximum(drawn, np.finfo(wide).tiny)
+    return jnp.maximum(drawn, float(jnp.finfo(wide).tiny))
 
 
 @lowers("aten.uniform.default", random=True)

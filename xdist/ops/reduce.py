@@ -6,6 +6,7 @@ dim 0 or -1.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -195,15 +196,16 @@ def vector_norm(
 ) -> jax.Array:
     """The `ord`-norm [of magnitudes] over `dim`."""
     self = self if dtype is None else widened(convert(self, dtype))
-    dims, over = axes(self, dim), {"axis": axes(self, dim), "keepdims": keepdim}
+    dims = axes(self, dim)
+    total = partial(jnp.sum, axis=dims, keepdims=keepdim)
     size = jnp.abs(self)
     if ord == 0:
-        return jnp.sum(size != 0, **over).astype(size.dtype)
+        return total(size != 0).astype(size.dtype)
     if ord == 2:
         square = jnp.real(self * jnp.conj(self)) if is_complex(self) else self * self
-        return jnp.sqrt(jnp.sum(square, **over))
+        return jnp.sqrt(total(square))
     if ord == 1:
-        return jnp.sum(size, **over)
+        return total(size)
     if ord in (np.inf, -np.inf):
         return _extreme_size(size, ord, dims, keepdim)
     return _power_sum(size, ord, dims, keepdim)
