@@ -118,7 +118,7 @@ def qr(A: jax.Array, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
     return q, r
 
 
-@lowers("aten.geqrf.default")
+@lowers("aten.geqrf.default", shaped=True)
 def geqrf(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The raw mode is numpy's, which hands out the transpose.
     a, tau = jnp.linalg.qr(self, mode="raw")

@@ -251,7 +251,7 @@ def _cutoff(
     )
 
 
-@lowers("aten.linalg_lstsq.default")
+@lowers("aten.linalg_lstsq.default", shaped=True)
 def lstsq(
     self: jax.Array, b: jax.Array, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
