@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
+# Query, key, value and mask.
+_Saved = tuple[jax.Array, jax.Array, jax.Array, _Maybe]
 
 
 def _wide(dtype: jnp.dtype) -> jnp.dtype:
@@ -72,12 +74,12 @@ def _attend_forward(
     mask: _Maybe,
     is_causal: bool,
     scale: float,
-) -> tuple[jax.Array, tuple[_Maybe, ...]]:
+) -> tuple[jax.Array, _Saved]:
     return attend(query, key, value, mask, is_causal, scale), (query, key, value, mask)
 
 
 def _attend_backward(
-    is_causal: bool, scale: float, saved: tuple[_Maybe, ...], grad: jax.Array
+    is_causal: bool, scale: float, saved: _Saved, grad: jax.Array
 ) -> tuple[_Maybe, ...]:
     query, key, value, mask = saved
     wide = _weights(query, key, mask, is_causal, scale)

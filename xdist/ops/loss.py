@@ -39,7 +39,8 @@ def _spread(grad: jax.Array, losses: jax.Array, reduction: int) -> jax.Array:
 
 def _pair(self: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
     dtype = jnp.promote_types(_wide(self).dtype, _wide(target).dtype)
-    return tuple(jnp.broadcast_arrays(self.astype(dtype), target.astype(dtype)))
+    x, y = jnp.broadcast_arrays(self.astype(dtype), target.astype(dtype))
+    return x, y
 
 
 @lowers("aten.mse_loss.default")
@@ -237,7 +238,7 @@ def _by_sample(losses: jax.Array, self: jax.Array, reduction: int) -> jax.Array:
 
 
 def _multi_margin(
-    x: jax.Array, target: jax.Array, p: jax.Array, margin: jax.Array, weight: _Maybe
+    x: jax.Array, target: jax.Array, p: complex, margin: complex, weight: _Maybe
 ) -> jax.Array:
     """[n], for x [n, c] and target [n]."""
     own = jnp.take_along_axis(x, target[:, None], 1)

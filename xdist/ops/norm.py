@@ -40,11 +40,14 @@ def _channel_axes(x: jax.Array) -> tuple[int, ...]:
     return (0, *range(2, x.ndim))
 
 
-def _per_channel(values: _Maybe, x: jax.Array) -> _Maybe:
-    """`values` [c] in the rank of `x`, or None."""
-    if values is None:
-        return None
+def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:
+    """`values` [c] in the rank of `x`."""
     return _wide(values).reshape(1, -1, *(1,) * (x.ndim - 2))
+
+
+def _scaled_per_channel(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array:
+    x = x if weight is None else x * _per_channel(weight, x)
+    return x if bias is None else x + _per_channel(bias, x)
 
 
 def _normalise_by_batch(
@@ -54,7 +57,7 @@ def _normalise_by_batch(
     x = _wide(input)
     mean, var = _moments(x, _channel_axes(x))
     invstd = lax.rsqrt(var + eps)
-    out = _scaled((x - mean) * invstd, _per_channel(weight, x), _per_channel(bias, x))
+    out = _scaled_per_channel((x - mean) * invstd, weight, bias)
     return out, mean.reshape(-1), invstd.reshape(-1), var.reshape(-1)
 
 
@@ -62,14 +65,16 @@ def _normalise_by_running(
     input: jax.Array,
     weight: _Maybe,
     bias: _Maybe,
-    running_mean: jax.Array,
-    running_var: jax.Array,
+    running_mean: _Maybe,
+    running_var: _Maybe,
     eps: float,
 ) -> jax.Array:
+    if running_mean is None or running_var is None:
+        raise NotImplementedError("batch norm: evaluation needs running statistics")
     x = _wide(input)
     invstd = lax.rsqrt(_per_channel(running_var, x) + eps)
     shifted = (x - _per_channel(running_mean, x)) * invstd
-    return _scaled(shifted, _per_channel(weight, x), _per_channel(bias, x))
+    return _scaled_per_channel(shifted, weight, bias)
 
 
 def _moved(running: _Maybe, seen: jax.Array, momentum: float) -> _Maybe:
@@ -175,6 +180,23 @@ def batch_norm_no_update(
     return out, empty, empty, jnp.zeros((0,), jnp.uint8)
 
 
+def _statistics(
+    x: jax.Array,
+    running_mean: _Maybe,
+    running_var: _Maybe,
+    save_mean: _Maybe,
+    save_invstd: _Maybe,
+    train: bool,
+    eps: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and 1 / standard deviation that the forward pass used, in the rank of `x`."""
+    if train and save_mean is not None and save_invstd is not None:
+        return _per_channel(save_mean, x), _per_channel(save_invstd, x)
+    if running_mean is None or running_var is None:
+        raise NotImplementedError("batch norm backward: no statistics of the forward pass")
+    return _per_channel(running_mean, x), lax.rsqrt(_per_channel(running_var, x) + eps)
+
+
 @lowers("aten.native_batch_norm_backward.default")
 def native_batch_norm_backward(
     grad_out: jax.Array,
@@ -190,15 +212,11 @@ def native_batch_norm_backward(
 ) -> tuple[_Maybe, _Maybe, _Maybe]:
     x, grad = _wide(input), _wide(grad_out)
     axes = _channel_axes(x)
-    mean = _per_channel(save_mean if train else running_mean, x)
-    if train:
-        invstd = _per_channel(save_invstd, x)
-    else:
-        invstd = lax.rsqrt(_per_channel(running_var, x) + eps)
+    mean, invstd = _statistics(x, running_mean, running_var, save_mean, save_invstd, train, eps)
     centred = x - mean
     grad_sum = grad.sum(axes, keepdims=True)
     product_sum = (grad * centred).sum(axes, keepdims=True)
-    scale = _scaled(invstd, _per_channel(weight, x), None)
+    scale = _scaled_per_channel(invstd, weight, None)
     if train:
         count = max(math.prod(x.shape) // max(x.shape[1], 1), 1)
         slope = product_sum * invstd * invstd / count

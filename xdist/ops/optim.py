@@ -6,6 +6,7 @@ divided by `grad_scale` before use and returned so.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def _adam(
 
 
 def _lowered_adam(decoupled: bool) -> Callable[..., tuple[list[jax.Array], ...]]:
-    def lowering(*lists: _Arrays, **options: jax.Array) -> tuple[list[jax.Array], ...]:
+    def lowering(*lists: _Arrays, **options: Any) -> tuple[list[jax.Array], ...]:
         return _adam(*lists, **options, decoupled=decoupled)
 
     return lowering
@@ -156,12 +157,12 @@ def _adagrad(
 
 @lowers("aten._fused_adagrad.tensor_lr")
 def fused_adagrad_tensor_lr(
-    *lists: _Arrays, **options: jax.Array
+    *lists: _Arrays, **options: Any
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
     return _adagrad(*lists, **options)
 
 
 @lowers("aten._fused_adagrad.default")
-def fused_adagrad(*lists: _Arrays, **options: jax.Array) -> tuple[Sequence[jax.Array], ...]:
+def fused_adagrad(*lists: _Arrays, **options: Any) -> tuple[Sequence[jax.Array], ...]:
     # This overload also returns the steps, which the caller has already counted.
     return (*_adagrad(*lists, **options), list(lists[3]))

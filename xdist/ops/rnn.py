@@ -164,7 +164,9 @@ def _loop_backward(
 ) -> tuple[jax.Array, State, jax.Array, jax.Array]:
     from_input, before, from_state, weight = saved
 
-    def step(grad: State, at: tuple[jax.Array, ...]) -> tuple[State, tuple[jax.Array, jax.Array]]:
+    def step(
+        grad: State, at: tuple[jax.Array, State, jax.Array, jax.Array]
+    ) -> tuple[State, tuple[jax.Array, jax.Array]]:
         grad_output, state, from_input, from_state = at
         grad = (grad[0] + grad_output, *grad[1:])
         grad_state, grad_input, grad_share = jax.vjp(cell, state, from_input, from_state)[1](grad)

@@ -51,7 +51,7 @@ def _nearest(shift: float) -> _Mode:
     def table(size: int, out: int, align: bool, scale: float | None, number: type) -> Table:
         # torch takes float32 here whatever the images are.
         step = _step(size, out, False, scale, np.float32)
-        places = (np.arange(out, dtype=np.float32) + np.float32(shift)) * step
+        places: np.ndarray = (np.arange(out, dtype=np.float32) + np.float32(shift)) * step
         taken = np.minimum(np.floor(places).astype(np.int64), size - 1)
         return Table(taken[None], np.ones((1, out)))
 
