@@ -295,6 +295,27 @@ def test_torchs_zero_redundancy_optimizer(three):
             torch.testing.assert_close(parameter, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+def checkpointed(rank, size, folder):
+    import torch.distributed.checkpoint as dcp
+
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(3, 2).to("xla")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    dcp.save({"model": wrapped.state_dict()}, checkpoint_id=folder)
+    before = model.weight.detach().cpu().clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    state = {"model": wrapped.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    wrapped.load_state_dict(state["model"])
+    return torch.equal(model.weight.detach().cpu(), before), bool(before.any())
+
+
+@pytest.mark.long
+def test_distributed_checkpoints_are_saved_and_loaded(three, tmp_path):
+    assert three.run(checkpointed, str(tmp_path)) == [(True, True)] * 3
+
+
 def test_more_ranks_than_the_launcher_started_are_refused(monkeypatch):
     monkeypatch.setattr(world, "_current", world.World(is_rank=True))
     options = types.SimpleNamespace(global_ranks_in_group=[0, 1], group_size=2, group_rank=0)
