@@ -220,21 +220,10 @@ def nothing(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 @handles("_linalg_check_errors.default")
 def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """torch raises for singular input by reading `info`; on the device nothing is read."""
-    return
-
-
-@handles(
-    "_foreach_addcmul.Tensor",
-    "_foreach_addcmul_.Tensor",
-    "_foreach_addcdiv.Tensor",
-    "_foreach_addcdiv_.Tensor",
-)
-def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Here the scalars are one CPU tensor, which torch reads as well."""
-    *lists, scalars = (*args, *kwargs.values())
-    packet = getattr(torch.ops.aten, op.func._schema.name.removeprefix("aten::"))
-    return packet.ScalarList(*lists, scalars.tolist())
+    """Raise torch's error for a matrix that cannot be factorized; reads `info`, as on cuda."""
+    info = args[0]
+    if not info.cell.trace.is_paper:
+        op.func(host_value(info), *args[1:], **kwargs)
 
 
 @handles("is_coalesced.default")

@@ -203,3 +203,10 @@ def test_out_is_filled_and_resized():
 def test_writing_a_device_result_into_a_cpu_tensor_is_refused_by_name():
     with pytest.raises(DeviceError, match="cannot write a result of an xla device into"):
         torch.add(torch.ones(2, device="xla"), 1, out=torch.empty(2))
+
+
+def test_a_matrix_that_cannot_be_factorized_raises_torchs_error():
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        torch.linalg.cholesky(-torch.eye(2, device="xla"))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.linalg.solve(torch.zeros(2, 2, device="xla"), torch.ones(2, device="xla"))
