@@ -32,8 +32,6 @@ class LayersRow(torch.autograd.Function):
     def forward(ctx: Any, layers: Layers, *tensors: XlaTensor) -> tuple[XlaTensor, ...]:
         count = 1 + layers.states
         ctx.layers, ctx.count = layers, len(tensors)
-        if not any(ctx.needs_input_grad):
-            return tuple(own_row(layers.kind, _function(layers), tensors, layers))
         ctx.key = (layers, *(t.cell.kind for t in tensors))
         results = own_row(layers.kind, _saving(layers, ctx.key), tensors, (layers, "saving"))
         ctx.save_for_backward(*tensors, *results[count:])
@@ -111,7 +109,9 @@ def _kernel(kind: str) -> Callable[..., Any]:
         if not _fits(layers, dropout, train, tensors, len(params)):
             rest = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
             return func.decompose(input, hx, params, *rest)
-        return LayersRow.apply(layers, *tensors)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return LayersRow.apply(layers, *tensors)
+        return tuple(own_row(kind, _function(layers), tensors, layers))
 
     return kernel
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import torch_xla  # noqa: F401
+import torch_xla
+
+
+@pytest.fixture(autouse=True)
+def nothing_pending() -> None:
+    torch_xla.sync()
 
 
 def results(

@@ -8,6 +8,7 @@ own convolution. XLA's CPU backend needs the first three: its grouped convolutio
 times slower than the sums and the parts.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -76,10 +77,8 @@ def _is_split(window: _Window) -> bool:
     return 1 < window.groups <= _MOST_GROUPS
 
 
-# The direct convolution: x [n, c, *in], w [o, c / groups, *kernel] -> [n, o, *out].
-
-
 def _direct(x: jax.Array, w: jax.Array, window: _Window) -> jax.Array:
+    """x [n, c, *in], w [o, c / groups, *kernel] -> [n, o, *out]."""
     if _is_pointwise(w.shape[2:], window):
         return _pointwise(x, w, window)
     if _is_depthwise(w.shape, window):
@@ -208,11 +207,11 @@ def _depthwise(x: jax.Array, w: jax.Array, window: _Window) -> jax.Array:
     x = _padded(x, window.padding, window.high).astype(_wide(x.dtype))
     per_channel = w.reshape(c, -1, *kernel)
     ones = (1,) * len(out)
-    total = sum(
+    shares = [
         seen[:, :, None] * per_channel[(..., *tap)].reshape(c, -1, *ones)
         for tap, seen in _taps(x, kernel, out, window)
-    )
-    return total.reshape(n, -1, *out)
+    ]
+    return functools.reduce(jnp.add, shares).reshape(n, -1, *out)
 
 
 def _depthwise_input_gradient(
@@ -234,7 +233,8 @@ def _depthwise_input_gradient(
     )
     padded = [n + p + h for n, p, h in zip(sizes, window.padding, window.high)]
     starts = itertools.product(*map(range, kernel))
-    spread = sum(_placed(g, t, padded, window) for t, g in zip(starts, per_tap))
+    shares = [_placed(g, t, padded, window) for t, g in zip(starts, per_tap)]
+    spread = functools.reduce(jnp.add, shares)
     spread = _padded(spread, [-p for p in window.padding], [-h for h in window.high])
     return spread.astype(w.dtype)
 

@@ -63,7 +63,7 @@ def _source(
 ) -> tuple[np.ndarray, np.floating]:
     """Where in the input each output position lies."""
     step = _step(size, out, align, scale, number)
-    places = np.arange(out).astype(number)
+    places: np.ndarray = np.arange(out).astype(number)
     half = number(0.5)
     return (places * step if align else (places + half) * step - half), step
 

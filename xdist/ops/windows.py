@@ -5,6 +5,7 @@ not their product, and everything is slices and elementwise operations, which XL
 `reduce_window` and `select_and_scatter` are serial loops on the CPU. Used by `pool.py`.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ def max_with_indices(x: jax.Array, positions: Positions) -> tuple[jax.Array, jax
         taps = positions[axis - x.ndim + len(positions)]
         values, where = _max_along(values, where, axis, taps, jnp.asarray(unit, integer))
         unit *= x.shape[axis]
+    assert where is not None, "there is a trailing dimension"
     return values, where
 
 
@@ -134,20 +136,22 @@ def _max_along(
     positions: np.ndarray | jax.Array,
     unit: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    best = place = None
+    best: jax.Array | None = None
+    place: jax.Array | None = None
     column = (-1, *(1,) * (values.ndim - 1 - axis))
     for taps in positions:
         seen = read(values, axis, taps)
         offset = jnp.asarray(taps, unit.dtype).reshape(column) * unit
         here = offset if where is None else read(where, axis, taps) + offset
         here = jnp.broadcast_to(here, seen.shape)
-        if best is None:
+        if best is None or place is None:
             best, place = seen, here
             continue
         better = seen > best
         if jnp.issubdtype(seen.dtype, jnp.floating):
             better |= jnp.isnan(seen)
         best, place = jnp.where(better, seen, best), jnp.where(better, here, place)
+    assert best is not None and place is not None, "a kernel has a tap"
     return best, place
 
 
@@ -195,7 +199,7 @@ def _spread_taps(
 ) -> jax.Array:
     """One sum over the positions of the kernel: each gives its share to a strided place."""
     indices = indices.astype(jnp.int32) if math.prod(sizes) < 2**31 else indices
-    total = None
+    total = jnp.zeros((*grad.shape[: grad.ndim - len(dims)], *sizes), grad.dtype)
     for tap in np.ndindex(*(dim.kernel for dim in dims)):
         unit, flat = 1, jnp.zeros((), indices.dtype)
         for i in range(len(dims) - 1, -1, -1):
@@ -207,8 +211,7 @@ def _spread_taps(
         share = jnp.where(indices == flat, grad, jnp.zeros((), grad.dtype))
         low = [t * dim.dilation - dim.padding for t, dim in zip(tap, dims)]
         high = [dim.size - a - (dim.out - 1) * dim.stride - 1 for a, dim in zip(low, dims)]
-        placed = _placed(share, dims, low, high, [dim.stride - 1 for dim in dims])
-        total = placed if total is None else total + placed
+        total += _placed(share, dims, low, high, [dim.stride - 1 for dim in dims])
     return total
 
 
@@ -238,5 +241,6 @@ def sums(x: jax.Array, dims: Sequence[Windows], *, by_tiles: bool = False) -> ja
             x = x.sum(axis + 1)
             continue
         taps = np.arange(dim.out) * dim.stride
-        x = sum(read(x, axis, taps + t * dim.dilation) for t in range(dim.kernel))
+        parts = [read(x, axis, taps + t * dim.dilation) for t in range(dim.kernel)]
+        x = functools.reduce(jnp.add, parts)
     return x

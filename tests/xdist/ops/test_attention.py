@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from devices_agree import both
 
+import torch_xla
+
 
 def queries(heads: int = 4, kv_heads: int = 4) -> list[torch.Tensor]:
     torch.manual_seed(0)
@@ -35,6 +37,7 @@ def test_grouped_heads_equal_eager() -> None:
 
 
 def test_one_row_is_recorded_forward_and_one_backward() -> None:
+    torch_xla.sync()
     q, k, v = (t.to("xla").requires_grad_() for t in queries())
     F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
     names = [row[0].name for row in q.cell.trace.rows]
