@@ -67,13 +67,22 @@ def _at(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
 
 def _linear(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     floors = [jnp.floor(jax.lax.stop_gradient(place)) for place in places]
-    total = jnp.zeros((), image.dtype)
+    weights, corners = [], []
     for corner in itertools.product((0, 1), repeat=len(places)):
         weight = jnp.ones((), image.dtype)
         for high, place, floor in zip(corner, places, floors):
             weight = weight * (place - floor if high else floor + 1 - place)
-        total = total + weight * _at(image, [f + high for f, high in zip(floors, corner)])
-    return total
+        weights.append(weight)
+        corners.append([f + high for f, high in zip(floors, corner)])
+    return _weighted(image, corners, weights)
+
+
+def _weighted(
+    image: jax.Array, taps: Sequence[Sequence[jax.Array]], weights: Sequence[jax.Array]
+) -> jax.Array:
+    """The weighted sum of the pixels at several places, read by one gather."""
+    pixels = _at(image, [jnp.stack(by_dim) for by_dim in zip(*taps)])
+    return (pixels * jnp.stack(weights)).sum(1)
 
 
 def _nearest(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
@@ -99,13 +108,14 @@ def _cubic(
 ) -> jax.Array:
     floors = [jnp.floor(jax.lax.stop_gradient(place)) for place in places]
     rows, columns = (_cubic_weights(place - floor) for place, floor in zip(places, floors))
-    total = jnp.zeros((), image.dtype)
+    taps, weights = [], []
     for i, j in itertools.product(range(4), repeat=2):
         y = pad(floors[0] + (i - 1), image.shape[1])
         x = pad(floors[1] + (j - 1), image.shape[2])
         # Reflection and clipping of whole places give whole places.
-        total = total + rows[i] * columns[j] * _at(image, [jnp.round(y), jnp.round(x)])
-    return total
+        taps.append([jnp.round(y), jnp.round(x)])
+        weights.append(rows[i] * columns[j])
+    return _weighted(image, taps, weights)
 
 
 def _sample(input: jax.Array, grid: jax.Array, mode: int, padding: int, align: bool) -> jax.Array:
