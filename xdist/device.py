@@ -54,8 +54,22 @@ def _configure() -> None:
         jax.config.update("jax_platforms", _PLATFORMS[key])
     jax.config.update("jax_enable_x64", True)
     if not world.current().is_rank and (name or "CPU").upper() == "CPU":
-        jax.config.update("jax_num_cpu_devices", settings.current().cpu_devices or 1)
+        _make_cpu_devices(settings.current().cpu_devices)
     _use_cache()
+
+
+def _make_cpu_devices(count: int | None) -> None:
+    """Give this process `count` CPU devices; without a count it has those JAX gives it, one."""
+    if count is None:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if len(jax.local_devices()) != count:
+            raise DeviceError(
+                f"CPU_NUM_DEVICES={count}: JAX runs already, with {len(jax.local_devices())}"
+                " device(s); use an xla device before the first JAX operation"
+            ) from error
 
 
 def _use_cache() -> None:

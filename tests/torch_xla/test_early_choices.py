@@ -56,3 +56,19 @@ def test_an_unknown_platform_is_named():
     done = run(UNKNOWN)
     assert done.returncode == 1
     assert "PJRT_DEVICE=ABACUS: no such platform; use one of CPU" in done.stderr
+
+
+JAX_FIRST = """
+    import jax, torch, torch_xla
+    assert float(jax.numpy.ones(2).sum()) == 2
+    torch_xla.device()
+"""
+
+
+def test_a_script_may_use_jax_first(monkeypatch):
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    done = run(JAX_FIRST)
+    assert done.returncode == 1
+    assert "CPU_NUM_DEVICES=2: JAX runs already, with 1 device(s); use an xla" in done.stderr
+    monkeypatch.delenv("CPU_NUM_DEVICES")
+    assert run(JAX_FIRST).returncode == 0
