@@ -1,5 +1,8 @@
 """Rows of our own and what is refused."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -35,3 +38,22 @@ def test_the_device_list_is_the_processs():
     assert device.devices() == [torch.device("xla:0")]
     assert device.device_count() == len(device.real_devices()) == 1
     assert device.device_type() == "CPU"
+
+
+LATE = """
+import os, sys, jax
+jax.numpy.ones(1)
+os.environ["CPU_NUM_DEVICES"] = sys.argv[1]
+import torch, torch_xla
+print(torch.ones(2, device="xla").tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [("1", "[1.0, 1.0]"), ("3", "CPU_NUM_DEVICES=3: JAX is")]
+)
+def test_jax_may_be_used_before_the_device_unless_more_devices_are_wanted(count, said):
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, count], capture_output=True, text=True, timeout=200
+    )
+    assert said in done.stdout + done.stderr
