@@ -54,7 +54,7 @@ def _configure() -> None:
         jax.config.update("jax_platforms", _PLATFORMS[key])
     jax.config.update("jax_enable_x64", True)
     if not world.current().is_rank and (name or "CPU").upper() == "CPU":
-        _split_cpu(settings.current().cpu_devices or 1)
+        _make_cpu_devices(settings.current().cpu_devices)
     _use_cache()
 
 
@@ -69,19 +69,6 @@ def _make_cpu_devices(count: int | None) -> None:
             raise DeviceError(
                 f"CPU_NUM_DEVICES={count}: JAX runs already, with {len(jax.local_devices())}"
                 " device(s); use an xla device before the first JAX operation"
-            ) from error
-
-
-def _split_cpu(count: int) -> None:
-    """Make the CPU `count` devices; JAX takes the number only before its first use."""
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
-        if count > 1 and len(jax.local_devices()) != count:
-            raise DeviceError(
-                f"CPU_NUM_DEVICES={count}: JAX is already running with "
-                f"{len(jax.local_devices())} CPU device(s); use an xla device before JAX, or set "
-                "jax.config.jax_num_cpu_devices at the start"
             ) from error
 
 
