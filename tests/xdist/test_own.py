@@ -50,7 +50,7 @@ print(torch.ones(2, device="xla").tolist())
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [("1", "[1.0, 1.0]"), ("3", "CPU_NUM_DEVICES=3: JAX is")]
+    ("count", "said"), [("1", "[1.0, 1.0]"), ("3", "CPU_NUM_DEVICES=3: JAX runs already")]
 )
 def test_jax_may_be_used_before_the_device_unless_more_devices_are_wanted(count, said):
     done = subprocess.run(

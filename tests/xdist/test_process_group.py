@@ -319,9 +319,7 @@ def test_distributed_checkpoints_are_saved_and_loaded(three, tmp_path):
 def test_more_ranks_than_the_launcher_started_are_refused(monkeypatch):
     monkeypatch.setattr(world, "_current", world.World(is_rank=True))
     options = types.SimpleNamespace(global_ranks_in_group=[0, 1], group_size=2, group_rank=0)
-    with pytest.raises(
-        WorldError, match=r"'xla'\): 2 ranks, but this process is"
-    ):
+    with pytest.raises(WorldError, match=r"'xla'\): 2 ranks, but this process is"):
         process_group._create(options)
 
 

@@ -174,7 +174,7 @@ def test_data_can_be_read_and_set():
     assert x.tolist() == [4.0, 4.0]
     x.data = torch.zeros(3, device="xla")
     assert x.tolist() == [0.0, 0.0, 0.0]
-    with pytest.raises(DeviceError, match="cannot set .data of a device tensor to a torch.Float"):
+    with pytest.raises(DeviceError, match=r"cannot set \.data of a device tensor to a torch.Float"):
         x.data = torch.zeros(3)
 
 
