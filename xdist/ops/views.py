@@ -155,9 +155,7 @@ def unfold(self: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
     return jnp.moveaxis(windows.reshape(shape), dim + 1, -1)
 
 
-def storage_positions(
-    size: Sequence[int], stride: Sequence[int], offset: int
-) -> np.ndarray:
+def storage_positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
     """Where in its storage each element of a strided tensor lies."""
     positions = np.full(tuple(size), offset, dtype=np.int64)
     for dim, (n, s) in enumerate(zip(size, stride)):
