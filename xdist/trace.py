@@ -107,22 +107,20 @@ class Cell:
 class View(Cell):
     """A cell that reads and writes through `parent` by one view step (a plan of a view operator).
 
-    Its slot is a cache, good while `seen` is the root's generation.
+    Its slot is a cache, good while `seen` is the root's generation. It has no buffer and no
+    generation of its own, so those of its slots stay unset.
     """
 
-    __slots__ = ("index", "parent", "root", "seen", "step")
+    __slots__ = ("parent", "root", "seen", "step")
 
-    def __init__(self, kind: Kind, parent: Cell, step: Any, index: int = 0) -> None:
+    def __init__(self, kind: Kind, parent: Cell, step: Any) -> None:
         self.kind = kind
         self.trace = parent.trace
         self.slot = -1
         self.epoch = 0
-        self.buffer = None
-        self.generation = 0
         self.parent = parent  # type: ignore[misc]
-        self.root = parent.root if isinstance(parent, View) else parent  # type: ignore[has-type]
+        self.root: Cell = parent.root if parent.parent is not None else parent  # type: ignore[attr-defined]
         self.step = step
-        self.index = index
         self.seen = -1
 
 

@@ -52,7 +52,13 @@ def read(view: View, parent_slot: int) -> int:
 def make_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> XlaTensor:
     """What a view operator returns: a tensor that shares the first argument's storage."""
     cell = args[0].cell
-    key = (op, cell.kind, *[tuple(a) if a.__class__ is list else a for a in args[1:]])
+    if len(args) == 1:
+        key: tuple[Any, ...] = (op, cell.kind)
+    elif len(args) == 2:
+        static = args[1]
+        key = (op, cell.kind, tuple(static) if static.__class__ is list else static)
+    else:
+        key = (op, cell.kind, *[tuple(a) if a.__class__ is list else a for a in args[1:]])
     if kwargs:
         key = (*key, *kwargs.items())
     step = _STEPS.get(key)
