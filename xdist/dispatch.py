@@ -20,7 +20,7 @@ from torch_xdist.plan import LIST, SINGLE, TUPLE, Op, Plan
 from torch_xdist.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
 from torch_xdist.tensor import _LAZY as LAZY_DEVICES
 from torch_xdist.tensor import AUTOCAST_KEYS, XlaTensor, wrap
-from torch_xdist.trace import Cell
+from torch_xdist.trace import Cell, Trace
 from torch_xdist.views import make_view, slot_of
 
 _make = torch.Tensor._make_wrapper_subclass
@@ -82,11 +82,13 @@ def dispatch(
     plan = PLANS.get(key, NEW)  # type: ignore[call-overload]
     if plan is NEW:
         plan = PLANS[key] = make_plan(op, args, _NO_KWARGS)  # type: ignore[index]
-    if plan is None or trace is None or plan.structure != SINGLE or plan.is_random:
+    if plan is None or trace is None or plan.is_random:
         return record(op, args, _NO_KWARGS)
     if numbers is not None:
         trace.floats.extend(numbers)
     trace.rows.append((plan, *slots))
+    if plan.structure != SINGLE:
+        return pack(plan, result_cells(plan, trace))
     kind = plan.kinds[0]
     slot = trace.next_slot
     trace.next_slot = slot + 1
@@ -119,6 +121,11 @@ def enter(plan: Plan, found: Found) -> list[Cell | None]:
         stream = trace.rng if found.generator is None else stream_of(found.generator)
         trace.ints.extend(stream.next())
     trace.rows.append((plan, *found.slots))
+    return result_cells(plan, trace)
+
+
+def result_cells(plan: Plan, trace: Trace) -> list[Cell | None]:
+    """A cell for each result of the row that was just appended; None where torch has none."""
     cells: list[Cell | None] = []
     for kind in plan.kinds:
         if kind is None:

@@ -100,17 +100,23 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return target
 
 
-@handles("split.Tensor", "split_with_sizes.default", "unbind.int")
+@handles("split.Tensor", "split_with_sizes.default")
 def split(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[XlaTensor]:
     x = args[0]
     parts = op.func(x.cell.kind.meta, *args[1:], **kwargs)
-    named = dict(zip((a.name for a in op.func._schema.arguments), args)) | kwargs
-    dim = named.get("dim", 0)
-    if op.name == "aten.unbind.int":
-        return [views.make_view(_SELECT, (x, dim, i)) for i in range(len(parts))]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     if x.dim() == 0:
         return [wrap(x.cell)]
     return views.split_views(x, [part.shape[dim] for part in parts], dim, _SLICE)
+
+
+@handles("unbind.int")
+def unbind(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[XlaTensor]:
+    x = args[0]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    if not -x.dim() <= dim < x.dim():
+        return op.func(x.cell.kind.meta, dim)  # torch's own error
+    return [views.make_view(_SELECT, (x, dim, i)) for i in range(x.shape[dim])]
 
 
 @handles("as_strided.default")
@@ -224,6 +230,19 @@ def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     info = args[0]
     if not info.cell.trace.is_paper:
         op.func(host_value(info), *args[1:], **kwargs)
+
+
+@handles(
+    "_foreach_addcmul.Tensor",
+    "_foreach_addcmul_.Tensor",
+    "_foreach_addcdiv.Tensor",
+    "_foreach_addcdiv_.Tensor",
+)
+def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Here the scalars are one CPU tensor, which torch reads as well."""
+    *lists, scalars = (*args, *kwargs.values())
+    packet = getattr(torch.ops.aten, op.func._schema.name.removeprefix("aten::"))
+    return packet.ScalarList(*lists, scalars.tolist())
 
 
 @handles("is_coalesced.default")
