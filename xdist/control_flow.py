@@ -117,7 +117,7 @@ def scan(
     start, rows = _tensors(init, "scan"), _tensors(xs, "scan")
     if dim:
         rows = [x.movedim(dim, 0) for x in rows]  # type: ignore[misc]
-    ones = [x[0] for x in rows]
+    ones: list[Any] = [x[0] for x in rows]
     kinds = [t.cell.kind for t in (*start, *ones)]
     spec_c, spec_x = pytree.tree_structure(init), pytree.tree_structure(xs)
     n, m = len(start), len(rows)

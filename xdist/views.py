@@ -149,7 +149,7 @@ def _make_inverse(step: Plan) -> Plan:
     assert view is not None
     lowering = INVERSES.get(step.name)
     if lowering is None:
-        lowering = functools.partial(write_by_position, step.lowering)  # type: ignore[arg-type]  # type: ignore[arg-type]
+        lowering = functools.partial(write_by_position, step.lowering)  # type: ignore[arg-type]
     name = f"write.{step.name}"
     return own_plan(name, lowering, [parent, view], [parent], *step.args[1:], **step.kwargs)
 
