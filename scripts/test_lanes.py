@@ -1,7 +1,7 @@
-"""Run the test suite in two pytest processes side by side, one per core.
+"""Run the test suite: two pytest processes side by side, one per core, then the launcher's tests.
 
-`scripts/test` calls it inside .venv. One lane takes tests/xdist, the other all the rest; each
-writes its own log under runs/tests/, every line is shown as it comes with its lane's name, and
+`scripts/test` calls it inside .venv. One lane takes tests/xdist, another all the rest, the last
+tests/launcher; each writes its own log under runs/tests/, every line is shown as it comes with its lane's name, and
 the last line adds the counts of both. Paths among the arguments make it one plain pytest run.
 """
 
@@ -23,20 +23,25 @@ def main(arguments: list[str]) -> int:
     chosen = [a for a in arguments if a != "--all"]
     options = [] if run_all else ["-m", "not long"]
     started = time.monotonic()
-    lanes = [Lane(name, options + chosen + paths) for name, paths in lane_paths(chosen).items()]
-    for lane in lanes:
-        lane.finish()
+    lanes: list[Lane] = []
+    for side_by_side in lane_paths(chosen):
+        begun = [Lane(name, options + chosen + paths) for name, paths in side_by_side.items()]
+        for lane in begun:
+            lane.finish()
+        lanes += begun
     return report(lanes, time.monotonic() - started)
 
 
-def lane_paths(chosen: list[str]) -> dict[str, list[str]]:
-    """The paths of each lane; a path named by the user makes one lane without any."""
+def lane_paths(chosen: list[str]) -> list[dict[str, list[str]]]:
+    """The paths of each lane: lanes of one entry run side by side, entries one after another.
+
+    The launcher's tests measure how soon a job ends, so nothing else runs beside them. A path
+    named by the user makes one lane without any.
+    """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
-        return {"tests": []}
-    xdist = ROOT / "tests" / "xdist"
-    if not xdist.is_dir():
-        return {"tests": ["tests"]}
-    return {"xdist": ["tests/xdist"], "others": ["tests", "--ignore=tests/xdist"]}
+        return [{"tests": []}]
+    others = ["tests", "--ignore=tests/xdist", "--ignore=tests/launcher"]
+    return [{"xdist": ["tests/xdist"], "others": others}, {"launcher": ["tests/launcher"]}]
 
 
 class Lane:

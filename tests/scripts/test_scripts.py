@@ -27,16 +27,19 @@ def lanes(tmp_path, monkeypatch):
 
 def test_the_suite_runs_in_two_lanes(lanes, tmp_path):
     (tmp_path / "tests" / "xdist").mkdir(parents=True)
-    assert lanes.lane_paths([]) == {
-        "xdist": ["tests/xdist"],
-        "others": ["tests", "--ignore=tests/xdist"],
-    }
+    assert lanes.lane_paths([]) == [
+        {
+            "xdist": ["tests/xdist"],
+            "others": ["tests", "--ignore=tests/xdist", "--ignore=tests/launcher"],
+        },
+        {"launcher": ["tests/launcher"]},
+    ]
     assert lanes.lane_paths(["-x"]) == lanes.lane_paths([])
 
 
 def test_a_named_path_runs_alone(lanes, tmp_path):
     (tmp_path / "tests").mkdir()
-    assert lanes.lane_paths(["tests::name"]) == {"tests": []}
+    assert lanes.lane_paths(["tests::name"]) == [{"tests": []}]
 
 
 def test_the_closing_line_adds_both_lanes_and_names_the_failed_one(lanes, tmp_path, capsys):
