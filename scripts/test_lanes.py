@@ -1,8 +1,9 @@
 """Run the test suite: two pytest processes side by side, one per core, then the launcher's tests.
 
 `scripts/test` calls it inside .venv. One lane takes tests/xdist, another all the rest, the last
-tests/launcher; each writes its own log under runs/tests/, every line is shown as it comes with its lane's name, and
-the last line adds the counts of both. Paths among the arguments make it one plain pytest run.
+tests/launcher; each writes its own log under runs/tests/, every line is shown as it comes with its
+lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
+pytest run.
 """
 
 import re
