@@ -128,12 +128,18 @@ def _note(trace: Trace, reason: str, compiled: program.Program) -> None:
         PROGRESS.name = next(names, "").removeprefix("xla.")
 
 
+def _is_there(cell: Cell) -> bool:
+    """Whether a cell holds its value already: no row of its trace has to run for it."""
+    pending = isinstance(cell, View) or cell.epoch == cell.trace.epoch
+    return not pending and cell.buffer is not None
+
+
 def buffer_of(cell: Cell, reason: str = READ) -> jax.Array:
     """The JAX array of a cell's value, cutting its trace where the value is pending."""
     trace = cell.trace
     with trace.lock:
-        if not isinstance(cell, View) and cell.epoch != trace.epoch and cell.buffer is not None:
-            return cell.buffer
+        if _is_there(cell):
+            return cell.buffer  # type: ignore[return-value]
         return cut(trace, reason, [cell])[0]
 
 
@@ -142,9 +148,7 @@ def buffers_of(cells: Sequence[Cell], reason: str = READ) -> list[jax.Array]:
     traces = {cell.trace for cell in cells}
     if len(traces) > 1:
         return [buffer_of(cell, reason) for cell in cells]
-    if all(
-        not isinstance(c, View) and c.epoch != c.trace.epoch and c.buffer is not None for c in cells
-    ):
+    if all(map(_is_there, cells)):
         return [c.buffer for c in cells]  # type: ignore[misc]
     return cut(cells[0].trace, reason, cells)
 
