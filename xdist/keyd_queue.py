@@ -5,16 +5,11 @@ from collections import deque
 from typing import Any
 
 
-class Queue:
-    """A bounded queue in order.
+class _Ended:
+    """What both queues have: a bound, and an end of the whole or of its writing."""
 
-    Args:
-        maxsize: how many items may wait; `put` blocks beyond it.
-    """
-
-    def __init__(self, maxsize: int = 1024) -> None:
+    def __init__(self, maxsize: int) -> None:
         self._maxsize = maxsize
-        self._items: deque[Any] = deque()
         self._closed = False
         self._write_closed = False
         self._changed = threading.Condition()
@@ -22,6 +17,30 @@ class Queue:
     def max_size(self) -> int:
         """How many items may wait."""
         return self._maxsize
+
+    def close(self) -> None:
+        """End the queue at once; waiting items are dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def close_write(self) -> None:
+        """Say that no item follows; waiting items can still be taken."""
+        with self._changed:
+            self._write_closed = True
+            self._changed.notify_all()
+
+
+class Queue(_Ended):
+    """A bounded queue in order.
+
+    Args:
+        maxsize: how many items may wait; `put` blocks beyond it.
+    """
+
+    def __init__(self, maxsize: int = 1024) -> None:
+        super().__init__(maxsize)
+        self._items: deque[Any] = deque()
 
     def put(self, item: Any) -> None:
         """Append an item, waiting while the queue is full; dropped once the queue is closed."""
@@ -41,20 +60,8 @@ class Queue:
             self._changed.notify_all()
             return item
 
-    def close(self) -> None:
-        """End the queue at once; waiting items are dropped."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
-    def close_write(self) -> None:
-        """Say that no item follows; waiting items can still be taken."""
-        with self._changed:
-            self._write_closed = True
-            self._changed.notify_all()
-
-
-class KeydQueue:
+class KeydQueue(_Ended):
     """A bounded queue whose items are taken by key, in whatever order they came.
 
     Args:
@@ -63,16 +70,9 @@ class KeydQueue:
     """
 
     def __init__(self, maxsize: int = 1024) -> None:
-        self._maxsize = maxsize
+        super().__init__(maxsize)
         self._items: dict[Any, Any] = {}
         self._wanted: set[Any] = set()
-        self._closed = False
-        self._write_closed = False
-        self._changed = threading.Condition()
-
-    def max_size(self) -> int:
-        """How many items may wait."""
-        return self._maxsize
 
     def put(self, key: Any, item: Any) -> None:
         """Enter an item under its key, waiting while the queue is full and nobody wants it."""
@@ -96,15 +96,3 @@ class KeydQueue:
             item = self._items.pop(key, None)
             self._changed.notify_all()
             return item
-
-    def close(self) -> None:
-        """End the queue at once; waiting items are dropped."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def close_write(self) -> None:
-        """Say that no item follows; waiting items can still be taken."""
-        with self._changed:
-            self._write_closed = True
-            self._changed.notify_all()
