@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_xdist import device_names, replicas, settings
+from torch_xdist import settings
+from torch_xdist.core import device_names
 from torch_xdist.errors import DeviceError
 from torch_xdist.loaders.parallel import ParallelLoader
 from torch_xdist.loaders.structure import tensors
+from torch_xdist.ranks import replicas
 
 _EXIT_CODE = 17
 _FRAMES = 16

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from torch_xdist import cuts, transfer, world
+from torch_xdist import world
+from torch_xdist.core import cuts, transfer
 from torch_xdist.loaders import sharing
 from torch_xdist.loaders.errors import ArgumentError
 from torch_xdist.loaders.feed import (

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from torch_xdist import device, world
+from torch_xdist import world
 from torch_xdist.collectives import channel
+from torch_xdist.core import device
 from torch_xdist.loaders.uneven import Exchange
 
 _tags = itertools.count()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from torch_xdist import cuts, dispatch, transfer
+from torch_xdist.core import cuts, dispatch, transfer
 from torch_xdist.loaders.mp_device import MpDeviceLoader
 
 DEVICE = "xla:0"

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import torch_xla  # noqa: F401
-from torch_xdist import cuts
+from torch_xdist.core import cuts
 
 LIMIT = 5.0
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

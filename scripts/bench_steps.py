@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
-import torch_xdist.backend  # noqa: F401
-from torch_xdist import cuts, program
+import torch_xdist.core.backend  # noqa: F401
+from torch_xdist.core import cuts, program
 
 VOCABULARY = 512
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch._decomp import global_decomposition_table
 
-import torch_xdist.backend  # noqa: F401
-from torch_xdist import cpu_only
+import torch_xdist.core.backend  # noqa: F401
+from torch_xdist.core import cpu_only
+from torch_xdist.core.plan import Op
+from torch_xdist.core.special import HANDLERS
 from torch_xdist.ops.decomps import DECOMPOSED
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
-from torch_xdist.plan import Op
-from torch_xdist.special import HANDLERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "ops.md"

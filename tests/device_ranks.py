@@ -7,7 +7,7 @@ from typing import Any
 
 from rank_pool import RankPool
 
-_PRELOAD = ["torch", "torch_xdist.backend", "torch_xdist.process_group", "cloudpickle"]
+_PRELOAD = ["torch", "torch_xdist.core.backend", "torch_xdist.ranks.process_group", "cloudpickle"]
 
 
 class DeviceRanks:
@@ -30,7 +30,8 @@ class DeviceRanks:
 
 
 def _become(rank: int, size: int, port: int, environment: dict[str, str]) -> None:
-    from torch_xdist import backend, settings, world
+    from torch_xdist import settings, world
+    from torch_xdist.core import backend
 
     os.environ.update(
         RANK=str(rank),

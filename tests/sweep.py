@@ -22,7 +22,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-import torch_xdist.backend  # noqa: F401
+import torch_xdist.core.backend  # noqa: F401
 from torch_xdist import metrics
 
 DEVICE = "xla"

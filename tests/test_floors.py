@@ -19,10 +19,12 @@ FLOORS = {
 }
 # What needs neither torch nor jax, so that the launcher may use it.
 LIGHT = {"torch_xdist", "torch_xdist.settings", "torch_xdist.world", "torch_xdist.progress"}
+# The folders of xdist/, ground first; the modules beside them are the ground.
+ROOMS = ["ops", "core", "names", "files", "ranks", "debug", "training", "checkpoint"]
 HEAVY = {"torch", "jax", "jaxlib"}
 # Imports inside functions: optional packages, and the parts a process may not need.
 LATE = {
-    "xdist/training_log.py": {"tensorboardX"},
+    "xdist/debug/training_log.py": {"tensorboardX"},
     "xdist/world.py": {"torch_xdist.collectives"},
     "loaders/sharing.py": {"torch_xdist.collectives"},
 }
@@ -78,6 +80,23 @@ def test_a_file_imports_only_its_own_floor_and_lower_ones(module):
     ours = {name for name in top_level(module) if name in FILES}
     above = {name for name in ours if floor(name) > floor(module)} - LIGHT
     assert not above, f"{FILES[module].relative_to(ROOT)} imports {sorted(above)} from above"
+
+
+def room(module: str) -> int:
+    """Where a module of xdist/ stands among its folders; 0 for those beside the folders."""
+    second = module.split(".")[1:2]
+    return ROOMS.index(second[0]) + 1 if second and second[0] in ROOMS else 0
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if floor(m) == 1])
+def test_a_file_of_the_device_imports_only_its_own_folder_and_lower_ones(module):
+    ours = {name for name in top_level(module) if name in FILES and floor(name) == 1}
+    assert {name for name in ours if room(name) > room(module)} == set()
+
+
+def test_every_folder_of_the_device_has_its_place():
+    folders = {file.parent.name for file in (ROOT / "xdist").glob("*/__init__.py")}
+    assert folders == set(ROOMS)
 
 
 def test_no_imports_run_in_a_circle():

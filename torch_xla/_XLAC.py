@@ -1,15 +1,15 @@
 """The private names that documents tell users to call."""
 
-from torch_xdist.graph_text import (
+from torch_xdist.debug.graph_text import (
     dot_of as _get_xla_tensors_dot,
 )
-from torch_xdist.graph_text import (
+from torch_xdist.debug.graph_text import (
     graph_hash as _get_graph_hash,
 )
-from torch_xdist.graph_text import (
+from torch_xdist.debug.graph_text import (
     hlo_of as _get_xla_tensors_hlo,
 )
-from torch_xdist.graph_text import (
+from torch_xdist.debug.graph_text import (
     text_of as _get_xla_tensors_text,
 )
 from torch_xdist.metrics import (
@@ -27,7 +27,7 @@ from torch_xdist.metrics import (
 from torch_xdist.metrics import (
     report as _xla_metrics_report,
 )
-from torch_xdist.private_names import (
+from torch_xdist.names.private_names import (
     _get_git_revs,
     _get_xla_sharding_spec,
     _get_xla_sharding_specs,

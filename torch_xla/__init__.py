@@ -5,16 +5,16 @@ device: that happens when the first tensor or device is asked for.
 """
 
 from torch_xdist import __version__
-from torch_xdist import backend as _backend
-from torch_xdist import dynamo as _dynamo
-from torch_xdist import eager as _eager
-from torch_xdist import loading as _loading
 from torch_xdist.beside import answer_as_torch_xla, refuse_other_torch_xla
-from torch_xdist.cuts import sync
-from torch_xdist.device import device, device_count, devices, real_devices
+from torch_xdist.core import backend as _backend
+from torch_xdist.core import loading as _loading
+from torch_xdist.core.cuts import sync
+from torch_xdist.core.device import device, device_count, devices, real_devices
 from torch_xdist.launcher.launch import launch
-from torch_xdist.random_seeds import manual_seed
-from torch_xdist.steps import compile, step
+from torch_xdist.names.random_seeds import manual_seed
+from torch_xdist.training import dynamo as _dynamo
+from torch_xdist.training import eager as _eager
+from torch_xdist.training.steps import compile, step
 
 refuse_other_torch_xla(__file__)
 answer_as_torch_xla()

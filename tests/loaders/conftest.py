@@ -29,5 +29,7 @@ def ended(timeout_s):
 def cuts_made(monkeypatch):
     """The list of cuts that the loaders asked for; none is made."""
     made = []
-    monkeypatch.setattr("torch_xdist.cuts.sync", lambda *_, **__: made.append(time.monotonic()))
+    monkeypatch.setattr(
+        "torch_xdist.core.cuts.sync", lambda *_, **__: made.append(time.monotonic())
+    )
     return made

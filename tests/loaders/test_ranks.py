@@ -4,8 +4,9 @@ import torch
 
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
-from torch_xdist import checkpoint_folder, world
+from torch_xdist import world
 from torch_xdist.checkpoint import CheckpointManager
+from torch_xdist.checkpoint import folder as checkpoint_folder
 from torch_xdist.loaders.errors import UnevenBatchesError
 
 
@@ -54,7 +55,7 @@ def restored_both_complete(manager):
 
 
 def world_meets(tag):
-    from torch_xdist.meetings import rendezvous
+    from torch_xdist.ranks.meetings import rendezvous
 
     rendezvous(tag)
     assert world.world_size() == 2

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import torch_xdist.backend  # noqa: F401
-from torch_xdist import cuts, metrics
+import torch_xdist.core.backend  # noqa: F401
+from torch_xdist import metrics
+from torch_xdist.core import cuts
 
 
 def on_both(run, *inputs):

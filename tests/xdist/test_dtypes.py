@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-import torch_xdist.backend  # noqa: F401
+import torch_xdist.core.backend  # noqa: F401
 from torch_xdist import dtypes
 from torch_xdist.errors import UnsupportedDtypeError
 
 PROGRAM = """
-import torch, torch_xdist.backend
+import torch, torch_xdist.core.backend
 x = torch.tensor([1.0, 1 / 3]).to("xla")
 n = torch.tensor([1, 2]).to("xla")
 y, m = x * 2, n + 1

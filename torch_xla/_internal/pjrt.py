@@ -6,7 +6,7 @@ from torch_xdist.launcher.pjrt_names import (
     run_singleprocess,
     spawn,
 )
-from torch_xdist.replicas import (
+from torch_xdist.ranks.replicas import (
     spawn_threads,
 )
 

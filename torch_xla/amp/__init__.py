@@ -1,6 +1,6 @@
 """Mixed precision: `autocast` and `GradScaler`."""
 
-from torch_xdist.amp import (
+from torch_xdist.training.amp import (
     GradScaler,
     autocast,
 )

@@ -1,9 +1,9 @@
 """`xf`: collectives that autograd passes through, and what is built on them."""
 
-from torch_xdist.boxes import (
+from torch_xdist.names.boxes import (
     nms,
 )
-from torch_xdist.cross_rank import (
+from torch_xdist.ranks.cross_rank import (
     SyncBatchNorm,
     all_gather,
     all_reduce,

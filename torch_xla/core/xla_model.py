@@ -3,13 +3,59 @@
 from torch_xdist.arena import (
     ToXlaTensorArena,
 )
-from torch_xdist.closures import (
+from torch_xdist.core.closures import (
     add_step_closure,
 )
-from torch_xdist.closures import (
+from torch_xdist.core.closures import (
     run_step_closures as run_step_closures,
 )
-from torch_xdist.collective_ops import (
+from torch_xdist.core.cuts import (
+    sync as mark_step,
+)
+from torch_xdist.core.cuts import (
+    wait_device_ops,
+)
+from torch_xdist.core.device_names import (
+    get_memory_info,
+    get_xla_supported_devices,
+    is_xla_tensor,
+    parse_xla_device,
+    xla_device,
+    xla_device_hw,
+    xla_device_kind,
+    xla_real_devices,
+    xla_replication_devices,
+)
+from torch_xdist.core.ordinals import (
+    get_local_ordinal,
+    get_ordinal,
+    is_master_ordinal,
+    master_print,
+    xrt_world_size,
+)
+from torch_xdist.debug.graph_text import (
+    get_stablehlo,
+    get_stablehlo_bytecode,
+)
+from torch_xdist.debug.rate import (
+    RateTracker,
+)
+from torch_xdist.files.saving import (
+    check_view_sharing,
+    save,
+)
+from torch_xdist.files.saving import (
+    maybe_convert_to_cpu as _maybe_convert_to_cpu,
+)
+from torch_xdist.names.random_seeds import (
+    fork_rng,
+    get_rng_state,
+    set_rng_state,
+)
+from torch_xdist.names.sending import (
+    send_cpu_data_to_device,
+)
+from torch_xdist.ranks.collective_ops import (
     REDUCE_AND,
     REDUCE_MAX,
     REDUCE_MIN,
@@ -29,71 +75,25 @@ from torch_xdist.collective_ops import (
     reduce_scatter_bucketized,
     send,
 )
-from torch_xdist.cuts import (
-    sync as mark_step,
-)
-from torch_xdist.cuts import (
-    wait_device_ops,
-)
-from torch_xdist.device_names import (
-    get_memory_info,
-    get_xla_supported_devices,
-    is_xla_tensor,
-    parse_xla_device,
-    xla_device,
-    xla_device_hw,
-    xla_device_kind,
-    xla_real_devices,
-    xla_replication_devices,
-)
-from torch_xdist.gradients import (
+from torch_xdist.ranks.gradients import (
     all_reduce_bucketized_gradients,
     broadcast_master_param,
     optimizer_step,
     reduce_gradients,
 )
-from torch_xdist.gradients import (
+from torch_xdist.ranks.gradients import (
     fetch_gradients as _fetch_gradients,
 )
-from torch_xdist.graph_text import (
-    get_stablehlo,
-    get_stablehlo_bytecode,
-)
-from torch_xdist.meetings import (
+from torch_xdist.ranks.meetings import (
     do_on_ordinals,
     mesh_reduce,
     rendezvous,
     xla_rendezvous,
 )
-from torch_xdist.ordinals import (
-    get_local_ordinal,
-    get_ordinal,
-    is_master_ordinal,
-    master_print,
-    xrt_world_size,
-)
-from torch_xdist.random_seeds import (
-    fork_rng,
-    get_rng_state,
-    set_rng_state,
-)
-from torch_xdist.rate import (
-    RateTracker,
-)
-from torch_xdist.replicas import (
+from torch_xdist.ranks.replicas import (
     set_replication,
 )
-from torch_xdist.saving import (
-    check_view_sharing,
-    save,
-)
-from torch_xdist.saving import (
-    maybe_convert_to_cpu as _maybe_convert_to_cpu,
-)
-from torch_xdist.sending import (
-    send_cpu_data_to_device,
-)
-from torch_xdist.steps import (
+from torch_xdist.training.steps import (
     unlazy,
 )
 

@@ -1,6 +1,6 @@
 """Metrics reports read back and compared."""
 
-from torch_xdist.metrics_compare import (
+from torch_xdist.debug.metrics_compare import (
     compare_metrics,
     get_data_points_from_metrics_reports,
     parse_metrics_report,

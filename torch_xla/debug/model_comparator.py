@@ -1,6 +1,6 @@
 """Tensors of two runs side by side."""
 
-from torch_xdist.model_compare import (
+from torch_xdist.debug.model_compare import (
     compare,
     compare_tensors,
     configure,

@@ -1,6 +1,6 @@
 """`xp`: profiles."""
 
-from torch_xdist.profile import (
+from torch_xdist.debug.profile import (
     StepTrace,
     Trace,
     start_server,

@@ -3,7 +3,7 @@
 from torch_xdist.launcher.spawn import (
     spawn,
 )
-from torch_xdist.one_at_a_time import (
+from torch_xdist.ranks.one_at_a_time import (
     MpModelWrapper,
     MpSerialExecutor,
 )

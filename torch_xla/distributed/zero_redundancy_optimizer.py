@@ -1,6 +1,6 @@
 """An optimizer whose state is divided between the ranks."""
 
-from torch_xdist.zero import (
+from torch_xdist.ranks.zero import (
     ZeroRedundancyOptimizer,
 )
 

@@ -1,6 +1,6 @@
 """Eager mode."""
 
-from torch_xdist.eager import (
+from torch_xdist.training.eager import (
     eager_mode,
     eager_mode_context,
     is_eager_mode,

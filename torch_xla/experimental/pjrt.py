@@ -1,19 +1,6 @@
 """The runtime's names of 1.13 to 2.3."""
 
-from torch_xdist.gradients import (
-    broadcast_master_param,
-)
-from torch_xdist.launcher.pjrt_names import (
-    run_multiprocess,
-    using_pjrt,
-)
-from torch_xdist.launcher.spawn import (
-    spawn,
-)
-from torch_xdist.meetings import (
-    rendezvous,
-)
-from torch_xdist.ordinals import (
+from torch_xdist.core.ordinals import (
     addressable_device_count,
     global_device_count,
     global_ordinal,
@@ -24,8 +11,21 @@ from torch_xdist.ordinals import (
     process_index,
     world_size,
 )
-from torch_xdist.runtime_facts import (
+from torch_xdist.launcher.pjrt_names import (
+    run_multiprocess,
+    using_pjrt,
+)
+from torch_xdist.launcher.spawn import (
+    spawn,
+)
+from torch_xdist.names.runtime_facts import (
     device_type,
+)
+from torch_xdist.ranks.gradients import (
+    broadcast_master_param,
+)
+from torch_xdist.ranks.meetings import (
+    rendezvous,
 )
 
 __all__ = [

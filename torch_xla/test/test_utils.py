@@ -1,6 +1,6 @@
 """The lines training scripts print, and their summaries."""
 
-from torch_xdist.training_log import (
+from torch_xdist.debug.training_log import (
     close_summary_writer,
     get_summary_writer,
     mp_test,

@@ -1,6 +1,6 @@
 """A dataset kept on disk as it is read."""
 
-from torch_xdist.cached_dataset import (
+from torch_xdist.files.cached_dataset import (
     CachedDataset,
 )
 

@@ -1,6 +1,6 @@
 """Activation checkpoints."""
 
-from torch_xdist.activation_checkpoint import (
+from torch_xdist.training.activation_checkpoint import (
     checkpoint,
 )
 

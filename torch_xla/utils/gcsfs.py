@@ -1,6 +1,6 @@
 """Files by path; `gs://` paths raise."""
 
-from torch_xdist.local_files import (
+from torch_xdist.files.local_files import (
     GcsBlob,
     generic_glob,
     generic_open,

@@ -1,10 +1,10 @@
 """`xser`: checkpoints with one file per tensor."""
 
-from torch_xdist.serialization import (
+from torch_xdist.files.serialization import (
     TensorReference,
     save,
 )
-from torch_xdist.serialization import (
+from torch_xdist.files.serialization import (
     read as load,
 )
 

@@ -5,7 +5,7 @@ from torch_xdist.arena import (
     for_each_instance,
     for_each_instance_rewrite,
 )
-from torch_xdist.script_tools import (
+from torch_xdist.names.script_tools import (
     Cleaner,
     FnDataGenerator,
     LazyProperty,

@@ -1,6 +1,6 @@
 """Optimizers that skip a step on the device, with no look at a value."""
 
-from torch_xdist.syncfree import (
+from torch_xdist.training.syncfree import (
     SGD,
     Adam,
     AdamW,

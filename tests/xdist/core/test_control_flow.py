@@ -1,0 +1,93 @@
+"""torch's control flow operators and JAX functions as operators, with their gradients."""
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+import torch_xdist.core.backend  # noqa: F401
+from torch_xdist.core import cuts
+from torch_xdist.core.control_flow import scan, while_loop
+from torch_xdist.core.from_jax import from_jax
+from torch_xdist.errors import CutError
+
+
+def test_cond_chooses_on_the_device_without_a_read():
+    x = torch.arange(3.0, device="xla", requires_grad=True)
+    factor = torch.tensor([10.0]).to("xla")
+    before = cuts.REASONS.copy()
+    for flag, expected, slope in ((True, [0, 10, 20], 10), (False, [1, 2, 3], 1)):
+        pred = torch.tensor(flag).to("xla")
+        y = torch.cond(pred, lambda x: x * factor, lambda x: x + 1, (x,))
+        (g,) = torch.autograd.grad(y.sum(), x)
+        assert before == cuts.REASONS
+        assert y.tolist() == expected
+        assert g.tolist() == [slope] * 3
+        before = cuts.REASONS.copy()
+
+
+def test_cond_refuses_branches_of_different_shapes():
+    x = torch.ones(3, device="xla")
+    with pytest.raises(CutError, match="both must return tensors of the same shapes and dtypes"):
+        torch.cond(x.sum() > 1, lambda x: x, lambda x: x.sum(), (x,))
+
+
+def test_while_loop_runs_until_its_condition_fails():
+    n, total = torch.tensor(0).to("xla"), torch.tensor(1.0).to("xla")
+    n, total = while_loop(lambda n, t: n < 5, lambda n, t: (n + 1, t * 2), (n, total))
+    assert (n.item(), total.item()) == (5, 32.0)
+
+
+def test_while_loop_refuses_a_body_that_changes_shapes():
+    x = torch.ones(3, device="xla")
+    with pytest.raises(CutError, match="shapes and dtypes of what is carried must not change"):
+        while_loop(lambda x: x.sum() < 5, lambda x: (x[:2],), (x,))
+
+
+def test_operands_of_control_flow_must_be_device_tensors():
+    with pytest.raises(CutError, match="is not an xla tensor; pass tensors of one device"):
+        while_loop(lambda x: x < 5, lambda x: (x + 1,), (torch.ones(1),))
+
+
+def test_scan_carries_and_stacks_with_gradients():
+    xs = torch.arange(4.0, device="xla", requires_grad=True)
+    start = torch.tensor(0.0).to("xla")
+    last, sums = scan(lambda c, x: (c + x, c * x), start, xs)
+    assert last.item() == 6
+    assert sums.tolist() == [0, 0, 2, 9]
+    (g,) = torch.autograd.grad(last * 2, xs)
+    assert g.tolist() == [2] * 4
+
+
+def test_a_jax_function_is_a_torch_operator_with_its_gradient():
+    @from_jax
+    def swish(x):
+        return x * (1 / (1 + jnp.exp(-x)))
+
+    x = torch.linspace(-2, 2, 5)
+    there = x.to("xla").requires_grad_()
+    y = swish(there)
+    y.sum().backward()
+    here = x.clone().requires_grad_()
+    torch.nn.functional.silu(here).sum().backward()
+    torch.testing.assert_close(y.detach().cpu(), torch.nn.functional.silu(x))
+    torch.testing.assert_close(there.grad.cpu(), here.grad)
+
+
+def test_a_gradient_can_be_given_by_hand():
+    halve = from_jax(lambda x: x / 2, gradient=lambda inputs, outputs, grads: (grads[0] * 100,))
+    x = torch.ones(2, device="xla", requires_grad=True)
+    halve(x).sum().backward()
+    assert x.grad.tolist() == [100.0, 100.0]
+
+
+def test_a_loop_of_another_length_is_a_reported_recompilation_not_a_failure():
+    def run(n):
+        x = torch.ones(2, device="xla")
+        for _ in range(n):
+            x = x * 2
+        cuts.sync()
+        return x.tolist(), cuts.LOG[-1].compiled
+
+    assert run(3) == ([8.0, 8.0], True)
+    assert run(3) == ([8.0, 8.0], False)
+    assert run(4) == ([16.0, 16.0], True)

@@ -1,0 +1,40 @@
+"""Tensors of two runs side by side."""
+
+import pytest
+import torch
+
+from torch_xdist.debug import model_compare
+from torch_xdist.errors import CheckpointError
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name, value in (("a", 1.0), ("b", 1.5)):
+        model_compare.configure(tmp_path / name)
+        model_compare.save("same", torch.ones(2, device="xla"))
+        model_compare.save("weight", torch.tensor([1.0, value]), step=3)
+    model_compare.save("more", torch.ones(1))
+    yield tmp_path / "a", tmp_path / "b"
+    model_compare._folder = None
+
+
+def test_the_first_difference_is_told(folders):
+    report = model_compare.compare(*folders)
+    assert report.splitlines() == [
+        f"more.0: only in {folders[1]}",
+        "step-3/weight.0:",
+        "(1,): 1.0 vs. 1.5",
+    ]
+    assert model_compare.compare(folders[0], folders[0]) == ""
+
+
+def test_shapes_and_types_are_compared_first():
+    one = torch.ones(2)
+    assert model_compare.compare_tensors(one, torch.ones(3)) == "Shape: (2,) vs. (3,)"
+    assert model_compare.compare_tensors(one, one.int()) == "Type: torch.float32 vs. torch.int32"
+
+
+def test_a_folder_must_be_known(monkeypatch):
+    monkeypatch.delenv("MODELCMP_SAVEDIR", raising=False)
+    with pytest.raises(CheckpointError, match="no folder is known; call configure"):
+        model_compare.save("x", torch.ones(1))

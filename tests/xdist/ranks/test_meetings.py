@@ -1,0 +1,77 @@
+"""Meetings of the ranks, on one rank and between real processes."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from device_ranks import DeviceRanks
+
+from torch_xdist.core import backend
+from torch_xdist.ranks import meetings
+
+backend.register()
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[DeviceRanks]:
+    with DeviceRanks(3) as ranks:
+        yield ranks
+
+
+def meet(rank, size):
+    from torch_xdist.ranks import collective_ops, meetings
+
+    # Pending on all ranks; rank 0 reads it, the others go to the rendezvous.
+    total = collective_ops.all_reduce("sum", torch.ones(1).to("xla"))
+    read = total.item() if rank == 0 else None
+    mean = meetings.mesh_reduce(
+        "mean",
+        {"right": torch.tensor(rank * 2).to("xla"), "of": 4},
+        lambda parts: sum(int(p["right"]) for p in parts) / sum(p["of"] for p in parts),
+    )
+    written = []
+    result = meetings.do_on_ordinals(
+        lambda x: written.append(x.device.type) or x.item(), (total,), ordinals=(1,)
+    )
+    return {
+        "read": read,
+        "payloads": meetings.rendezvous("tag", str(rank).encode()),
+        "some": meetings.rendezvous("some", b"%d" % rank, [0, 2]) if rank != 1 else None,
+        "xla": meetings.xla_rendezvous(b"x" * rank),
+        "mean": mean,
+        "did": (result, written),
+    }
+
+
+def test_ranks_meet_and_share_what_they_bring(three):
+    for rank, found in enumerate(three.run(meet)):
+        assert found == {
+            "read": 3.0 if rank == 0 else None,
+            "payloads": [b"0", b"1", b"2"],
+            "some": None if rank == 1 else [b"0", b"2"],
+            "xla": [b"", b"x", b"xx"],
+            "mean": 0.5,
+            "did": (3.0, ["cpu"]) if rank == 1 else (None, []),
+        }
+
+
+def test_one_rank_meets_itself():
+    assert meetings.rendezvous("tag") == [b""]
+    assert meetings.xla_rendezvous(b"a", ordinals=[0]) == [b"a"]
+    value = torch.ones(2).to("xla")
+    assert meetings.mesh_reduce("tag", value, lambda parts: parts[0].device.type) == "cpu"
+    assert meetings.do_on_ordinals(lambda a, b: a + b, (1, 2)) == 3
+    assert meetings.do_on_ordinals(lambda: 1, ordinals=(1,)) is None
+
+
+def test_payloads_must_be_bytes():
+    with pytest.raises(TypeError, match="payload is a str; it must be bytes"):
+        meetings.rendezvous("tag", "text")
+    with pytest.raises(TypeError, match="`payload` must be bytes, not str"):
+        meetings.xla_rendezvous("text")
+    with pytest.raises(ValueError, match="Only global rendezvous is supported"):
+        meetings.xla_rendezvous(b"", ordinals=[1])

@@ -1,0 +1,92 @@
+"""The optimizer whose state is divided between ranks, against the undivided one."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from device_ranks import DeviceRanks
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[DeviceRanks]:
+    with DeviceRanks(2) as ranks:
+        yield ranks
+
+
+def make_model():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    model.scale = torch.nn.Parameter(torch.tensor(2.0))
+    return model
+
+
+def loss_of(model, batch):
+    return (model(batch) * model.scale).square().mean() * 20
+
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 5, generator=generator) for _ in range(4)]
+
+
+def divided(rank, size, options):
+    from torch_xdist.core import cuts
+    from torch_xdist.ranks.zero import ZeroRedundancyOptimizer
+
+    model = make_model().to("xla")
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, **options)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for step, batch in enumerate(batches()):
+        if step == 2:
+            saved = optimizer.state_dict()
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), torch.optim.Adam, lr=0.01, **options
+            )
+            optimizer.load_state_dict(saved)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+        optimizer.zero_grad()
+        loss_of(model, batch.chunk(size)[rank].to("xla")).backward()
+        optimizer.step()
+        schedule.step()
+        cuts.sync()
+    shards = [p.shape[0] for p in optimizer.base_optimizer.param_groups[0]["params"]]
+    norm = None if optimizer.grad_norm is None else optimizer.grad_norm.item()
+    return [p.detach().cpu() for p in model.parameters()], shards, norm
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"save_master_weights": True, "use_grad_acc_hook": True, "higher_cc_precision": True},
+        pytest.param({"grad_clipping": False}, marks=pytest.mark.long),
+        pytest.param(
+            {"bucket_cap_mb_all_gather": 1e-6, "bucket_cap_mb_reduce_scatter": 1e-6},
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["clipped", "free", "buckets"],
+)
+def test_a_divided_state_trains_like_a_whole_one(two, options):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    norm = None
+    for batch in batches():
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        if options.get("grad_clipping", True):
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    for parameters, shards, found_norm in two.run(divided, options):
+        assert shards == [1, 4, 4, 2, 2]
+        for expected, found in zip(model.parameters(), parameters):
+            torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
+        if norm is None:
+            assert found_norm is None
+        else:
+            assert found_norm == pytest.approx(norm.item(), rel=1e-5)

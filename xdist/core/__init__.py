@@ -1,0 +1,1 @@
+"""The lazy core: torch operators recorded as rows, cut into programs, compiled by XLA."""

@@ -1,0 +1,193 @@
+"""Cuts: the only place where a pending trace becomes a program and runs.
+
+Every cut has a named reason and the user's file:line; both are counted and kept in `LOG`.
+"""
+
+import importlib.util
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from torch_xdist import metrics, settings
+from torch_xdist.core import closures, device, program, reports
+from torch_xdist.core.trace import Cell, Trace, View
+from torch_xdist.core.views import slot_of
+from torch_xdist.errors import CutError
+from torch_xdist.progress import PROGRESS
+
+SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package's files lie, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+_PACKAGES = (
+    "torch_xdist",
+    "torch_xdist.launcher",
+    "torch_xdist.loaders",
+    "torch_xdist.collectives",
+)
+_OURS = tuple(
+    folder + os.sep
+    for package in (*_PACKAGES, "torch_xla", "torch")
+    for folder in _folders(package)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One cut: why, where in the user's code, how many rows ran, and whether XLA compiled."""
+
+    reason: str
+    where: str
+    rows: int
+    compiled: bool
+    fingerprint: str
+
+
+LOG: deque[Cut] = deque(maxlen=1000)
+REASONS: Counter[str] = Counter()
+
+
+def user_line() -> str:
+    """The file:line of the innermost frame that is neither ours nor torch's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS) and not name.startswith("<frozen"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "<no user code>"
+
+
+def cut(trace: Trace, reason: str, wanted: Sequence[Cell] = ()) -> list[jax.Array]:
+    """Run every pending row of a trace once; returns the buffers of the wanted cells.
+
+    Every live cell of the trace holds a buffer afterwards.
+    """
+    with trace.lock:
+        if trace.is_paper:
+            raise CutError(
+                f"{reason}: a decomposition asked for the value of a tensor while it was "
+                "recorded; such an operator runs on the CPU"
+            )
+        slots = [slot_of(cell) for cell in wanted]
+        try:
+            return _run(trace, reason, slots) if trace.rows else _from_leaves(trace, slots)
+        finally:
+            trace.reset()
+
+
+def _from_leaves(trace: Trace, slots: Sequence[int]) -> list[jax.Array]:
+    held = {slot: buffer for slot, _, buffer in trace.leaves}
+    for slot, cells in program.live_outputs(trace).items():
+        for cell in cells:
+            cell.buffer = held[slot]
+    return [held[slot] for slot in slots]  # type: ignore[misc]
+
+
+def _run(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
+    live = program.live_outputs(trace)
+    held = {slot: buffer for slot, _, buffer in trace.leaves}
+    for slot in [s for s in live if s in held]:
+        for cell in live.pop(slot):
+            cell.buffer = held[slot]
+    extra = [slot for slot in slots if slot not in live and slot not in held]
+    outs = tuple(dict.fromkeys([*live, *extra]))
+    found = {slot: held[slot] for slot in slots if slot in held}
+    held.clear()
+    reports.before_run(trace, outs)
+    launch = program.prepare(trace, outs, may_donate=True)
+    compiled = program.find(trace, launch)
+    _note(trace, reason, compiled)
+    reports.at_run(trace, reason, compiled, len(outs))
+    results = program.execute(trace, compiled, launch)
+    for slot, value in zip(outs, results):
+        for cell in live.get(slot, ()):
+            cell.buffer = value
+        found[slot] = value
+    return [found[slot] for slot in slots]  # type: ignore[misc]
+
+
+def _note(trace: Trace, reason: str, compiled: program.Program) -> None:
+    where = user_line()
+    REASONS[reason] += 1
+    metrics.count(f"Cut.{reason}")
+    LOG.append(Cut(reason, where, len(trace.rows), not compiled.is_compiled, compiled.fingerprint))
+    PROGRESS.where = where
+    if trace.collectives:
+        PROGRESS.collective += trace.collectives
+        PROGRESS.fingerprint = compiled.fingerprint
+        names = (row[0].name for row in reversed(trace.rows) if row[0].is_collective)
+        PROGRESS.name = next(names, "").removeprefix("xla.")
+
+
+def _is_there(cell: Cell) -> bool:
+    """Whether a cell holds its value already: no row of its trace has to run for it."""
+    pending = isinstance(cell, View) or cell.epoch == cell.trace.epoch
+    return not pending and cell.buffer is not None
+
+
+def buffer_of(cell: Cell, reason: str = READ) -> jax.Array:
+    """The JAX array of a cell's value, cutting its trace where the value is pending."""
+    trace = cell.trace
+    with trace.lock:
+        if _is_there(cell):
+            return cell.buffer  # type: ignore[return-value]
+        return cut(trace, reason, [cell])[0]
+
+
+def buffers_of(cells: Sequence[Cell], reason: str = READ) -> list[jax.Array]:
+    """The JAX arrays of several cells, with at most one cut per device."""
+    traces = {cell.trace for cell in cells}
+    if len(traces) > 1:
+        return [buffer_of(cell, reason) for cell in cells]
+    if all(map(_is_there, cells)):
+        return [c.buffer for c in cells]  # type: ignore[misc]
+    return cut(cells[0].trace, reason, cells)
+
+
+def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -> None:
+    """Run what is pending on this thread's device: the end of a training step.
+
+    Args:
+      wait: return only when the device is done.
+      reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
+    """
+    reports.check_no_open_scope()
+    trace = device.trace_of(device.index_of(device_))
+    metrics.count("MarkStep")
+    PROGRESS.step += 1
+    if settings.current().step_log:
+        print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
+    with trace.lock:
+        outputs = program.live_outputs(trace) if wait or settings.current().sync_wait else {}
+        cut(trace, SYNC)
+    for cells in outputs.values():
+        if cells[0].buffer is not None:
+            cells[0].buffer.block_until_ready()
+    reports.at_sync()
+    closures.run_step_closures()
+
+
+def wait_device_ops(devices: Sequence[object] = ()) -> None:
+    """Block until everything launched so far is done.
+
+    Args:
+      devices: the devices to wait for; all of this process where empty.
+    """
+    indices = [device.index_of(d) for d in devices] or range(device.device_count())
+    for index in indices:
+        trace = device.trace_of(index)
+        cut(trace, SYNC)
+        jax.device_put(0, device.jax_device(index)).block_until_ready()
+    for array in jax.live_arrays():
+        if not array.is_deleted():
+            array.block_until_ready()

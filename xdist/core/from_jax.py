@@ -1,0 +1,116 @@
+"""JAX functions as torch operators: custom kernels (Pallas too), with gradients by `jax.vjp`."""
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from torch_xdist.core.own import own_row
+
+_serial = itertools.count()
+
+
+def from_jax(
+    function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """A torch operator that computes a JAX function of device tensors.
+
+    Args:
+      function: takes one JAX array per tensor, returns one array or a tuple of arrays. It is
+        traced once per combination of shapes and dtypes, so it must not depend on anything else.
+      gradient: `gradient(inputs, outputs, output_gradients)`, each a tuple of arrays, returns a
+        tuple with one array (or None) per input. Default: `jax.vjp` of `function`.
+
+    Returns a function of tensors that gives a tensor, or a tuple of tensors.
+
+    Example:
+      double = from_jax(lambda x: 2 * x)
+      y = double(torch.ones(3, device="xla", requires_grad=True))
+    """
+    name = f"from_jax.{getattr(function, '__name__', 'function')}.{next(_serial)}"
+    backward = gradient or functools.partial(_vjp, function)
+
+    class Operator(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: torch.Tensor) -> Any:
+            results = own_row(name, function, tensors)  # type: ignore[arg-type]
+            ctx.save_for_backward(*tensors, *results)
+            ctx.inputs = len(tensors)
+            return tuple(results) if len(results) > 1 else results[0]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+            saved = ctx.saved_tensors
+            return _gradients(name, backward, saved[: ctx.inputs], saved[ctx.inputs :], grads)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        return Operator.apply(*tensors)
+
+    return functools.update_wrapper(call, function)
+
+
+def differentiable_row(
+    name: str, function: Callable[..., Any], tensors: Sequence[Any], key: Hashable
+) -> list[Any]:
+    """An own row with a gradient by `jax.vjp`; `name` and `key` identify the function."""
+
+    class Row(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: torch.Tensor) -> Any:
+            results = own_row(name, function, inputs, key)  # type: ignore[arg-type]
+            ctx.save_for_backward(*inputs, *results)
+            ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+            saved, n = ctx.saved_tensors, len(tensors)
+            backward = functools.partial(_vjp, function)
+            return _gradients(name, backward, saved[:n], saved[n:], grads, key)
+
+    return list(Row.apply(*tensors))
+
+
+def _gradients(
+    name: str,
+    backward: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor | None],
+    key: Hashable = (),
+) -> tuple[torch.Tensor | None, ...]:
+    """Record the backward function on everything it may read."""
+    given = [g if g is not None else torch.zeros_like(o) for g, o in zip(grads, outputs)]
+    n, m = len(inputs), len(outputs)
+    wanted = tuple(x.is_floating_point() or x.is_complex() for x in inputs)
+
+    def row(*arrays: jax.Array) -> list[Any]:
+        parts = arrays[:n], arrays[n : n + m], arrays[n + m :]
+        results = backward(*parts)
+        return [
+            jnp.zeros_like(x) if r is None else r
+            for x, r, want in zip(arrays, results, wanted)
+            if want
+        ]
+
+    results = iter(own_row(f"{name}.backward", row, [*inputs, *outputs, *given], key))  # type: ignore[list-item]
+    return tuple(next(results) if want else None for want in wanted)
+
+
+def _vjp(function: Callable[..., Any], inputs: Any, outputs: Any, grads: Any) -> tuple[Any, ...]:
+    results, pull = jax.vjp(lambda *xs: tuple(jax.tree.leaves(function(*xs))), *inputs)
+    float0 = jax.dtypes.float0
+    seeds = tuple(
+        g if jnp.issubdtype(r.dtype, jnp.inexact) else _no_gradient(r)
+        for g, r in zip(grads, results)
+    )
+    return tuple(None if g.dtype == float0 else g for g in pull(seeds))
+
+
+def _no_gradient(result: jax.Array) -> Any:
+    return np.zeros(result.shape, jax.dtypes.float0)

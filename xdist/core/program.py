@@ -1,0 +1,165 @@
+"""Programs: a trace compiled by XLA, cached by the rows it was made of."""
+
+import hashlib
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from torch_xdist import metrics
+from torch_xdist.core import collective_program, device
+from torch_xdist.core.plan import Plan, number_types
+from torch_xdist.core.trace import Cell, Trace
+from torch_xdist.core.walk import Numbers, Row, result_slots, walk
+from torch_xdist.progress import PROGRESS
+
+# A buffer that nobody else holds is given away even where no result has its shape.
+warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+
+PROGRAMS: dict[tuple[Any, ...], "Program"] = {}
+
+
+@dataclass(slots=True)
+class Program:
+    """One compiled trace.
+
+    `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars and
+    returns the value of each slot of `outs`.
+    """
+
+    run: Any
+    outs: tuple[int, ...]
+    fingerprint: str
+    is_compiled: bool = False
+    # Shapes and dtypes of the arguments of the first run.
+    signature: Any = None
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs. Compiles once more; for reports."""
+        return self.run.lower(*self.signature).compile().memory_analysis()
+
+
+@dataclass(slots=True)
+class Launch:
+    """What one cut runs: the program's key and what is fed to it."""
+
+    key: tuple[Any, ...]
+    outs: tuple[int, ...]
+    donated: tuple[jax.Array, ...]
+    kept: tuple[jax.Array, ...]
+
+
+def live_outputs(trace: Trace) -> dict[int, list[Cell]]:
+    """The slots that a living cell still points at, in order, with their cells."""
+    epoch = trace.epoch
+    seen: set[int] = set()
+    outs: dict[int, list[Cell]] = {}
+    for reference in trace.live:
+        cell = reference()
+        if cell is not None and cell.epoch == epoch and id(cell) not in seen:
+            seen.add(id(cell))
+            outs.setdefault(cell.slot, []).append(cell)
+    return outs
+
+
+def prepare(trace: Trace, outs: tuple[int, ...], *, may_donate: bool) -> Launch:
+    """Decide what is donated and make the key."""
+    donated: list[Any] = []
+    kept: list[Any] = []
+    mask, slots = [], []
+    leaves = trace.leaves
+    for index in range(len(leaves)):
+        slot, kind, buffer = leaves[index]
+        # Three references are ours: the leaf, the name `buffer` and getrefcount's argument.
+        give = may_donate and sys.getrefcount(buffer) <= 3
+        (donated if give else kept).append(buffer)
+        mask.append(give)
+        slots.append((slot, kind))
+    key = (tuple(trace.rows), tuple(slots), outs, tuple(mask), trace.device_index)
+    return Launch(key, outs, tuple(donated), tuple(kept))
+
+
+def find(trace: Trace, launch: Launch) -> Program:
+    """The program of a launch, from the cache or made anew."""
+    program = PROGRAMS.get(launch.key)
+    if program is None:
+        metrics.count("UncachedCompile")
+        program = PROGRAMS[launch.key] = make(trace, launch)
+    else:
+        metrics.count("CachedCompile")
+    return program
+
+
+def make(trace: Trace, launch: Launch) -> Program:
+    """Build the function of a trace; JAX compiles it at its first run."""
+    rows = list(trace.rows)
+    slots = [slot for slot, _, _ in trace.leaves]
+    mask = launch.key[3]
+    given = [slot for slot, give in zip(slots, mask) if give]
+    held = [slot for slot, give in zip(slots, mask) if not give]
+    starts = result_slots(rows, set(slots))
+    types = {row[0]: number_types(row[0]) for row in rows}
+    outs = launch.outs
+
+    def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
+        env = dict(zip(given, donated))
+        env.update(zip(held, kept))
+        for _ in walk(rows, starts, env, Numbers(floats, ints), types):
+            pass
+        return [env[slot] for slot in outs]
+
+    if any(row[0].is_collective for row in rows):
+        return Program(collective_program.compiled(step), outs, fingerprint(rows))
+    return Program(jax.jit(step, donate_argnums=(0,)), outs, fingerprint(rows))
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """A digest of what the rows compute; the same on every rank that recorded the same."""
+    text = "\n".join(describe(row) for row in rows)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def describe(row: Row) -> str:
+    """One row in words."""
+    plan: Plan = row[0]
+    return f"{plan!r} {plan.args} {sorted(plan.kwargs)} {row[1:]}"
+
+
+def execute(trace: Trace, program: Program, launch: Launch) -> list[jax.Array]:
+    """Run a program on the device of its trace. The call returns before the device is done."""
+    floats = np.asarray(trace.floats, np.float64)
+    ints = np.asarray(trace.ints, np.int64)
+    if program.is_compiled:
+        return _call(trace, program, launch, floats, ints)
+    program.signature = jax.tree.map(_abstract, (launch.donated, launch.kept, floats, ints))
+    PROGRESS.compiling = True
+    started = time.perf_counter()
+    try:
+        results = _call(trace, program, launch, floats, ints)
+    finally:
+        PROGRESS.compiling = False
+    program.is_compiled = True
+    metrics.observe("CompileTime", time.perf_counter() - started)
+    return results
+
+
+def _abstract(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def _call(
+    trace: Trace, program: Program, launch: Launch, floats: np.ndarray, ints: np.ndarray
+) -> list[jax.Array]:
+    started = time.perf_counter()
+    if trace.device_index:
+        with jax.default_device(device.jax_device(trace.device_index)):
+            results = program.run(launch.donated, launch.kept, floats, ints)
+    else:
+        results = program.run(launch.donated, launch.kept, floats, ints)
+    metrics.observe("ExecuteTime", time.perf_counter() - started)
+    return results

@@ -1,0 +1,253 @@
+"""Recording: from a torch call to a row of the trace. The hottest Python of the house.
+
+`record` looks at each argument once, finds the plan in one dictionary, and appends one tuple.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_xdist.core import cpu_only, device, recipe, shapes
+from torch_xdist.core.plan import Number, Op, Plan, Slot, result_kinds
+from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.trace import Cell, Kind, Trace
+from torch_xdist.core.transfer import scalar_to_device
+from torch_xdist.core.views import slot_of
+from torch_xdist.errors import DeviceError
+from torch_xdist.ops.table import SHAPED
+
+PLANS: dict[tuple[Any, ...], Plan | None] = {}
+# Stands for a call that was never seen; None for one only the CPU can compute.
+NEW = object()
+# Integers that are cheap to compile in and common as constants; others are runtime inputs.
+STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
+
+
+class Found:
+    """What one call's arguments were found to be; only on the slow paths."""
+
+    __slots__ = ("args", "generator", "key", "kwargs", "numbers", "op", "slots", "trace")
+
+    def __init__(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.key: list[Any] = [op]
+        self.slots: list[int] = []
+        self.numbers: list[Any] = []
+        self.generator: torch.Generator | None = None
+        self.trace = capturing_paper((*args, *kwargs.values()))
+
+    def take(self, value: Any) -> None:
+        """Enter one argument into the key."""
+        cls = value.__class__
+        if cls is XlaTensor:
+            self.take_cell(value.cell)
+        elif cls is list or cls is tuple:
+            self.key.append((cls, len(value)))
+            for part in value:
+                self.take(part)
+        elif cls is float or cls is int:
+            self.take_number(value, cls)
+        elif isinstance(value, torch.Tensor):
+            self.take_cell(self.as_device(value).cell)
+        elif cls is torch.Generator:
+            self.generator = value
+            self.key.append(None)
+        else:
+            self.key.append((cls, value))
+
+    def take_cell(self, cell: Cell) -> None:
+        trace = self.trace
+        if trace is None:
+            self.trace = trace = cell.trace
+        elif cell.trace is not trace:
+            if trace.captures is None:
+                raise mixed_devices(self.op.name, trace, cell.trace)
+            cell = trace.capture(cell)
+        self.key.append(cell.kind)
+        self.slots.append(slot_of(cell))
+
+    def take_number(self, value: Any, cls: type) -> None:
+        if self.op.runtime and (cls is float or value not in STATIC_INTS) and _fits(value, cls):
+            self.key.append(cls)
+            self.numbers.append(value)
+        else:
+            self.key.append(value if cls is int else (float, value.hex()))
+
+    def as_device(self, value: torch.Tensor) -> XlaTensor:
+        if self.trace is None:
+            self.trace = trace_among((*self.args, *self.kwargs.values()))
+        return admit(value, self.trace)
+
+
+def _fits(value: Any, cls: type) -> bool:
+    return cls is float or -(2**63) <= value < 2**63
+
+
+def admit(value: torch.Tensor, trace: Trace) -> XlaTensor:
+    """A CPU tensor among device tensors: 0-d ones are moved, as torch does for cuda."""
+    if value.dim() == 0 and value.device.type == "cpu":
+        return scalar_to_device(value, trace)
+    raise DeviceError(not_on_device(value))
+
+
+def not_on_device(value: torch.Tensor) -> str:
+    """torch_xla's own sentence, and what to do."""
+    return (
+        f"Input tensor is not an XLA tensor: {value.type()} of shape {tuple(value.shape)} "
+        f"on {value.device}; move it with .to('xla')"
+    )
+
+
+def mixed_devices(name: str, one: Trace, other: Trace) -> DeviceError:
+    return DeviceError(
+        f"{name}: expected all tensors to be on the same device, but found "
+        f"xla:{one.device_index} and xla:{other.device_index}; move one with .to()"
+    )
+
+
+def find(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Found, Plan | None]:
+    """Look at every argument of a call and find its plan, making it the first time."""
+    found = Found(op, args, kwargs)
+    for value in args:
+        found.take(value)
+    for name, value in kwargs.items():
+        found.key.append(name)
+        found.take(value)
+    return found, plan_for(tuple(found.key), op, args, kwargs)
+
+
+def plan_for(
+    key: tuple[Any, ...], op: Op, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Plan | None:
+    plan = PLANS.get(key, NEW)
+    if plan is NEW:
+        plan = PLANS[key] = make_plan(op, args, kwargs)
+    return plan  # type: ignore[return-value]
+
+
+def capturing_paper(values: Sequence[Any]) -> Trace | None:
+    """The paper of a body of control flow that is being recorded, where it is among the operands.
+
+    Operands of the user's trace then become captures of the body.
+    """
+    sheet = device.paper()
+    if sheet is None or sheet.captures is None:
+        return None
+    tensors = [t for t in pytree.tree_leaves(list(values)) if t.__class__ is XlaTensor]
+    return sheet if any(t.cell.trace is sheet for t in tensors) else None
+
+
+def trace_among(values: Sequence[Any]) -> Trace:
+    """The trace of the first device tensor of a call."""
+    for value in values:
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if part.__class__ is XlaTensor:
+                return part.cell.trace
+    raise DeviceError("no xla tensor among the arguments of an operator of the xla device")
+
+
+def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | None:
+    """Infer a call's results; None where only the CPU can compute them."""
+    func = op.functional
+    template = Template(op)
+    metas = [template.take(a) for a in args]
+    named = {name: template.take(a) for name, a in kwargs.items()}
+    if func is None or cpu_only.is_wanted(func, metas):
+        return None
+    try:
+        if str(func) in SHAPED:
+            result = shapes.of_lowering(str(func), metas, named)
+        else:
+            result = infer(func, metas, named)
+    except NotImplementedError:
+        return None
+    kinds, structure = result_kinds(result)
+    plan = Plan(
+        str(func),
+        op,
+        [template.mark(a) for a in args],
+        {name: template.mark(a) for name, a in kwargs.items()},
+        template.kinds,
+        kinds,
+        structure,
+    )
+    plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
+    return plan if recipe.prepare(plan) else None
+
+
+def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What torch's meta kernel says of the results.
+
+    Raises torch's own error for a wrong call, and NotImplementedError where only values tell.
+    """
+    try:
+        with torch.no_grad():
+            return func(*metas, **named)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        # Meta kernels written in Python have words of their own: the CPU says torch's.
+        cpu_only.ask(func, metas, named)
+        if "meta" in str(error).lower():
+            raise NotImplementedError(str(error)) from error
+        raise
+
+
+class Template:
+    """Turns arguments into meta tensors, and into the marks a plan keeps of them."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.kinds: list[Kind] = []
+        self.marks = 0
+
+    def take(self, value: Any) -> Any:
+        if value.__class__ is XlaTensor:
+            self.kinds.append(value.cell.kind)
+            return value.cell.kind.meta
+        if isinstance(value, torch.Tensor):
+            kind = Kind(tuple(value.shape), value.dtype, value.stride(), 0)
+            self.kinds.append(kind)
+            return kind.meta
+        if isinstance(value, list | tuple):
+            return type(value)(self.take(part) for part in value)
+        if isinstance(value, torch.device):
+            return torch.device("meta")
+        return None if isinstance(value, torch.Generator) else value
+
+    def mark(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            self.marks += 1
+            return Slot(self.marks - 1)
+        if isinstance(value, list | tuple):
+            return type(value)(self.mark(part) for part in value)
+        cls = value.__class__
+        if cls is torch.Generator:
+            return None
+        if self.op.runtime and (cls is float or (cls is int and value not in STATIC_INTS)):
+            return Number(cls) if _fits(value, cls) else value
+        return value
+
+
+def enter(plan: Plan, found: Found) -> list[Cell | None]:
+    """Append a row and return a cell for each of its results."""
+    trace = found.trace
+    assert trace is not None
+    if found.numbers:
+        for number in found.numbers:
+            (trace.floats if number.__class__ is float else trace.ints).append(number)
+    if plan.is_random:
+        trace.ints.extend(trace.rng.next())
+    trace.rows.append((plan, *found.slots))
+    cells: list[Cell | None] = []
+    for kind in plan.kinds:
+        if kind is None:
+            cells.append(None)
+            trace.next_slot += 1
+        else:
+            cells.append(trace.new_cell(kind))
+    return cells

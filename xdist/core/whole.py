@@ -1,0 +1,141 @@
+"""Operators that torch makes of many others and that we record as one row.
+
+torch decomposes attention and recurrent layers above autograd, so no row of the lowering table
+would see them. Kernels entered under the AutogradLazy key catch them; their gradient is one more
+row, made by `jax.vjp`, whose gradient is again one, and so on. What a kernel cannot serve (other
+tensors than the device's own, dropout, functorch's transforms, forward mode) goes torch's way.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.autograd import forward_ad
+
+from torch_xdist.core.own import own_row
+from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.ops.attention import attend
+
+_libraries: list[torch.library.Library] = []
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+class WholeRow(torch.autograd.Function):
+    """One row of our own with gradients of every order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, key: Hashable, function: Callable[..., Any], *tensors: XlaTensor
+    ) -> tuple[XlaTensor, ...]:
+        """`function` is one of JAX arrays; `name` and `key` determine it (see `own_row`)."""
+        ctx.row = (name, key, function)
+        ctx.save_for_backward(*tensors)
+        return tuple(own_row(name, function, tensors, key))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: XlaTensor) -> tuple[Any, ...]:
+        name, key, function = ctx.row
+        tensors = ctx.saved_tensors
+        wanted = tuple(i for i, need in enumerate(ctx.needs_input_grad[3:]) if need)
+        count = len(tensors)
+
+        def gradient(*arrays: jax.Array) -> list[jax.Array]:
+            return pull_back(function, wanted, arrays[:count], arrays[count:])
+
+        results = WholeRow.apply(f"{name}_backward", (key, wanted), gradient, *tensors, *grads)
+        found: list[Any] = [None] * count
+        for i, result in zip(wanted, results):
+            found[i] = result
+        return None, None, None, *found
+
+
+def pull_back(
+    function: Callable[..., Any],
+    wanted: Sequence[int],
+    inputs: Sequence[jax.Array],
+    grads: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """The gradients of the `wanted` inputs of a function of arrays."""
+
+    def of_wanted(*chosen: jax.Array) -> list[jax.Array]:
+        everything = list(inputs)
+        for i, array in zip(wanted, chosen):
+            everything[i] = array
+        return jax.tree.leaves(function(*everything))
+
+    _, pull = jax.vjp(of_wanted, *(inputs[i] for i in wanted))
+    return list(pull(list(grads)))
+
+
+def are_ours(*tensors: torch.Tensor) -> bool:
+    return forward_ad._current_level < 0 and all(
+        type(t) is XlaTensor and t.is_floating_point() for t in tensors
+    )
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Scaled dot product attention as one row."""
+    if not _fits(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+        return _ATTENTION.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        repeats = query.size(-3) // key.size(-3)
+        key = key.repeat_interleave(repeats, -3)
+        value = value.repeat_interleave(repeats, -3)
+    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+
+    def row(*arrays: jax.Array) -> jax.Array:
+        q, k, v, *mask = arrays
+        return attend(q, k, v, mask[0] if mask else None, is_causal, factor)
+
+    return WholeRow.apply("scaled_dot_product_attention", (is_causal, factor), row, *tensors)[0]
+
+
+def _fits(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> bool:
+    if dropout_p > 0 or not are_ours(query, key, value) or query.dim() < 3:
+        return False
+    if min(query.numel(), key.numel(), value.numel()) == 0:
+        return False
+    if mask is not None:
+        lead_fits = mask.dim() <= query.dim() and not is_causal
+        if not lead_fits or type(mask) is not XlaTensor or forward_ad._current_level >= 0:
+            return False
+        if mask.dtype not in (torch.bool, query.dtype):
+            return False
+    heads, kv_heads = query.size(-3), key.size(-3)
+    grouped = enable_gqa and heads % kv_heads == 0 and query.shape[:-3] == key.shape[:-3]
+    return (
+        (grouped or query.shape[:-2] == key.shape[:-2])
+        and key.shape[:-1] == value.shape[:-1]
+        and query.size(-1) == key.size(-1)
+        and query.dtype == key.dtype == value.dtype
+    )
+
+
+def register() -> None:
+    """Enter the kernels. Called once, with the device's registration."""
+    library = torch.library.Library("aten", "IMPL", "AutogradLazy")
+    library.impl("scaled_dot_product_attention", attention)
+    _libraries.append(library)

@@ -1,0 +1,134 @@
+"""Writing results into tensors that exist: in-place operators, out=, copy_."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.bind import own_plan
+from torch_xdist.core.plan import Op, Plan
+from torch_xdist.core.tensor import XlaTensor, wrap
+from torch_xdist.core.trace import Cell, Kind, Trace, dense_kind
+from torch_xdist.core.views import overlaps, slot_of, write
+from torch_xdist.errors import DeviceError
+from torch_xdist.ops.table import LOWERINGS
+
+_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_CASTS: dict[tuple[Kind, torch.dtype], Plan] = {}
+
+
+def mutated_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors an in-place operator writes, in the order of its schema."""
+    tensors: list[Any] = []
+    for position, name in op.mutated:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        tensors.extend(value if isinstance(value, list | tuple) else [value])
+    return tensors
+
+
+def check_targets(op: Op, targets: Sequence[Any]) -> None:
+    """Refuse what cannot be written: CPU tensors and tensors whose elements overlap."""
+    for target in targets:
+        if target is None:
+            continue
+        if target.__class__ is not XlaTensor:
+            raise DeviceError(
+                f"{op.name}: cannot write a result of an xla device into a "
+                f"{target.type()} on {target.device}; give it a tensor on the xla device"
+            )
+        if overlaps(target.cell.kind):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers "
+                "to a single memory location. Please clone() the tensor before performing the "
+                "operation."
+            )
+
+
+def finish(
+    op: Op, plan: Plan, cells: Sequence[Cell | None], targets: Sequence[Any], *, is_out: bool
+) -> Any:
+    """Move the written tensors to the new values and return what the operator returns."""
+    fresh = len(cells) - len(targets)
+    for cell, target in zip(cells[fresh:], targets):
+        if target is None or cell is None:
+            continue
+        if is_out and target.cell.kind.shape != cell.kind.shape:
+            resize(target, cell.kind.shape)
+        check_result(op, cell.kind, target.cell.kind, is_out=is_out)
+        write(target.cell, slot_as(cell, target.cell.kind.dtype))
+    results = [None if c is None else wrap(c) for c in cells[:fresh]]
+    if not op.returns_mutated:
+        return None
+    if fresh:
+        return tuple(results) if len(results) > 1 else results[0]
+    # An operator may write to more than it returns: _amp_update_scale_ does.
+    count = len(op.func._schema.returns)
+    return targets[0] if count == 1 else tuple(targets[:count])
+
+
+def check_result(op: Op, result: Kind, target: Kind, *, is_out: bool) -> None:
+    """torch's own refusals of an in-place result."""
+    if result.shape != target.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape "
+            f"{list(result.shape)}"
+        )
+    if not torch.can_cast(result.dtype, target.dtype):
+        name = str(result.dtype).removeprefix("torch.")
+        raise RuntimeError(
+            f"result type {_TITLES.get(name, name)} can't be cast to the desired output type "
+            f"{_TITLES.get(str(target.dtype).removeprefix('torch.'), target.dtype)}"
+        )
+
+
+_TITLES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
+    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
+    "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+}  # fmt: skip
+
+
+def slot_as(cell: Cell, dtype: torch.dtype) -> int:
+    """The slot of a cell's value in another dtype."""
+    slot = slot_of(cell)
+    if cell.kind.dtype == dtype:
+        return slot
+    key = (cell.kind, dtype)
+    plan = _CASTS.get(key)
+    if plan is None:
+        plan = _CASTS[key] = _cast_plan(cell.kind, dtype)
+    return append(cell.trace, plan, slot)
+
+
+def append(trace: Trace, plan: Plan, *slots: int) -> int:
+    """Append a row of one result that no cell points at yet; returns its slot."""
+    trace.rows.append((plan, *slots))
+    result = trace.next_slot
+    trace.next_slot = result + 1
+    return result
+
+
+def _cast_plan(kind: Kind, dtype: torch.dtype) -> Plan:
+    cast = functools.partial(LOWERINGS["aten._to_copy.default"], dtype=dtype)
+    return own_plan(f"cast.{dtype}", cast, [kind], [dense_kind(kind.shape, dtype)])
+
+
+def resize(target: XlaTensor, shape: tuple[int, ...]) -> None:
+    """Give a tensor that is about to be overwritten another shape, as out= does."""
+    set_layout(target, dense_kind(shape, target.cell.kind.dtype))
+    target.cell = Cell(dense_kind(shape, target.cell.kind.dtype), target.cell.trace)
+
+
+def set_layout(target: XlaTensor, kind: Kind) -> None:
+    """Change sizes and strides of the wrapper in place, by torch's meta kernels."""
+    torch.ops.aten.as_strided_.default.redispatch(
+        _META, target, kind.shape, kind.stride, kind.offset
+    )
+
+
+def move_cell(target: XlaTensor, cell: Cell) -> None:
+    """Make a tensor point at another cell, whatever its layout was."""
+    if target.cell.kind is not cell.kind:
+        set_layout(target, cell.kind)
+    target.cell = cell

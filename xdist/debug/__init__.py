@@ -1,0 +1,1 @@
+"""What ran and why: graphs as text, profiles, comparisons of runs, training logs."""

@@ -1,0 +1,1 @@
+"""Several ranks: collectives as rows of the trace, torch.distributed, meetings on the host."""

@@ -1,0 +1,160 @@
+"""Collectives that autograd can pass through, and the batch norm over all ranks.
+
+The backward passes are local, as in torch_xla: the gradient of a sum over ranks is the incoming
+gradient, not its sum. `SyncBatchNorm` is the exception and reduces in both directions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_xdist import world
+from torch_xdist.ranks import collective_ops
+
+Groups = Sequence[Sequence[int]] | None
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, reduce_type: str, scale: float, groups: Groups
+    ) -> torch.Tensor:
+        output = collective_ops.all_reduce(reduce_type, value, groups=groups)
+        ctx.reduce_type, ctx.scale = reduce_type, scale
+        ctx.save_for_backward(value, output)
+        return output * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        value, output = ctx.saved_tensors
+        scaled = grad * ctx.scale
+        if ctx.reduce_type == collective_ops.REDUCE_SUM:
+            return scaled, None, None, None
+        if ctx.reduce_type == collective_ops.REDUCE_MUL:
+            whole = torch.where(value == 0, torch.zeros_like(value), output / value)
+            return scaled * whole, None, None, None
+        return scaled * (value == output).to(grad.dtype), None, None, None
+
+
+_DIFFERENTIABLE = (
+    collective_ops.REDUCE_SUM,
+    collective_ops.REDUCE_MUL,
+    collective_ops.REDUCE_MIN,
+    collective_ops.REDUCE_MAX,
+)
+
+
+def all_reduce(
+    reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None
+) -> torch.Tensor:
+    """The reduction of `value` over all ranks (or each group), times `scale`.
+
+    Backward is local: sum gives grad * scale; mul also the product of the others; min and max let
+    the gradient through where this rank's value won. Raises RuntimeError for other reductions.
+    """
+    if reduce_type not in _DIFFERENTIABLE:
+        raise RuntimeError(
+            f"xf.all_reduce: Unsupported reduce type: {reduce_type}; gradients exist for"
+            f" {', '.join(_DIFFERENTIABLE)}"
+        )
+    return _AllReduce.apply(value, reduce_type, scale, groups)
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.dim, ctx.size = dim, value.size(dim)
+        return collective_ops.all_gather(value, dim=dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.narrow(ctx.dim, world.rank() * ctx.size, ctx.size), None
+
+
+def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """The ranks' values side by side along `dim`; backward is this rank's slice of the gradient."""
+    return _AllGather.apply(value, dim)
+
+
+def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
+    """`w @ x` where each rank holds rows [n / ranks, k] of `w`; the same [n, m] on every rank.
+
+    Args:
+        split: gather `w` in that many pieces of columns, to hold less of it at a time.
+    """
+    if split > 1:
+        pieces = zip(w.split(_part(w, 1, split), dim=1), x.split(_part(x, 0, split), dim=0))
+        return torch.stack([distributed_mm(wp, xp) for wp, xp in pieces]).sum(dim=0)
+    return all_gather(w).mm(x)
+
+
+def _part(tensor: torch.Tensor, dim: int, split: int) -> int:
+    size = tensor.size(dim)
+    if size % split:
+        raise RuntimeError(
+            f"xf.distributed_mm: {split} does not divide dim {dim} of {tuple(tensor.shape)}; choose"
+            " a split that does"
+        )
+    return size // split
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return collective_ops.all_reduce(collective_ops.REDUCE_SUM, value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        # Every rank's loss depends on the sum, so every rank's gradient belongs to it.
+        return collective_ops.all_reduce(collective_ops.REDUCE_SUM, grad)
+
+
+class SyncBatchNorm(nn.Module):
+    """Batch norm over [n, c, ...] whose statistics are those of all ranks' batches together.
+
+    Args:
+        num_features: c.
+        eps: added to the variance.
+        momentum: weight of a new batch in the running statistics.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if batch.dim() < 2 or batch.size(1) != self.num_features:
+            raise ValueError(
+                f"SyncBatchNorm({self.num_features}): the input has shape {tuple(batch.shape)};"
+                f" it needs [n, {self.num_features}, ...]"
+            )
+        mean, var = self._batch_statistics(batch) if self.training else self._running()
+        shape = (1, -1, *(1 for _ in batch.shape[2:]))
+        scale = (self.weight * torch.rsqrt(var + self.eps)).view(shape)
+        return (batch - mean.view(shape)) * scale + self.bias.view(shape)
+
+    def _running(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.running_mean, self.running_var
+
+    def _batch_statistics(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dims = [0, *range(2, batch.dim())]
+        count = batch.numel() // batch.size(1) * world.world_size()
+        mean = _SumOverRanks.apply(batch.sum(dims)) / count
+        shape = (1, -1, *(1 for _ in batch.shape[2:]))
+        var = _SumOverRanks.apply((batch - mean.view(shape)).square().sum(dims)) / count
+        with torch.no_grad():
+            unbiased = var * (count / max(count - 1, 1))
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(unbiased, self.momentum)
+        return mean, var

@@ -1,0 +1,77 @@
+"""Meetings of the ranks on the host, outside any program: barriers, and objects for everybody."""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from torch_xdist import world
+from torch_xdist.collectives import channel
+from torch_xdist.core import cuts
+from torch_xdist.files import saving
+from torch_xdist.ranks import collective_ops
+
+_T = TypeVar("_T")
+
+
+def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
+    """Wait until every rank has come here with this tag; their payloads in the order of ranks.
+
+    Args:
+        replicas: only these ranks come; all where empty.
+    """
+    if not isinstance(payload, bytes):
+        raise TypeError(
+            f"rendezvous({tag!r}): payload is a {type(payload).__name__}; it must be bytes"
+        )
+    if world.world_size() == 1:
+        return [payload]
+    collective_ops.run_pending()
+    return channel.exchange(tag, payload, tuple(replicas) or None)
+
+
+def xla_rendezvous(
+    payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
+) -> list[bytes]:
+    """End the step, then `rendezvous` of all ranks."""
+    everybody = list(range(world.world_size()))
+    if ordinals and sorted(ordinals) != everybody:
+        raise ValueError(
+            f"Only global rendezvous is supported: ordinals are {list(ordinals)} of "
+            f"{len(everybody)} ranks; leave them out, or use rendezvous(tag, payload, replicas)"
+        )
+    if not isinstance(payload, bytes):
+        raise TypeError(
+            f"xla_rendezvous: `payload` must be bytes, not {type(payload).__name__}; encode it"
+        )
+    cuts.sync()
+    return rendezvous(tag or "xla_rendezvous", payload)
+
+
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], _T]) -> _T:
+    """`reduce_fn` of every rank's `data`, in the order of ranks, with tensors on the CPU.
+
+    Runs on every rank; same on every rank where `reduce_fn` is a pure function.
+    """
+    host_data = saving.to_cpu(data)
+    if world.world_size() == 1:
+        return reduce_fn([host_data])
+    stored = io.BytesIO()
+    torch.save(host_data, stored)
+    payloads = rendezvous(tag, stored.getvalue())
+    # The payloads come from the ranks of this job, which run this user's code anyway.
+    return reduce_fn([torch.load(io.BytesIO(p), weights_only=False) for p in payloads])
+
+
+def do_on_ordinals(
+    target: Callable[..., _T], data: Iterable[Any] = (), ordinals: Sequence[int] = (0,)
+) -> _T | None:
+    """Call `target(*data)`, tensors on the CPU, on these ranks; then all ranks meet.
+
+    Returns what the target returned, None on the other ranks.
+    """
+    arguments = saving.to_cpu(list(data))
+    result = target(*arguments) if world.rank() in ordinals else None
+    rendezvous("xm.do_on_ordinals")
+    return result

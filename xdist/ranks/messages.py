@@ -1,0 +1,65 @@
+"""Tensors as bytes, and collectives on CPU tensors: messages from host to host.
+
+They travel at once, outside any program: object collectives and set-up use them, with sizes that
+change at every call, for which a program each would be compiled.
+"""
+
+import functools
+import io
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_xdist.collectives import channel
+from torch_xdist.ranks import collective_ops
+
+_COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "mul": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}
+
+
+def packed(tensors: Sequence[torch.Tensor]) -> bytes:
+    """The values of tensors; what they wait for runs first."""
+    stored = io.BytesIO()
+    torch.save([tensor.detach().cpu().clone() for tensor in tensors], stored)
+    return stored.getvalue()
+
+
+def unpacked(payload: bytes) -> list[torch.Tensor]:
+    """The tensors, on the CPU."""
+    return torch.load(io.BytesIO(payload), weights_only=True)
+
+
+def shared(
+    tag: str, ranks: tuple[int, ...], tensors: Sequence[torch.Tensor]
+) -> list[list[torch.Tensor]]:
+    """What every one of `ranks` brought, in their order."""
+    collective_ops.run_pending()
+    return [unpacked(payload) for payload in channel.exchange(tag, packed(tensors), ranks)]
+
+
+def sent(target: int, subject: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Send tensors to a rank, without waiting for it to receive them."""
+    collective_ops.run_pending()
+    channel.current().send(target, subject, packed(tensors))
+
+
+def received(source: int | None, subject: str) -> tuple[int, list[torch.Tensor]]:
+    """Wait for what a rank (None: any) has sent: (the rank, the tensors on the CPU)."""
+    collective_ops.run_pending()
+    rank, payload = channel.current().receive(source, subject)
+    return rank, unpacked(payload)
+
+
+def folded(reduction: str, values: Sequence[torch.Tensor], parts: int) -> torch.Tensor:
+    """The reduction of the values, divided by `parts`."""
+    total = functools.reduce(_COMBINE[reduction], values)
+    if parts == 1:
+        return total
+    return total.div(parts) if total.is_floating_point() or total.is_complex() else total // parts

@@ -1,0 +1,372 @@
+"""torch.distributed on the xla device: the backend "xla", and the init methods xla:// and pjrt://.
+
+Collectives on device tensors are rows of the trace, like those of `collective_ops`: the call
+returns at once, and async works are complete from the start. CPU tensors, point-to-point messages
+and collectives whose sizes differ between ranks go from host to host at once.
+
+Importing this module registers the backend.
+"""
+# torch calls each method in one of the ways its type stubs list, so they are not all here.
+# mypy: disable-error-code="override,assignment"
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+import torch.distributed as dist
+
+from torch_xdist import world
+from torch_xdist.collectives import inside
+from torch_xdist.core import device
+from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.errors import WorldError
+from torch_xdist.ranks import collective_ops
+from torch_xdist.ranks.messages import folded, received, sent, shared
+from torch_xdist.ranks.works import Receiving, done, fill, finished, on_device
+
+_REDUCTIONS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "sum",
+    dist.ReduceOp.PRODUCT: "mul",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "and",
+    dist.ReduceOp.BOR: "or",
+    dist.ReduceOp.BXOR: "xor",
+}
+
+
+class ProcessGroupXla(dist.ProcessGroup):
+    """The ranks of one torch.distributed group.
+
+    Args:
+        ranks: the members, as ranks of the world, in the order of the group.
+        name: the same on every member.
+    """
+
+    def __init__(self, ranks: Sequence[int], name: str) -> None:
+        self.ranks = tuple(ranks)
+        self.member = self.ranks.index(world.rank())
+        super().__init__(self.member, len(self.ranks))  # type: ignore[call-arg]
+        everybody = self.ranks == tuple(range(world.world_size()))
+        self._groups = None if everybody else (self.ranks,)
+        self._label = name
+
+    def getBackendName(self) -> str:
+        """The name `init_process_group` knows."""
+        return "xla"
+
+    # Rows of the trace
+
+    def _record(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        tensors: Sequence[torch.Tensor],
+        key: Hashable = (),
+    ) -> list[XlaTensor]:
+        return collective_ops.record(f"c10d.{name}", function, tensors, (self._groups, key))
+
+    def _shared(self, name: str, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        return shared(f"{self._label}.{name}", self.ranks, tensors)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Reduce in place."""
+        return self.allreduce_coalesced(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Reduce several tensors in place, as one row."""
+        return done(tensors, self._reduced("all_reduce", tensors, _reduce_op(opts)))
+
+    def _reduced(
+        self, name: str, tensors: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType
+    ) -> Sequence[torch.Tensor]:
+        reduction, scale = _reduction(name, op), self._scale(op)
+        if not on_device(tensors):
+            lists = self._shared(name, tensors)
+            return [folded(reduction, values, scale) for values in zip(*lists)]
+
+        def reduce(*arrays: jax.Array) -> list[jax.Array]:
+            reduced = inside.all_reduce(arrays, reduction, self._groups)
+            return [_scaled(x, scale) for x in reduced]
+
+        return self._record(name, reduce, tensors, (reduction, scale))
+
+    def _scale(self, op: dist.ReduceOp.RedOpType) -> int:
+        return len(self.ranks) if op == dist.ReduceOp.AVG else 1
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        """Reduce onto the root; the other members keep their values."""
+        results = self._reduced("reduce", tensors, _reduce_op(opts))
+        if self.member == opts.rootRank:
+            return done(tensors, results)
+        return finished(tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        """Write the root's values into every member's tensors."""
+        root = self.ranks[opts.rootRank]
+        if not on_device(tensors):
+            brought = tensors if self.member == opts.rootRank else []
+            return done(tensors, self._shared("broadcast", brought)[opts.rootRank])
+
+        def broadcast(*arrays: jax.Array) -> list[jax.Array]:
+            return [inside.broadcast(x, root, self._groups) for x in arrays]
+
+        return done(tensors, self._record("broadcast", broadcast, tensors, root))
+
+    def _gathered(self, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if not on_device(tensors):
+            lists = self._shared(name, tensors)
+            return [torch.stack(values) for values in zip(*lists)]
+
+        def gather(*arrays: jax.Array) -> list[jax.Array]:
+            return [inside.all_gather_stacked(x, self._groups) for x in arrays]
+
+        return self._record(name, gather, tensors)
+
+    def allgather(
+        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Member m's input into output m; the members' shapes may differ."""
+        for outputs, value in zip(output_lists, inputs):
+            self._expect(outputs, "all_gather")
+            if any(output.shape != value.shape for output in outputs):
+                fill(outputs, [values[0] for values in self._shared("all_gather", [value])])
+            else:
+                fill(outputs, self._gathered("all_gather", [value])[0].unbind(0))
+        return finished([output for outputs in output_lists for output in outputs])
+
+    def allgather_coalesced(
+        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Input i of every member into output_lists[i] (torch passes them by input)."""
+        for outputs, stacked in zip(output_lists, self._gathered("all_gather", inputs)):
+            fill(outputs, stacked.unbind(0))
+        return finished([output for outputs in output_lists for output in outputs])
+
+    def all_gather_single(
+        self, output: torch.Tensor, value: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """Every member's input, joined or stacked as `output` is shaped."""
+        return self.all_gather_single_coalesced([output], [value], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Several of them, as one row."""
+        return done(outputs, self._gathered("all_gather", inputs))
+
+    def gather(
+        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
+    ) -> dist.Work:
+        """Member m's input into output m on the root."""
+        stacked = self._gathered("gather", inputs)
+        if self.member != opts.rootRank:
+            return finished(inputs)
+        for outputs, rows in zip(output_lists, stacked):
+            self._expect(outputs, "gather")
+            fill(outputs, rows.unbind(0))
+        return finished([output for outputs in output_lists for output in outputs])
+
+    def scatter(
+        self, outputs: list[torch.Tensor], input_lists: list[list[torch.Tensor]], opts: Any
+    ) -> dist.Work:
+        """The root's input m to member m."""
+        root = opts.rootRank
+        for index, output in enumerate(outputs):
+            inputs = input_lists[index] if self.member == root else []
+            if self.member == root:
+                self._expect(inputs, "scatter")
+            if not on_device(outputs):
+                fill([output], [self._shared("scatter", inputs)[root][self.member]])
+                continue
+            if inputs:
+                rows = torch.stack(inputs)
+            else:
+                rows = torch.zeros(
+                    (len(self.ranks), *output.shape), dtype=output.dtype, device="xla"
+                )
+            fill([output], [self._exchanged("scatter", rows)[root]])
+        return finished(outputs)
+
+    def _exchanged(self, name: str, rows: torch.Tensor) -> XlaTensor:
+        """Row m of `rows` [members, ...] to member m; what arrived, by member."""
+
+        def exchange(x: jax.Array) -> jax.Array:
+            shape = x.shape
+            flat = x.reshape(shape[0], -1) if x.size else x.reshape(shape[0], 0)
+            return inside.all_to_all(flat, 0, 0, shape[0], self._groups).reshape(shape)
+
+        return self._record(name, exchange, [rows])[0]
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], input_lists: list[list[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        """Member m gets the reduction of every member's input m; the inputs may differ in shape."""
+        op = _reduce_op(opts)
+        for output, inputs in zip(outputs, input_lists):
+            self._expect(inputs, "reduce_scatter")
+            if len({value.shape for value in inputs}) > 1:
+                reduced = self._reduced("reduce_scatter", inputs, op)[self.member]
+            else:
+                reduced = self._scattered([torch.stack(inputs)], op)[0]
+            fill([output], [reduced])
+        return finished(outputs)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, value: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """This member's equal part, along dim 0, of the reduction of every member's input."""
+        return self.reduce_scatter_single_coalesced([output], [value], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Several of them, as one row."""
+        return done(outputs, self._scattered(inputs, _reduce_op(opts)))
+
+    def _scattered(
+        self, inputs: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType
+    ) -> Sequence[torch.Tensor]:
+        reduction, scale = _reduction("reduce_scatter", op), self._scale(op)
+        if not on_device(inputs):
+            whole = self._reduced("reduce_scatter", inputs, op)
+            return [value.chunk(len(self.ranks))[self.member] for value in whole]
+
+        def scatter(*arrays: jax.Array) -> list[jax.Array]:
+            shards = [inside.reduce_scatter(x, reduction, 0, None, self._groups) for x in arrays]
+            return [_scaled(x, scale) for x in shards]
+
+        return self._record("reduce_scatter", scatter, inputs, (reduction, scale))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        value: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> dist.Work:
+        """Slice m of `value`, along dim 0, to member m; sizes of slices may differ."""
+        count = len(self.ranks)
+        if not output_split_sizes and not input_split_sizes and on_device([value]):
+            split = value.reshape(count, value.shape[0] // count, *value.shape[1:])
+            return done([output], [self._exchanged("all_to_all", split)])
+        pieces = list(value.split(list(input_split_sizes) or value.shape[0] // count))
+        targets = list(output.split(list(output_split_sizes) or output.shape[0] // count))
+        self._all_to_all_uneven(targets, pieces)
+        return finished([output])
+
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Input m to member m, into its output of this member; shapes may differ.
+
+        Whether the members' shapes are equal is not known here, so this goes over the host.
+        """
+        self._all_to_all_uneven(outputs, inputs)
+        return finished(outputs)
+
+    def _all_to_all_uneven(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> None:
+        self._expect(inputs, "all_to_all")
+        subject = f"{self._label}.all_to_all"
+        for rank, value in zip(self.ranks, inputs):
+            sent(rank, subject, [value])
+        fill(outputs, [received(rank, subject)[1][0] for rank in self.ranks])
+
+    # From host to host
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Wait until all members have come here, and run the collectives that are pending."""
+        shared(f"{self._label}.barrier", self.ranks, [])
+        return finished([])
+
+    def send(self, tensors: list[torch.Tensor], target: int, tag: int = 0) -> dist.Work:
+        """Send to member `target`; does not wait for its recv."""
+        sent(self.ranks[target], f"{self._label}.p2p.{tag}", tensors)
+        return finished(tensors)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
+        """Receive from member `source` when the work is waited for."""
+        return Receiving(tensors, self.ranks, self.ranks[source], f"{self._label}.p2p.{tag}")
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> dist.Work:
+        """Receive from whichever member sent first."""
+        return Receiving(tensors, self.ranks, None, f"{self._label}.p2p.{tag}")
+
+    def _expect(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        if len(tensors) != len(self.ranks):
+            raise ValueError(
+                f"{name}: the list has {len(tensors)} tensors, and the group {len(self.ranks)} "
+                "ranks; give one tensor per rank"
+            )
+
+    # The names older and newer releases of torch use for the same.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _scaled(x: jax.Array, parts: int) -> jax.Array:
+    if parts == 1:
+        return x
+    whole = jax.numpy.issubdtype(x.dtype, jax.numpy.integer)
+    return x // parts if whole else (x / parts).astype(x.dtype)
+
+
+def _reduce_op(opts: Any) -> Any:
+    op = dist.ReduceOp.SUM if opts is None else opts if not hasattr(opts, "reduceOp") else None
+    return opts.reduceOp if op is None else op
+
+
+def _reduction(name: str, op: Any) -> str:
+    for known, reduction in _REDUCTIONS.items():
+        if op == known:
+            return reduction
+    raise NotImplementedError(
+        f"{name}: the xla backend does not have {op}; use one of SUM, AVG, PRODUCT, MIN, MAX, "
+        "BAND, BOR, BXOR, or scale the tensor yourself"
+    )
+
+
+def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
+    """torch.distributed's factory, for the world's group and for each `new_group`."""
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if len(ranks) == options.group_size and not world.current().is_rank:
+        world.become(options.group_rank, options.group_size)
+    if world.world_size() < len(ranks):
+        raise WorldError(
+            f"init_process_group('xla'): {len(ranks)} ranks, but this process is rank "
+            f"{world.rank()} of {world.world_size()} by its environment; start it with xmp.spawn, "
+            "xla-run or torchrun, which set RANK and WORLD_SIZE"
+        )
+    device.start()
+    return ProcessGroupXla(ranks, f"c10d/{options.group_id}")
+
+
+def _xla_rendezvous(
+    url: str, timeout: Any = dist.default_pg_timeout, **options: Any
+) -> Iterator[tuple[dist.Store, int, int]]:
+    """xla:// and pjrt://: rank and size are what the launcher said; the store is of rank 0."""
+    here = world.current()
+    if here.world_size == 1:
+        yield dist.HashStore(), 0, 1
+        return
+    yield from dist.rendezvous("env://", timeout=timeout, **options)
+
+
+def register() -> None:
+    """Make "xla" a backend of torch.distributed; a second call changes nothing."""
+    if "xla" in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
+    for scheme in ("xla", "pjrt"):
+        dist.register_rendezvous_handler(scheme, _xla_rendezvous)
+
+
+register()

@@ -1,0 +1,1 @@
+"""Ways to write a training step: mixed precision, step blocks, eager mode, torch.compile."""

@@ -1,0 +1,49 @@
+"""Eager mode: every operator runs at once, as a program of its own. For debugging, not speed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch_xdist import settings
+from torch_xdist.core import cuts, device
+from torch_xdist.core.dispatch import dispatch
+from torch_xdist.core.tensor import XlaTensor
+
+EAGER = "eager"
+
+
+def _at_once(
+    func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    result = dispatch(func, types, args, kwargs)
+    for trace in device.traces():
+        if trace.rows:
+            cuts.cut(trace, EAGER)
+    return result
+
+
+def eager_mode(enable: bool) -> None:
+    """Switch eager mode on or off, for every thread. Off, nothing is paid for it."""
+    XlaTensor.__torch_dispatch__ = staticmethod(_at_once if enable else dispatch)  # type: ignore
+
+
+def follow_environment() -> None:
+    """Switch eager mode on where XLA_USE_EAGER_DEBUG_MODE asks for it."""
+    if settings.asks_for_eager():
+        eager_mode(True)
+
+
+def is_eager_mode() -> bool:
+    """True while every operator runs at once."""
+    return XlaTensor.__torch_dispatch__ is _at_once
+
+
+@contextmanager
+def eager_mode_context(enable: bool) -> Iterator[None]:
+    """Eager mode on or off inside the block."""
+    before = is_eager_mode()
+    eager_mode(enable)
+    try:
+        yield
+    finally:
+        eager_mode(before)

@@ -1,0 +1,153 @@
+"""Training steps as blocks and as decorated functions."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_xdist.core import cuts, reports
+from torch_xdist.errors import CutError
+from torch_xdist.training.eager import eager_mode, is_eager_mode
+
+_names = itertools.count()
+
+
+@contextmanager
+def step() -> Iterator[None]:
+    """A block that is one step: what is pending runs before it, and its own rows at its end.
+
+    The step ends also when the block raises.
+    """
+    cuts.sync()
+    try:
+        yield
+    finally:
+        cuts.sync()
+
+
+def unlazy(tensors: Sequence[torch.Tensor]) -> None:
+    """Compute these device tensors now, and wait for them."""
+    cells = [t.cell for t in tensors if t.device.type == "xla"]  # type: ignore[attr-defined]
+    for buffer in cuts.buffers_of(cells, reason="unlazy") if cells else ():
+        buffer.block_until_ready()
+
+
+class CompiledStep:
+    """A function, or a block, whose rows run as one program.
+
+    Called, or entered, it first runs what is pending, and runs its own rows at its end.
+
+    Args:
+        function: what to call; None for a block.
+        full_graph: a cut inside (reading a value, a fallback) raises CutError.
+        name: how the programs are called in reports.
+        max_different_graphs: more different programs than this raise CutError.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | None,
+        full_graph: bool,
+        name: str | None,
+        max_different_graphs: int | None,
+    ) -> None:
+        self._function = function
+        self._full_graph = full_graph
+        self._limit = max_different_graphs
+        self._programs: set[str] = set()
+        self.name = name or getattr(function, "__name__", "") or f"graph_{next(_names)}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._function is None:
+            raise TypeError(
+                f"torch_xla.compile: {self.name} holds no function; use it as a `with` block, or"
+                " as a decorator"
+            )
+        with self:
+            return self._function(*args, **kwargs)
+
+    def __enter__(self) -> "CompiledStep":
+        with reports.graph_named(f"{self.name}_clear_pending"):
+            cuts.sync()
+        self._cuts_before = cuts.REASONS.total()
+        self._was_eager = is_eager_mode()
+        eager_mode(False)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        inside = cuts.REASONS.total() - self._cuts_before
+        last = cuts.LOG[-1] if inside else None
+        with reports.graph_named(self.name):
+            cuts.sync()
+        eager_mode(self._was_eager)
+        if error is not None:
+            return
+        if self._full_graph and last is not None:
+            raise CutError(
+                f"torch_xla.compile({self.name}): Unexpected execution happens inside the compiled"
+                f" function, exiting: {last.reason} at {last.where}; move it out of the function,"
+                " or drop full_graph"
+            )
+        self._check_programs()
+
+    def _check_programs(self) -> None:
+        if self._limit is None or not cuts.LOG:
+            return
+        self._programs.add(cuts.LOG[-1].fingerprint)
+        if len(self._programs) > self._limit:
+            raise CutError(
+                f"Maximum number of different graphs allowed per function exceeded: {self._limit};"
+                f" torch_xla.compile({self.name}) met program number {len(self._programs)}. Keep"
+                " shapes and Python values equal, or raise max_different_graphs"
+            )
+
+
+def compile(
+    f: Callable[..., Any] | None = None,
+    full_graph: bool = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+    custom_compile_options: dict[str, Any] | None = None,
+) -> Any:
+    """Run a function, or a `with` block, as one program.
+
+    `compile(f)`, `@compile`, `@compile(full_graph=True)` and `with compile():` all work.
+
+    Args:
+        f: the function.
+        full_graph: raise CutError where something inside makes the program run in two parts.
+        name: how the program is called in reports; default the function's name.
+        max_different_graphs: raise CutError beyond that many different programs.
+        custom_compile_options: refused unless empty; XLA's options are set by XLA_FLAGS.
+    """
+    if custom_compile_options:
+        raise ValueError(
+            f"torch_xla.compile: custom_compile_options {custom_compile_options} cannot be set per"
+            " function; set them in XLA_FLAGS"
+        )
+    compiled = CompiledStep(f, full_graph, name, max_different_graphs)
+    if f is None:
+        return _DecoratorOrBlock(compiled, full_graph, max_different_graphs)
+    return functools.update_wrapper(compiled, f)
+
+
+class _DecoratorOrBlock:
+    """What `compile()` without a function returns: decorate a function with it, or enter it."""
+
+    def __init__(self, block: CompiledStep, full_graph: bool, limit: int | None) -> None:
+        self._block = block
+        self._full_graph = full_graph
+        self._limit = limit
+
+    def __call__(self, f: Callable[..., Any]) -> Any:
+        compiled = CompiledStep(f, self._full_graph, None, self._limit)
+        return functools.update_wrapper(compiled, f)
+
+    def __enter__(self) -> CompiledStep:
+        return self._block.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._block.__exit__(*failure)
