@@ -1,15 +1,15 @@
 """The private names that documents tell users to call."""
 
-from torch_xdist.debug.graph_text import (
+from torch_xdist.core.graph_text import (
     dot_of as _get_xla_tensors_dot,
 )
-from torch_xdist.debug.graph_text import (
+from torch_xdist.core.graph_text import (
     graph_hash as _get_graph_hash,
 )
-from torch_xdist.debug.graph_text import (
+from torch_xdist.core.graph_text import (
     hlo_of as _get_xla_tensors_hlo,
 )
-from torch_xdist.debug.graph_text import (
+from torch_xdist.core.graph_text import (
     text_of as _get_xla_tensors_text,
 )
 from torch_xdist.metrics import (

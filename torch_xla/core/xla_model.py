@@ -26,16 +26,16 @@ from torch_xdist.core.device_names import (
     xla_real_devices,
     xla_replication_devices,
 )
+from torch_xdist.core.graph_text import (
+    get_stablehlo,
+    get_stablehlo_bytecode,
+)
 from torch_xdist.core.ordinals import (
     get_local_ordinal,
     get_ordinal,
     is_master_ordinal,
     master_print,
     xrt_world_size,
-)
-from torch_xdist.debug.graph_text import (
-    get_stablehlo,
-    get_stablehlo_bytecode,
 )
 from torch_xdist.debug.rate import (
     RateTracker,

@@ -14,9 +14,9 @@ from types import FrameType
 import torch
 
 from torch_xdist import metrics, settings, world
+from torch_xdist.core import graph_text
 from torch_xdist.core.program import Program
 from torch_xdist.core.trace import Trace
-from torch_xdist.debug import graph_text
 from torch_xdist.errors import CutError
 
 _RULE = "=" * 80

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xdist.core import cuts
-from torch_xdist.debug import graph_text
+from torch_xdist.core import cuts, graph_text
 
 
 @pytest.fixture
