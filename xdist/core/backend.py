@@ -16,6 +16,7 @@ from torch_xdist.core import (
     device_module,
     dispatch,
     factories,
+    lazy_modules,
     optimizers,
     recurrent,
     rng,
@@ -39,6 +40,7 @@ def register() -> None:
     _share_guard()
     factories.register()
     optimizers.register()
+    lazy_modules.register()
     control_flow.register()
     whole.register()
     recurrent.register()

@@ -9,6 +9,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -86,33 +87,29 @@ def cut(trace: Trace, reason: str, wanted: Sequence[Cell] = ()) -> list[jax.Arra
 
 
 def _from_leaves(trace: Trace, slots: Sequence[int]) -> list[jax.Array]:
-    held = {slot: buffer for slot, _, buffer in trace.leaves}
-    for slot, cells in program.live_outputs(trace).items():
-        for cell in cells:
-            cell.buffer = held[slot]
+    held = dict(zip(trace.leaf_slots, trace.leaf_buffers))
+    for cell in program.live_cells(trace):
+        cell.buffer = held[cell.slot]
     return [held[slot] for slot in slots]  # type: ignore[misc]
 
 
 def _run(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
-    live = program.live_outputs(trace)
-    held = {slot: buffer for slot, _, buffer in trace.leaves}
-    for slot in [s for s in live if s in held]:
-        for cell in live.pop(slot):
-            cell.buffer = held[slot]
-    extra = [slot for slot in slots if slot not in live and slot not in held]
-    outs = tuple(dict.fromkeys([*live, *extra]))
-    found = {slot: held[slot] for slot in slots if slot in held}
-    held.clear()
+    live = program.live_cells(trace)
+    wanted = dict.fromkeys([*[cell.slot for cell in live], *slots])
+    # What is a leaf already stays as it is: the program neither returns nor donates it.
+    found: dict[int, Any] = {
+        slot: buffer for slot, buffer in zip(trace.leaf_slots, trace.leaf_buffers) if slot in wanted
+    }
+    outs = tuple([slot for slot in wanted if slot not in found])
     reports.before_run(trace, outs)
     launch = program.prepare(trace, outs, may_donate=True)
     compiled = program.find(trace, launch)
     _note(trace, reason, compiled)
     reports.at_run(trace, reason, compiled, len(outs))
     results = program.execute(trace, compiled, launch)
-    for slot, value in zip(outs, results):
-        for cell in live.get(slot, ()):
-            cell.buffer = value
-        found[slot] = value
+    found.update(zip(outs, results))
+    for cell in live:
+        cell.buffer = found[cell.slot]
     return [found[slot] for slot in slots]  # type: ignore[misc]
 
 
@@ -168,11 +165,11 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
     if settings.current().step_log:
         print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
     with trace.lock:
-        outputs = program.live_outputs(trace) if wait or settings.current().sync_wait else {}
+        outputs = program.live_cells(trace) if wait or settings.current().sync_wait else []
         cut(trace, SYNC)
-    for cells in outputs.values():
-        if cells[0].buffer is not None:
-            cells[0].buffer.block_until_ready()
+    for cell in outputs:
+        if cell.buffer is not None:
+            cell.buffer.block_until_ready()
     reports.at_sync()
     closures.run_step_closures()
 

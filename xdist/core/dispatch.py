@@ -7,7 +7,6 @@ scripts/bench_steps.py.
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -18,7 +17,7 @@ from torch_xdist.core.record import NEW, PLANS, STATIC_INTS, Found, find, make_p
 from torch_xdist.core.tensor import _LAZY as LAZY_DEVICES
 from torch_xdist.core.tensor import AUTOCAST_KEYS, XlaTensor, wrap
 from torch_xdist.core.trace import Cell, Trace
-from torch_xdist.core.views import make_view, slot_of
+from torch_xdist.core.views import make_view, slot_of, write
 from torch_xdist.errors import NoLoweringError
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
@@ -26,6 +25,7 @@ from torch_xdist.ops.table import LOWERINGS
 _make = torch.Tensor._make_wrapper_subclass
 _STRIDED = torch.strided
 _META_DEVICE = torch.device("meta")
+_WHOLE = (int, bool)
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -39,13 +39,17 @@ def dispatch(
         op = learn(func)
     if op.handler is not None:
         return op.handler(op, args, kwargs or _NO_KWARGS)
-    if kwargs:
-        return record(op, args, kwargs)
     key = [op]
+    if kwargs:
+        key.extend(kwargs)
+        values = (*args, *kwargs.values())
+    else:
+        kwargs = _NO_KWARGS
+        values = args
     slots = []
     numbers = None
     trace = None
-    for a in args:
+    for a in values:
         cls = a.__class__
         if cls is XlaTensor:
             cell = a.cell
@@ -53,7 +57,7 @@ def dispatch(
                 trace = cell.trace
                 epoch = trace.epoch
             elif cell.trace is not trace:
-                return record(op, args, _NO_KWARGS)
+                return op.general(op, args, kwargs)
             key.append(cell.kind)
             if cell.epoch == epoch and (cell.parent is None or cell.seen == cell.root.generation):
                 slots.append(cell.slot)
@@ -61,7 +65,7 @@ def dispatch(
                 slots.append(slot_of(cell))
         elif cls is int:
             if op.runtime and a not in STATIC_INTS:
-                return record(op, args, _NO_KWARGS)
+                return op.general(op, args, kwargs)
             key.append(a)
         elif cls is float:
             if op.runtime:
@@ -74,26 +78,29 @@ def dispatch(
                 key.append((float, a.hex()))
         elif a is None or cls is bool:
             key.append((cls, a))
-        elif cls is list and a and a[0].__class__ is int:
+        elif cls is list and a and a[0].__class__ in _WHOLE:
             key.append((None, *a))
         else:
-            return record(op, args, _NO_KWARGS)
+            return op.general(op, args, kwargs)
     key = tuple(key)  # type: ignore[assignment]
     plan = PLANS.get(key, NEW)  # type: ignore[call-overload]
     if plan is NEW:
-        plan = PLANS[key] = make_plan(op, args, _NO_KWARGS)  # type: ignore[index]
-    if plan is None or trace is None or plan.is_random:
-        return record(op, args, _NO_KWARGS)
+        plan = PLANS[key] = make_plan(op, args, kwargs)  # type: ignore[index]
+    if plan is None or trace is None or not plan.is_plain:
+        return op.general(op, args, kwargs)
     if numbers is not None:
         trace.floats.extend(numbers)
     trace.rows.append((plan, *slots))
     if plan.structure != SINGLE:
         return pack(plan, result_cells(plan, trace))
-    kind = plan.kinds[0]
     slot = trace.next_slot
     trace.next_slot = slot + 1
+    if op.in_place:
+        write(args[0].cell, slot)
+        return args[0]
+    kind = plan.kinds[0]
     cell = Cell(kind, trace, slot, epoch)
-    trace.live.append(ref(cell))
+    trace.listed.append(cell)
     tensor = _make(
         XlaTensor, kind.shape, kind.wrap_stride, None, None, kind.dtype, _STRIDED,
         LAZY_DEVICES[trace.device_index], False, False, None, False, False, AUTOCAST_KEYS,
@@ -149,7 +156,7 @@ def pack(plan: Plan, cells: Sequence[Cell | None]) -> Any:
 def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In-place and out= forms: record the functional form, then move the written cells."""
     if op.out_names:
-        outs = [kwargs[name] for name in op.out_names]
+        outs = writes.out_tensors(op, args, kwargs)
         rest = {name: value for name, value in kwargs.items() if name not in op.out_names}
     else:
         outs, rest = writes.mutated_tensors(op, args, kwargs), kwargs
@@ -187,6 +194,7 @@ def refuse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def learn(func: Any) -> Op:
     """Work out once how calls of an overload are handled."""
     op = Op(func)
+    op.general = record
     handler: Callable[..., Any] | None = special.HANDLERS.get(op.name)
     if op.name in REFUSED:
         handler = refuse
@@ -196,6 +204,8 @@ def learn(func: Any) -> Op:
         handler = composite_handler
     if handler is None and op.is_view:
         handler = make_view
+    if handler is write_handler and op.in_place:
+        handler, op.general = None, write_handler
     op.handler = handler
     func._xdist = op
     return op

@@ -38,6 +38,9 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     trace = tensors[0].cell.trace
     buffers = cuts.buffers_of([t.cell for t in tensors], cuts.FALLBACK)
     hosts = {id(t): transfer.to_host(b, t.cell.kind.dtype) for t, b in zip(tensors, buffers)}
+    for tensor in _written(op, args, kwargs):
+        # Memory that numpy has seen cannot be resized, as out= may have to.
+        hosts[id(tensor)] = hosts[id(tensor)].clone()
     host_args = [_swap(a, hosts) for a in args]
     host_kwargs = {name: _swap(a, hosts) for name, a in kwargs.items()}
     result = _call(op, host_args, host_kwargs)
@@ -91,12 +94,19 @@ def _back(
 ) -> Any:
     """Results on the device; operands that were written are written there too."""
     originals = {}
-    for position, name in op.mutated:
-        value = kwargs.get(name) if position >= len(args) or name in kwargs else args[position]
-        for tensor in _tensors(value):
-            originals[id(hosts[id(tensor)])] = tensor
-            _write_back(tensor, hosts[id(tensor)], trace)
+    for tensor in _written(op, args, kwargs):
+        originals[id(hosts[id(tensor)])] = tensor
+        _write_back(tensor, hosts[id(tensor)], trace)
     return _wrap(result, originals, trace)
+
+
+def _written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors a call writes to."""
+    written: list[torch.Tensor] = []
+    for position, name in op.mutated:
+        named = position >= len(args) or name in kwargs
+        written += _tensors(kwargs.get(name) if named else args[position])
+    return written
 
 
 def _write_back(tensor: Any, host: torch.Tensor, trace: Trace) -> None:

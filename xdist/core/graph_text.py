@@ -75,7 +75,7 @@ def _nodes(trace: Trace, roots: Sequence[int]) -> list[Node]:
     """The nodes that lead to the root slots, operands before users, numbered."""
     real = device.real_devices()[trace.device_index]
     made: dict[int, tuple[Node, int]] = {}
-    for slot, kind, _ in trace.leaves:
+    for slot, kind in zip(trace.leaf_slots, trace.leaf_kinds):
         leaf = Node("xla::device_data", shape_text(kind), attributes=[("device", real)])
         made[slot] = (leaf, 0)
     starts = result_slots(trace.rows, set(made))
@@ -253,7 +253,7 @@ def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
         return _graph(tensors, "stablehlo")
     trace = device.trace_of(device.default_index())
     with trace.lock:
-        return render(trace, list(program.live_outputs(trace)), "stablehlo")
+        return render(trace, [cell.slot for cell in program.live_cells(trace)], "stablehlo")
 
 
 def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:

@@ -40,10 +40,14 @@ class Sheet:
         self.rows = trace.rows
         self.floats = trace.floats
         self.ints = trace.ints
-        self.constants = [(slot, buffer) for slot, _, buffer in trace.leaves if buffer is not None]
+        self.constants = [
+            (slot, buffer)
+            for slot, buffer in zip(trace.leaf_slots, trace.leaf_buffers)
+            if buffer is not None
+        ]
         self.operand_slots = operand_slots
         self.outs = outs
-        leaf_slots = {slot for slot, _, _ in trace.leaves} | set(operand_slots)
+        leaf_slots = set(trace.leaf_slots) | set(operand_slots)
         self.starts = result_slots(trace.rows, leaf_slots)
         self.number_types = {row[0]: number_types(row[0]) for row in trace.rows}
 

@@ -52,7 +52,9 @@ class Op:
     __slots__ = (
         "func",
         "functional",
+        "general",
         "handler",
+        "in_place",
         "is_factory",
         "is_pointwise",
         "is_view",
@@ -67,7 +69,10 @@ class Op:
         schema = func._schema
         self.func = func
         self.name = str(func)
+        # Who answers its calls: a handler of its own; else the quick path of dispatch.py, and where
+        # that does not do, `general`.
         self.handler: Callable[..., Any] | None = None
+        self.general: Callable[..., Any] | None = None
         self.is_pointwise = torch.Tag.pointwise in func.tags
         written = [
             (i, a) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
@@ -76,6 +81,10 @@ class Op:
         self.mutated = tuple((i, a.name) for i, a in written)
         self.is_view = not written and any(r.alias_info for r in schema.returns)
         self.returns_mutated = bool(written) and bool(schema.returns)
+        # It writes its first argument, nothing else, and returns it.
+        self.in_place = (
+            not self.out_names and [i for i, _ in self.mutated] == [0] and len(schema.returns) == 1
+        )
         self.functional = functional_form(func) if written else func
         self.is_factory = (
             bool(self.out_names)
@@ -93,6 +102,7 @@ class Plan:
     __slots__ = (
         "args",
         "is_collective",
+        "is_plain",
         "is_random",
         "kinds",
         "kwargs",
@@ -124,6 +134,8 @@ class Plan:
         self.structure = structure
         self.is_random = False
         self.is_collective = False
+        # The quick path of dispatch.py may record it.
+        self.is_plain = True
         # A function of JAX arrays given instead of a row of the lowering table.
         self.lowering: Callable[..., Any] | None = None
         # How to compute it; made when a program first needs it.
@@ -167,12 +179,9 @@ def functional_form(func: OpOverload) -> OpOverload | None:
             candidate = getattr(packet, overload)
             if candidate is func or _mutates(candidate):
                 continue
-            found = [
-                (a.name, str(a.type))
-                for a in candidate._schema.arguments
-                if a.name not in FACTORY_OPTIONS
-            ]
-            if found == wanted:
+            found = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+            # Factories have options besides; reductions name a dtype in both forms.
+            if wanted in (found, [a for a in found if a[0] not in FACTORY_OPTIONS]):
                 return candidate
     return None
 

@@ -54,33 +54,32 @@ class Launch:
     kept: tuple[jax.Array, ...]
 
 
-def live_outputs(trace: Trace) -> dict[int, list[Cell]]:
-    """The slots that a living cell still points at, in order, with their cells."""
-    epoch = trace.epoch
-    seen: set[int] = set()
-    outs: dict[int, list[Cell]] = {}
-    for reference in trace.live:
-        cell = reference()
-        if cell is not None and cell.epoch == epoch and id(cell) not in seen:
-            seen.add(id(cell))
-            outs.setdefault(cell.slot, []).append(cell)
-    return outs
+def live_cells(trace: Trace) -> list[Cell]:
+    """The cells of this epoch that something besides the trace still refers to, in order."""
+    listed = trace.listed
+    found = []
+    for index in range(len(listed)):
+        cell = listed[index]
+        # Three references are ours: the list, the name `cell` and getrefcount's argument.
+        if sys.getrefcount(cell) > 3:
+            found.append(cell)
+    return found
 
 
 def prepare(trace: Trace, outs: tuple[int, ...], *, may_donate: bool) -> Launch:
     """Decide what is donated and make the key."""
     donated: list[Any] = []
     kept: list[Any] = []
-    mask, slots = [], []
-    leaves = trace.leaves
-    for index in range(len(leaves)):
-        slot, kind, buffer = leaves[index]
-        # Three references are ours: the leaf, the name `buffer` and getrefcount's argument.
+    mask = []
+    buffers = trace.leaf_buffers
+    for index in range(len(buffers)):
+        buffer = buffers[index]
+        # Three references are ours: the list, the name `buffer` and getrefcount's argument.
         give = may_donate and sys.getrefcount(buffer) <= 3
         (donated if give else kept).append(buffer)
         mask.append(give)
-        slots.append((slot, kind))
-    key = (tuple(trace.rows), tuple(slots), outs, tuple(mask), trace.device_index)
+    leaves = (tuple(trace.leaf_slots), tuple(trace.leaf_kinds), tuple(mask))
+    key = (tuple(trace.rows), *leaves, outs, trace.device_index)
     return Launch(key, outs, tuple(donated), tuple(kept))
 
 
@@ -98,7 +97,7 @@ def find(trace: Trace, launch: Launch) -> Program:
 def make(trace: Trace, launch: Launch) -> Program:
     """Build the function of a trace; JAX compiles it at its first run."""
     rows = list(trace.rows)
-    slots = [slot for slot, _, _ in trace.leaves]
+    slots = list(trace.leaf_slots)
     mask = launch.key[3]
     given = [slot for slot, give in zip(slots, mask) if give]
     held = [slot for slot, give in zip(slots, mask) if not give]

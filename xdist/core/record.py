@@ -10,11 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_xdist.core import cpu_only, device, recipe, shapes
-from torch_xdist.core.plan import Number, Op, Plan, Slot, result_kinds
+from torch_xdist.core.plan import SINGLE, Number, Op, Plan, Slot, result_kinds
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.core.trace import Cell, Kind, Trace
 from torch_xdist.core.transfer import scalar_to_device
-from torch_xdist.core.views import slot_of
+from torch_xdist.core.views import overlaps, slot_of
 from torch_xdist.errors import DeviceError
 from torch_xdist.ops.table import SHAPED
 
@@ -176,7 +176,16 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
         structure,
     )
     plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
+    plan.is_plain = not plan.is_random and (not op.in_place or _overwrites(plan))
     return plan if recipe.prepare(plan) else None
+
+
+def _overwrites(plan: Plan) -> bool:
+    """Whether the result can take the place of the first operand as it is."""
+    if plan.structure != SINGLE or not plan.operand_kinds or plan.kinds[0] is None:
+        return False
+    result, target = plan.kinds[0], plan.operand_kinds[0]
+    return result.shape == target.shape and result.dtype == target.dtype and not overlaps(target)
 
 
 def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -231,23 +240,3 @@ class Template:
         if self.op.runtime and (cls is float or (cls is int and value not in STATIC_INTS)):
             return Number(cls) if _fits(value, cls) else value
         return value
-
-
-def enter(plan: Plan, found: Found) -> list[Cell | None]:
-    """Append a row and return a cell for each of its results."""
-    trace = found.trace
-    assert trace is not None
-    if found.numbers:
-        for number in found.numbers:
-            (trace.floats if number.__class__ is float else trace.ints).append(number)
-    if plan.is_random:
-        trace.ints.extend(trace.rng.next())
-    trace.rows.append((plan, *found.slots))
-    cells: list[Cell | None] = []
-    for kind in plan.kinds:
-        if kind is None:
-            cells.append(None)
-            trace.next_slot += 1
-        else:
-            cells.append(trace.new_cell(kind))
-    return cells

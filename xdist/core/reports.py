@@ -104,7 +104,7 @@ def _inputs(trace: Trace) -> int:
     """Leaves and runtime scalars; the seed and the counters of random rows count once."""
     random_rows = sum(row[0].is_random for row in trace.rows)
     scalars = len(trace.floats) + len(trace.ints) - 2 * random_rows
-    return len(trace.leaves) + scalars + bool(random_rows)
+    return len(trace.leaf_slots) + scalars + bool(random_rows)
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def _place(reason: str) -> str:
             return "loader"
         if file.name == "profile.py" and name == "__exit__":
             return "step trace"
-        if file.name == "steps.py" and file.parent.name == "xdist":
+        if file.name == "steps.py" and file.parent.name == "training":
             return "clear" if name == "__enter__" else "compile"
         frame = frame.f_back
     return reason

@@ -14,6 +14,7 @@ Handler = Callable[[Op, Sequence[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
 _SLICE = views.op_of("aten.slice.Tensor")
 _SELECT = views.op_of("aten.select.int")
+_VIEW = views.op_of("aten.view.default")
 _NATIVE = torch.ops.aten._native_batch_norm_legit
 # dispatch.record, entered by dispatch.py: handlers that only adjust arguments end there.
 recorder: list[Callable[..., Any]] = []
@@ -171,6 +172,17 @@ def resize_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
     grown = torch.cat([flat, flat.new_zeros(numel - flat.numel())]).reshape(size)
     writes.move_cell(target, grown.cell)  # type: ignore[attr-defined]
     return target
+
+
+@handles("resize_as_.default")
+def resize_as_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    return resize_(op, (args[0], args[1].shape), {})
+
+
+@handles("_unsafe_view.default")
+def unsafe_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    """torch hides that it is a view: kron writes its out= through one."""
+    return views.make_view(_VIEW, args, kwargs)
 
 
 @handles("set_.source_Tensor")

@@ -1,14 +1,15 @@
 """Kinds, cells and the trace: the data the lazy core is made of.
 
 A `Kind` is an interned tensor type. A `Cell` is what a device tensor points at: it holds a JAX
-buffer, or the slot of a pending row. A `Trace` is the tape of pending rows of one device. Nothing
-in the tape holds a cell strongly, so what is alive at a cut is exactly what a user can still see.
+buffer, or the slot of a pending row. A `Trace` is the tape of pending rows of one device. It lists
+the cells of its epoch, and a cell that nothing but this list refers to is dead: so what is alive
+at a cut is exactly what a user can still see.
 """
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
-from weakref import ReferenceType, ref
 
 import jax
 import torch
@@ -89,10 +90,11 @@ class Cell:
     """The value of a storage: a buffer, or the slot of the row that will make it.
 
     `slot` counts only while `epoch` is the trace's epoch. An in-place write moves the cell to
-    another slot and raises `generation`, by which views notice.
+    another slot and raises `generation`, by which views notice. `listed` is the last epoch whose
+    list of cells it stands in; whoever makes a pending cell enters it there.
     """
 
-    __slots__ = ("__weakref__", "buffer", "epoch", "generation", "kind", "slot", "trace")
+    __slots__ = ("buffer", "epoch", "generation", "kind", "listed", "slot", "trace")
     parent: ClassVar["Cell | None"] = None
 
     def __init__(self, kind: Kind, trace: "Trace", slot: int = -1, epoch: int = 0) -> None:
@@ -100,6 +102,7 @@ class Cell:
         self.trace = trace
         self.slot = slot
         self.epoch = epoch
+        self.listed = epoch
         self.buffer: jax.Array | None = None
         self.generation = 0
 
@@ -108,10 +111,12 @@ class View(Cell):
     """A cell that reads and writes through `parent` by one view step (a plan of a view operator).
 
     Its slot is a cache, good while `seen` is the root's generation. It has no buffer and no
-    generation of its own, so those of its slots stay unset.
+    generation of its own, so those of its slots stay unset. A class of views whose reading is more
+    than one row of one operand has a `reader`, which records it and sets the slot.
     """
 
     __slots__ = ("parent", "root", "seen", "step")
+    reader: ClassVar[Callable[[Any], int] | None] = None
 
     def __init__(self, kind: Kind, parent: Cell, step: Any) -> None:
         self.kind = kind
@@ -139,8 +144,10 @@ class Trace:
         "floats",
         "ints",
         "is_paper",
-        "leaves",
-        "live",
+        "leaf_buffers",
+        "leaf_kinds",
+        "leaf_slots",
+        "listed",
         "lock",
         "next_slot",
         "places",
@@ -162,8 +169,10 @@ class Trace:
         """Forget every row; cells that still point into the old epoch become stale."""
         self.epoch = next(_epochs)
         self.rows: list[tuple[Any, ...]] = []
-        self.live: list[ReferenceType[Cell]] = []
-        self.leaves: list[tuple[int, Kind, jax.Array | None]] = []
+        self.listed: list[Cell] = []
+        self.leaf_slots: list[int] = []
+        self.leaf_kinds: list[Kind] = []
+        self.leaf_buffers: list[jax.Array | None] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.next_slot = 0
@@ -176,7 +185,7 @@ class Trace:
         slot = self.next_slot
         self.next_slot = slot + 1
         cell = Cell(kind, self, slot, self.epoch)
-        self.live.append(ref(cell))
+        self.listed.append(cell)
         return cell
 
     def capture(self, cell: Cell) -> Cell:
@@ -187,15 +196,13 @@ class Trace:
             self.captures[id(cell)] = (cell, self.new_cell(kind))
         return self.captures[id(cell)][1]
 
-    def keep(self, cell: Cell) -> None:
-        """Remember that a cell was moved to a slot of this epoch."""
-        self.live.append(ref(cell))
-
     def enter_leaf(self, cell: Cell) -> int:
         """Give a cell that holds a buffer a slot in this epoch."""
         slot = self.next_slot
         self.next_slot = slot + 1
-        self.leaves.append((slot, cell.kind, cell.buffer))
+        self.leaf_slots.append(slot)
+        self.leaf_kinds.append(cell.kind)
+        self.leaf_buffers.append(cell.buffer)
         cell.slot = slot
         cell.epoch = self.epoch
         return slot

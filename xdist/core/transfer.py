@@ -119,7 +119,7 @@ def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
         array = np.asarray(buffer)
     except (RuntimeError, ValueError) as error:
         raise host.taken_error() or error from None
-    result = torch.empty(array.shape, dtype=dtype)
+    result = torch.empty(array.shape, dtype=dtype, device="cpu")
     bits = _BITS.get(dtype)
     if bits is None:
         result.numpy()[...] = array

@@ -39,6 +39,8 @@ def slot_of(cell: Cell) -> int:
 
 def read(view: View, parent_slot: int) -> int:
     """Record the step that reads `view` from its parent; returns the slot of its value."""
+    if view.reader is not None:
+        return view.reader()
     trace = view.trace
     trace.rows.append((view.step, parent_slot))
     slot = trace.next_slot
@@ -114,14 +116,17 @@ def _positions_in(kind: Kind, storage: np.ndarray) -> np.ndarray:
 
 def write(cell: Cell, slot: int) -> None:
     """Make `slot` the value of a cell, through every view down to the storage."""
-    if isinstance(cell, View):
-        _write_through(cell, slot)
+    if cell.parent is not None:
+        _write_through(cell, slot)  # type: ignore[arg-type]
         return
+    trace = cell.trace
     cell.slot = slot
-    cell.epoch = cell.trace.epoch
+    cell.epoch = trace.epoch
     cell.buffer = None
     cell.generation += 1
-    cell.trace.keep(cell)
+    if cell.listed != trace.epoch:
+        cell.listed = trace.epoch
+        trace.listed.append(cell)
 
 
 def _write_through(view: View, slot: int) -> None:

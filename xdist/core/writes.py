@@ -27,6 +27,16 @@ def mutated_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list
     return tensors
 
 
+def out_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The out= tensors of a call, then what else it writes, in the order of the functional form."""
+    outs: list[Any] = []
+    for name in op.out_names:
+        value = kwargs[name]
+        outs.extend(value if isinstance(value, list | tuple) else [value])
+    beside = [(i, name) for i, name in op.mutated if name not in op.out_names]
+    return outs + [args[i] if i < len(args) else kwargs.get(name) for i, name in beside]
+
+
 def check_targets(op: Op, targets: Sequence[Any]) -> None:
     """Refuse what cannot be written: CPU tensors and tensors whose elements overlap."""
     for target in targets:

@@ -206,13 +206,20 @@ def trilinear(
     return jnp.einsum(*operands, keep, preferred_element_type=wide)
 
 
-@lowers("aten.linear_backward.default")
+@lowers("aten.linear_backward.default", shaped=True)
 def linear_backward(
     self: jax.Array, grad_output: jax.Array, weight: jax.Array, output_mask: Sequence[bool]
-) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
-    """Gradients for input [..., k], weight [n, k] and bias [n]; None where not asked for."""
-    lead = tuple(range(grad_output.ndim - 1))
-    grad_input = product(grad_output, weight, ((len(lead),), (0,))) if output_mask[0] else None
-    grad_weight = product(grad_output, self, (lead, lead)) if output_mask[1] else None
-    grad_bias = jnp.sum(grad_output, lead) if output_mask[2] else None
-    return grad_input, grad_weight, grad_bias
+) -> list[jax.Array | None]:
+    """Gradients for input [..., k], weight [n, k] or [k] and bias [n]; None where not asked for."""
+    lead = tuple(range(self.ndim - 1))
+    grad = grad_output if weight.ndim == 2 else grad_output[..., None]
+    wanted = [
+        lambda: product(grad, weight.reshape(-1, weight.shape[-1]), ((len(lead),), (0,))),
+        lambda: product(grad, self, (lead, lead)).reshape(weight.shape),
+        lambda: jnp.sum(grad_output, lead, dtype=_sum_dtype(self)),
+    ]
+    return [of().astype(self.dtype) if ask else None for of, ask in zip(wanted, output_mask)]
+
+
+def _sum_dtype(x: jax.Array) -> Any:
+    return jnp.float32 if x.dtype in _HALF else x.dtype
