@@ -10,10 +10,12 @@ from jax.sharding import Mesh
 from jaxlib import _jax
 
 from torch_xdist.collectives import channel
+from torch_xdist.collectives.agreement import Agreement
 from torch_xdist.collectives.errors import JoinError
 from torch_xdist.collectives.on_mesh import AXIS
 
 _EXIT_MS = 10_000
+_agreements: list[Agreement] = []
 
 
 def join(
@@ -65,6 +67,12 @@ def join(
     state.process_id, state.num_processes = rank, world_size
     channel.use(channel.StoreChannel(rank, world_size, client))
     atexit.register(_leave)
+    _agreements[:] = [Agreement(rank, world_size, client)]
+
+
+def agreement() -> Agreement:
+    """This rank's part in the agreement on programs; `join` came first."""
+    return _agreements[0]
 
 
 def _ignore(status: object) -> None:

@@ -13,18 +13,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from torch_xdist import world
 from torch_xdist.collectives import host, inside, mesh, on_mesh
+from torch_xdist.collectives.agreement import Call
 from torch_xdist.progress import PROGRESS
 
 # step(donated, kept, floats, ints) -> the results
 Step = Callable[[Any, Any, Any, Any], list[jax.Array]]
 
 
-def compiled(step: Step) -> Step:
-    """A function that runs `step` with its collectives on this process' rank."""
+def compiled(step: Step, calls: Sequence[Call]) -> Step:
+    """A function that runs `step`, which holds these collectives, on this process' rank."""
     count = world.world_size()
     if count == 1 or world.transport() == "host":
         return _on_host(step, count)
-    return _OnMesh(step, count)
+    return _OnMesh(step, count, calls)
 
 
 def _on_host(step: Step, count: int) -> Step:
@@ -48,14 +49,16 @@ def _on_host(step: Step, count: int) -> Step:
 class _OnMesh:
     """The step as one program over the mesh of ranks; built at its first call."""
 
-    def __init__(self, step: Step, count: int) -> None:
+    def __init__(self, step: Step, count: int, calls: Sequence[Call]) -> None:
         self._step = step
+        self._calls = calls
         self._count = count
         self._mesh = mesh.devices()
         self._program: Any = None
         self._scalar_results: list[bool] = []
 
     def __call__(self, donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+        mesh.agreement().launch(self._calls, is_new=self._program is None)
         if self._program is None:
             self._program = self._built([x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept])
         results = self._program(

@@ -113,7 +113,12 @@ def make(trace: Trace, launch: Launch) -> Program:
         return [env[slot] for slot in outs]
 
     if any(row[0].is_collective for row in rows):
-        return Program(collective_program.compiled(step), outs, fingerprint(rows))
+        calls = [
+            (call(row[0]), trace.places.get(start, ""))
+            for row, start in zip(rows, starts)
+            if row[0].is_collective
+        ]
+        return Program(collective_program.compiled(step, calls), outs, fingerprint(rows))
     return Program(jax.jit(step, donate_argnums=(0,)), outs, fingerprint(rows))
 
 
@@ -127,6 +132,11 @@ def describe(row: Row) -> str:
     """One row in words."""
     plan: Plan = row[0]
     return f"{plan!r} {plan.args} {sorted(plan.kwargs)} {row[1:]}"
+
+
+def call(plan: Plan) -> str:
+    """A collective in words, the same on every rank that records the same."""
+    return f"{plan!r} {plan.args[-1]}".removeprefix("xla.")
 
 
 def execute(trace: Trace, program: Program, launch: Launch) -> list[jax.Array]:

@@ -47,3 +47,27 @@ def test_two_ranks_train_as_one_over_gloo():
             assert (scalar, total, transport) == (1.5, 1, "mesh")
             for expected, found in zip(model.parameters(), parameters):
                 torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def goes_its_own_way(rank, size):
+    from torch_xdist.collectives.errors import MismatchError
+    from torch_xdist.ranks import collective_ops
+
+    x = torch.ones(2).to("xla")
+    both = collective_ops.all_reduce("sum", x).cpu().tolist()
+    try:
+        collective_ops.all_reduce("max" if rank else "min", x).cpu()
+    except MismatchError as error:
+        return both, str(error)
+    return both, ""
+
+
+@pytest.mark.long
+def test_ranks_that_record_different_collectives_are_told_before_they_hang():
+    with DeviceRanks(2, XDIST_TRANSPORT="gloo") as ranks:
+        for both, message in ranks.run(goes_its_own_way, timeout_s=60):
+            assert both == [2.0, 2.0]
+            assert "the ranks differ from collective #1 on" in message
+            assert message.count("test_collective_program.py:") == 2
+            assert "rank 0: all_reduce" in message and "'min'" in message
+            assert "rank 1: all_reduce" in message and "'max'" in message
