@@ -15,6 +15,7 @@ import jax
 
 from torch_xdist import metrics, settings
 from torch_xdist.core import closures, device, program, reports
+from torch_xdist.core.aside import aside
 from torch_xdist.core.trace import Cell, Trace, View
 from torch_xdist.core.views import slot_of
 from torch_xdist.errors import CutError
@@ -71,7 +72,8 @@ def user_line() -> str:
 def cut(trace: Trace, reason: str, wanted: Sequence[Cell] = ()) -> list[jax.Array]:
     """Run every pending row of a trace once; returns the buffers of the wanted cells.
 
-    Every live cell of the trace holds a buffer afterwards.
+    Every live cell of the trace holds a buffer afterwards. Exception: wanted cells that need none
+    of the pending collectives are computed aside, and everything stays pending.
     """
     with trace.lock:
         if trace.is_paper:
@@ -80,10 +82,18 @@ def cut(trace: Trace, reason: str, wanted: Sequence[Cell] = ()) -> list[jax.Arra
                 "recorded; such an operator runs on the CPU"
             )
         slots = [slot_of(cell) for cell in wanted]
-        try:
-            return _run(trace, reason, slots) if trace.rows else _from_leaves(trace, slots)
-        finally:
-            trace.reset()
+        if trace.collectives and slots:
+            found = aside(trace, slots)
+            if found is not None:
+                return _run_all(found[0], reason, found[1])
+        return _run_all(trace, reason, slots)
+
+
+def _run_all(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
+    try:
+        return _run(trace, reason, slots) if trace.rows else _from_leaves(trace, slots)
+    finally:
+        trace.reset()
 
 
 def _from_leaves(trace: Trace, slots: Sequence[int]) -> list[jax.Array]:

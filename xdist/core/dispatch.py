@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import fallback, special, writes
+from torch_xdist.core import fallback, mask_counts, special, writes
 from torch_xdist.core.generator import stream_of
 from torch_xdist.core.plan import LIST, SINGLE, TUPLE, Op, Plan
 from torch_xdist.core.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
@@ -179,7 +179,15 @@ def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return write_handler(op, args, kwargs)
 
 
+def index_put(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A mask may select another number of elements than there are values."""
+    mask_counts.check(op, args, kwargs)
+    return (write_handler if op.mutated else record)(op, args, kwargs)
+
+
 special.HANDLERS["aten.bernoulli_.float"] = bernoulli_
+for _name in ("index_put.default", "index_put_.default", "index_put.out"):
+    special.HANDLERS[f"aten.{_name}"] = index_put
 
 
 def composite_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -117,6 +117,31 @@ def _triangle(name: str) -> Any:
     return kernel
 
 
+def kaiser_window(
+    window_length: int,
+    periodic: bool = True,
+    beta: float = 12.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """torch's own asks for a kernel by the device underneath, which has none."""
+    dtype = dtype or torch.get_default_dtype()
+    if not window_length:
+        return torch.empty(0, dtype=dtype, device=device)
+    last = window_length - (0 if periodic else 1)
+    precise = torch.promote_types(dtype, torch.float32)
+    # torch counts in the window's own dtype, so half precision rounds the places too.
+    places = torch.arange(window_length, dtype=dtype, device=device).to(precise)
+    # From -1 to 1; a window of one element is its middle.
+    places = places * (2 / last) - 1 if window_length > 1 else places
+    heights = torch.special.i0(beta * (1 - places.square()).clamp(min=0).sqrt())
+    peak = torch.special.i0(torch.full((), beta, dtype=precise, device=device))
+    return (heights / peak).to(dtype)
+
+
 def register() -> None:
     """Enter the kernels under both keys a device tensor may be created by."""
     kernels = {
@@ -126,6 +151,9 @@ def register() -> None:
         "_copy_from": copy_from,
         "tril_indices": _triangle("tril_indices"),
         "triu_indices": _triangle("triu_indices"),
+        "kaiser_window": kaiser_window,
+        "kaiser_window.periodic": kaiser_window,
+        "kaiser_window.beta": kaiser_window,
     }
     for key in ("XLA", "Lazy"):
         library = torch.library.Library("aten", "IMPL", key)
