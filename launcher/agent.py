@@ -7,14 +7,15 @@ the stream does).
 """
 
 import os
+import socket
 import subprocess
 import sys
 
+from torch_xdist.launcher.child import Child
 
-def start_nursery(job_id: str, warmth: str) -> "tuple[subprocess.Popen[bytes], object]":
+
+def start_nursery(job_id: str, warmth: str) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Start the import of torch and jax before anything else: it takes longest."""
-    import socket
-
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nursery = subprocess.Popen(
         [
@@ -30,12 +31,20 @@ def start_nursery(job_id: str, warmth: str) -> "tuple[subprocess.Popen[bytes], o
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.agent JOB_ID warm|cold`; its orders come by stdin."""
-    job_id, warmth = sys.argv[1:3]
-    started = start_nursery(job_id, warmth)
+    """`python -m torch_xdist.launcher.agent JOB_ID warm|cold [NURSERY_PID ITS_SOCKET]`.
+
+    Its orders come by stdin.
+    """
+    job_id, warmth, *forked = sys.argv[1:]
+    nursery: subprocess.Popen[bytes] | Child
+    if forked:
+        nursery, sock = Child(int(forked[0])), socket.socket(fileno=int(forked[1]))
+        sock.set_inheritable(False)
+    else:
+        nursery, sock = start_nursery(job_id, warmth)
     from torch_xdist.launcher.host import Host
 
-    Host(job_id, *started).run()
+    Host(job_id, nursery, sock).run()
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def run(
         argv=list(command.argv),
         nprocs=ranks,
         device=choice.kind,
-        headline=devices.start_line(ranks, 1, choice),
+        headline=devices.start_line(ranks, 1, choice, merged),
         job_id=job.check_id(job_id) if job_id else job.new_id(),
         log_dir=log_dir or settings.text(merged, "XLA_RUN_LOG_DIR"),
         state_dir=str(settings.state_dir(merged)),

@@ -34,9 +34,10 @@ class _Wire:
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.conductor JOB_ID warm|cold`."""
+    """`python -m torch_xdist.launcher.conductor JOB_ID warm|cold [AGENT_PID ITS_STDIN]`."""
+    job_id, warmth, *forked = sys.argv[1:]
     # Before anything else: what the ranks import takes longest.
-    agent = LocalAgent(sys.argv[1], sys.argv[2], {})
+    agent = LocalAgent.forked(*map(int, forked)) if forked else LocalAgent(job_id, warmth, {})
     from torch_xdist.launcher.job import Job
     from torch_xdist.launcher.pump import Terminal
     from torch_xdist.launcher.runner import Requests, run_job

@@ -92,21 +92,31 @@ class Server:
         hello, _ = frames.decode(next(requests))
         host = int(hello["host_index"])
         outbox = self._outbox(host)
-        reader = threading.Thread(target=self._read, args=(host, hello, requests), daemon=True)
+        reader = threading.Thread(
+            target=self._read, args=(host, hello, requests, outbox), daemon=True
+        )
         reader.start()
         context.add_callback(lambda: outbox.put(None))
         while (frame := outbox.get()) is not None:
             yield frame
 
-    def _read(self, host: int, hello: Message, requests: Iterator[bytes]) -> None:
+    def _read(
+        self,
+        host: int,
+        hello: Message,
+        requests: Iterator[bytes],
+        outbox: "queue.SimpleQueue[bytes | None]",
+    ) -> None:
         self._on_message(host, hello, b"")
+        why = "the agent closed its stream"
         try:
             for frame in requests:
                 self._on_message(host, *frames.decode(frame))
         except Exception as error:
-            self._on_message(host, {"op": "gone", "why": f"{type(error).__name__}"}, b"")
-            return
-        self._on_message(host, {"op": "gone", "why": "the agent closed its stream"}, b"")
+            why = type(error).__name__
+        # The agent waits for the end of its call: until then it cannot know that all has arrived.
+        outbox.put(None)
+        self._on_message(host, {"op": "gone", "why": why}, b"")
 
     def _call(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._check(context)

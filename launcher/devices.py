@@ -90,12 +90,20 @@ def local_ranks(nprocs: int | None, choice: Choice, environ: Environ, found: Fou
     return ranks
 
 
-def start_line(ranks: int, hosts: int, choice: Choice) -> str:
-    """The one line at start: "8 ranks on 1 host, CPU (gloo)"."""
+def start_line(ranks: int, hosts: int, choice: Choice, environ: Environ) -> str:
+    """The one line at start: "8 ranks on 1 host, CPU (shared memory)"."""
     plural = "rank" if ranks == 1 else "ranks"
     places = "host" if hosts == 1 else "hosts"
     why = "" if choice.why.startswith("PJRT_DEVICE") or not choice.why else f"; {choice.why}"
-    return f"{ranks} {plural} on {hosts} {places}, {choice.kind} ({_TRANSPORT[choice.kind]}){why}"
+    way = f" ({_transport(choice.kind, hosts, environ)})" if ranks > 1 or hosts > 1 else ""
+    return f"{ranks} {plural} on {hosts} {places}, {choice.kind}{way}{why}"
+
+
+def _transport(kind: str, hosts: int, environ: Environ) -> str:
+    """How the ranks will exchange; `torch_xdist.world.transport` decides it the same way."""
+    asked = text(environ, "XDIST_TRANSPORT").lower()
+    in_memory = asked == "host" if asked else hosts == 1 and kind == "CPU"
+    return "shared memory" if in_memory else _TRANSPORT[kind]
 
 
 def device_variables(

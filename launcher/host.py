@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher import linux
+from torch_xdist.launcher.child import Child
 from torch_xdist.launcher.control import AgentStream
 from torch_xdist.launcher.frames import Decoder, Link, Message
 from torch_xdist.launcher.local_rank import LocalRank
@@ -35,7 +36,7 @@ _MOST_PENDING = 1000
 class Host:
     """The agent of one host."""
 
-    def __init__(self, job_id: str, nursery: "subprocess.Popen[bytes]", sock: Any) -> None:
+    def __init__(self, job_id: str, nursery: "subprocess.Popen[bytes] | Child", sock: Any) -> None:
         self.job_id = job_id
         self._nursery, self._nursery_socket = nursery, sock
         self._selector = selectors.DefaultSelector()

@@ -114,6 +114,15 @@ def sweep(marker: str, keep: Iterable[int], roots: Iterable[int] = (), limit_s: 
     return len(killed)
 
 
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every descriptor of this process but these."""
+    kept = set(keep)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
 def reap() -> list[tuple[int, int]]:
     """Collect every child that has ended: (pid, exit code, or -n for signal n)."""
     ended: list[tuple[int, int]] = []

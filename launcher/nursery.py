@@ -27,8 +27,8 @@ MOST_BYTES = 1 << 20
 class Nursery:
     """Forks ranks on request and tells the agent when they end."""
 
-    def __init__(self, agent: socket.socket, job_id: str) -> None:
-        self._agent = agent
+    def __init__(self, agent: socket.socket, job_id: str, reserved: frozenset[int]) -> None:
+        self._agent, self._reserved = agent, reserved
         self._marker = f"XLA_RUN_JOB_ID={job_id}"
         self._pids: dict[int, int] = {}  # pid -> rank
         self._payload = -1
@@ -80,7 +80,7 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             try:
-                become_rank(message, log, link, self._payload, parent)
+                become_rank(message, log, link, self._payload, parent, self._reserved)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -121,14 +121,16 @@ class Nursery:
             self._agent.send(json.dumps({"op": op, **facts}).encode())
 
 
-def become_rank(message: Message, log: int, link: int, payload: int, parent: int) -> None:
+def become_rank(
+    message: Message, log: int, link: int, payload: int, parent: int, reserved: frozenset[int]
+) -> None:
     """Turn a fresh fork of the nursery into a rank; does not return."""
     linux.die_with_parent()
     os.setsid()
     if os.getppid() != parent:
         os._exit(70)
     _own_streams(log)
-    _close_all_but({0, 1, 2, link, payload})
+    linux.close_all_but({0, 1, 2, link, payload, *reserved})
     _own_signals()
     os.environ.update(message["env"])
     for name in message.get("unset", ()):
@@ -162,13 +164,6 @@ def _text_stream(fd: int) -> TextIO:
     return open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
-def _close_all_but(keep: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-
-
 def _own_signals() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -188,15 +183,15 @@ def _execute(argv: list[str]) -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def main() -> None:
-    """`python -m torch_xdist.launcher.nursery FD JOB_ID warm|cold AGENT_PID`."""
-    agent_fd, job_id, warmth, agent_pid = sys.argv[1:5]
-    # While it imports, the nursery cannot see that its agent has gone: the kernel tells it.
-    linux.die_with_parent()
+def be(
+    agent: socket.socket, job_id: str, warmth: str, reserved: frozenset[int] = frozenset()
+) -> None:
+    """Import what the ranks need, then serve the agent until it is gone.
+
+    Args:
+        reserved: descriptors that stay open in the ranks; see `inherit.give_up_files`.
+    """
     linux.adopt_orphans()
-    if os.getppid() != int(agent_pid):
-        return
-    agent = socket.socket(fileno=int(agent_fd))
     agent.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -214,7 +209,16 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     linux.die_with_parent(0)
-    Nursery(agent, job_id).serve()
+    Nursery(agent, job_id, reserved).serve()
+
+
+def main() -> None:
+    """`python -m torch_xdist.launcher.nursery FD JOB_ID warm|cold AGENT_PID`."""
+    agent_fd, job_id, warmth, agent_pid = sys.argv[1:5]
+    # While it imports, the nursery cannot see that its agent has gone: the kernel tells it.
+    linux.die_with_parent()
+    if os.getppid() == int(agent_pid):
+        be(socket.socket(fileno=int(agent_fd)), job_id, warmth)
 
 
 if __name__ == "__main__":

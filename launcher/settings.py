@@ -186,6 +186,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE", "set by torchrun: one rank of it"),
     Variable("MASTER_ADDR, MASTER_PORT", "where ranks of another launcher meet"),
     Variable("XLA_COORDINATOR_PORT", "the port of MASTER_ADDR where MASTER_PORT is unset (8547)"),
+    Variable("XDIST_TRANSPORT", "host, mesh or gloo: how ranks exchange, told in the first line"),
     Variable("XLA_RUN_LOG_DIR", "where the logs of a job go; unset: a new directory per job"),
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs; unset: private, in $TMPDIR"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),

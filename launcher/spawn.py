@@ -18,13 +18,16 @@ from torch_xdist.launcher import (
     cluster,
     devices,
     errors,
+    exit_codes,
     here,
+    inherit,
     job,
     linux,
     payload,
     placement,
     settings,
 )
+from torch_xdist.launcher.child import Child
 from torch_xdist.launcher.errors import (
     HangError,
     LauncherError,
@@ -61,7 +64,8 @@ def spawn(
         nprocs: ranks on this host; None: CPU_NUM_DEVICES, or 1, on the CPU, else one per device.
         join: wait for the end; else a `Handle` comes back at once.
         daemon: accepted for torch's sake; ranks never outlive their caller.
-        start_method: accepted for torch's sake; ranks are forked from a fresh, warm process.
+        start_method: accepted for torch's sake; ranks are forked from a process that has imported
+            torch and has nothing else of the caller.
 
     Returns:
         The results in the order of the ranks (of a foreign launcher's rank: its own alone), or a
@@ -73,7 +77,10 @@ def spawn(
         PayloadError: something cannot be pickled; raised before anything starts.
         NestedSpawnError: called inside a rank that `spawn` started.
         UsageError, DevicesError: `nprocs`, `start_method` or PJRT_DEVICE cannot be right.
+
+    A LauncherError that nobody catches ends the script with its `exit_code`: 137 after a SIGKILL.
     """
+    exit_codes.pass_on()
     if start_method not in START_METHODS:
         raise UsageError(
             f"spawn: start_method={start_method!r} is unknown; it is one of "
@@ -107,15 +114,7 @@ class Handle:
 
     def __init__(self, spec: Job, blob: bytes) -> None:
         ours, theirs = socket.socketpair()
-        self._conductor = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "torch_xdist.launcher.conductor"),
-                *(spec.job_id, spec.warmth),
-            ],
-            stdin=theirs.fileno(),
-            env={**settings.environment(), **placement.shared_environ(spec)},
-            start_new_session=True,
-        )
+        self._conductor = _start_conductor(spec, theirs)
         theirs.close()
         self.job_id, self._nprocs = spec.job_id, spec.nprocs
         self._link = Link(ours)
@@ -231,6 +230,23 @@ class Handle:
         return payload.loads_value(blob, f"the result of rank {rank}") if blob else None
 
 
+def _start_conductor(spec: Job, link: socket.socket) -> "subprocess.Popen[bytes] | Child":
+    """The process that runs the job, and with it a nursery: ours where that can be inherited."""
+    environ = {**settings.environment(), **placement.shared_environ(spec)}
+    forked = None
+    if inherit.can():
+        forked = inherit.fork_conductor(spec.job_id, spec.warmth, link, environ)
+    return forked or subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "torch_xdist.launcher.conductor"),
+            *(spec.job_id, spec.warmth),
+        ],
+        stdin=link.fileno(),
+        env=environ,
+        start_new_session=True,
+    )
+
+
 def _own_rank(environ: dict[str, str]) -> int | None:
     """The rank that this process is in somebody's job, or None where it is an ordinary process.
 
@@ -258,7 +274,7 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
         argv=sys.argv,
         nprocs=ranks,
         device=choice.kind,
-        headline=devices.start_line(ranks, 1, choice),
+        headline=devices.start_line(ranks, 1, choice, environ),
         job_id=job.new_id(),
         log_dir=named,
         state_dir=str(settings.state_dir(environ)),

@@ -77,10 +77,12 @@ def _settle(task: Message) -> None:
     sys.argv = list(task["argv"]) or [""]
     sys.path[:0] = task["sys_path"]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    # numpy and random were seeded once, in the nursery: every rank would draw the same numbers.
+    # They were seeded once, in the nursery: every rank would draw the same numbers.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     if "torch" in sys.modules and task.get("threads"):
         # OMP_NUM_THREADS was read when torch was imported, before this rank existed.
         sys.modules["torch"].set_num_threads(int(task["threads"]))

@@ -155,7 +155,7 @@ class _Tty(io.StringIO):
 def test_on_a_terminal_the_status_is_the_last_line_and_goes_at_the_end() -> None:
     out = _Tty()
     screen = Screen(2, out, out)
-    screen("start", text="2 ranks on 1 host, CPU (gloo)")
+    screen("start", text="2 ranks on 1 host, CPU (shared memory)")
     screen("beats", up=2, steps=[3, 3], attempt=0, standing="")
     screen("log", rank=1, lines=["hello"])
     screen.close()
@@ -167,11 +167,11 @@ def test_on_a_terminal_the_status_is_the_last_line_and_goes_at_the_end() -> None
 def test_elsewhere_there_are_plain_lines_alone() -> None:
     out, err = io.StringIO(), io.StringIO()
     screen = Screen(1, out, err)
-    screen("start", text="1 rank on 1 host, CPU (gloo)")
+    screen("start", text="1 rank on 1 host, CPU")
     screen("beats", up=1, steps=[3], attempt=0, standing="")
     screen("log", rank=0, lines=["hello"])
     screen.close()
-    assert (out.getvalue(), err.getvalue()) == ("hello\n", "1 rank on 1 host, CPU (gloo)\n")
+    assert (out.getvalue(), err.getvalue()) == ("hello\n", "1 rank on 1 host, CPU\n")
 
 
 def test_a_report_has_the_cause_whole_and_the_echoes_folded() -> None:

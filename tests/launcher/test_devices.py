@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_xdist import settings as world_settings
+from torch_xdist import world
 from torch_xdist.launcher import devices, tpu
 from torch_xdist.launcher.devices import Choice, Found
 from torch_xdist.launcher.errors import DevicesError, SettingError, UsageError
@@ -49,13 +51,39 @@ def test_a_device_without_its_plugin_says_what_to_install():
 
 
 def test_the_start_line_is_short():
-    assert devices.start_line(8, 1, Choice("CPU", "")) == "8 ranks on 1 host, CPU (gloo)"
-    assert devices.start_line(1, 2, devices.choose({"PJRT_DEVICE": "TPU"}, TPUS)) == (
+    assert devices.start_line(1, 1, Choice("CPU", ""), {}) == "1 rank on 1 host, CPU"
+    assert devices.start_line(1, 2, devices.choose({"PJRT_DEVICE": "TPU"}, TPUS), {}) == (
         "1 rank on 2 hosts, TPU (ICI)"
     )
-    assert devices.start_line(4, 1, devices.choose({}, GPUS)).endswith(
+    assert devices.start_line(4, 1, devices.choose({}, GPUS), {}).endswith(
         "CUDA (NCCL); the best there is (PJRT_DEVICE is unset)"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts", "told"),
+    [
+        ("", 1, "8 ranks on 1 host, CPU (shared memory)"),
+        ("host", 1, "8 ranks on 1 host, CPU (shared memory)"),
+        ("gloo", 1, "8 ranks on 1 host, CPU (gloo)"),
+        ("mesh", 1, "8 ranks on 1 host, CPU (gloo)"),
+        ("", 2, "8 ranks on 2 hosts, CPU (gloo)"),
+    ],
+)
+def test_the_start_line_says_how_the_ranks_will_exchange(asked, hosts, told):
+    assert devices.start_line(8, hosts, Choice("CPU", ""), {"XDIST_TRANSPORT": asked}) == told
+
+
+@pytest.mark.parametrize("asked", ["", "host", "mesh", "gloo"])
+def test_the_device_exchanges_as_the_start_line_says(asked, monkeypatch):
+    monkeypatch.setenv("XDIST_TRANSPORT", asked)
+    world_settings.reread()
+    try:
+        told = devices.start_line(2, 1, Choice("CPU", ""), {"XDIST_TRANSPORT": asked})
+        assert ("shared memory" in told) == (world.transport() == "host")
+    finally:
+        monkeypatch.undo()
+        world_settings.reread()
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_ranks_that_all_finish_end_the_job_with_0(run: Callable) -> None:
     ended = run("print('done')", *TWO)
     assert ended.code == 0
     assert sorted(ended.out.split("\n")) == ["", "[0] done", "[1] done"]
-    assert ended.err.splitlines() == ["2 ranks on 1 host, CPU (gloo)"]
+    assert ended.err.splitlines() == ["2 ranks on 1 host, CPU (shared memory)"]
 
 
 def test_a_rank_that_aborts_after_all_have_finished_is_a_warning(run: Callable) -> None:

@@ -111,7 +111,7 @@ def test_a_script_that_spawns_from_main_shows_one_headline_and_the_ranks_lines()
         timeout=120,
     )
     assert done.returncode == 0
-    assert done.stderr.splitlines() == ["2 ranks on 1 host, CPU (gloo)"]
+    assert done.stderr.splitlines() == ["2 ranks on 1 host, CPU (shared memory)"]
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
 
 

@@ -161,5 +161,5 @@ def test_a_batch_script_is_no_task_so_spawn_starts_its_ranks(
     done = run(command, tmp_path, {**slurm, "CPU_NUM_DEVICES": "2"})
     out = (tmp_path / "out").read_text()
     assert done.returncode == 0, out
-    assert "2 ranks on 1 host, CPU (gloo)" in out
+    assert "2 ranks on 1 host, CPU (shared memory)" in out
     assert "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]" in out

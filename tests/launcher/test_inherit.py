@@ -1,0 +1,212 @@
+"""A nursery that is a fork of the caller: taken only where it can pass for a fresh process."""
+
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torch_xdist.launcher import inherit, linux
+
+# What a script may have done before it spawns. Nothing of it may reach a rank.
+DONE_BEFORE = """
+import atexit, logging, random, tempfile, weakref
+import numpy, torch
+from torch_xdist.launcher.spawn import spawn
+
+class Thing:
+    pass
+
+held = open(os.path.join(FOLDER, "held"), "w")
+held.write("mine")
+scratch = tempfile.TemporaryDirectory()
+thing = Thing()
+weakref.finalize(thing, print, "the caller's finalizer")
+atexit.register(print, "the caller's exit handler")
+signal.signal(signal.SIGTERM, lambda *_: print("the caller's signal handler"))
+logging.basicConfig(filename=os.path.join(FOLDER, "caller.log"), level=logging.DEBUG)
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(7)
+random.seed(7)
+torch.ones(2, requires_grad=True).sum().backward()
+numpy.ones((300, 300)) @ numpy.ones((300, 300))
+sys.settrace(lambda *_: None)
+sys.stdout.write("not yet flushed ")
+
+def work(rank):
+    files = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+             if os.path.exists(f"/proc/self/fd/{n}")}
+    x = torch.ones(3, requires_grad=True)
+    (x * x).sum().backward()
+    return {
+        "forked": "train.py" in open(f"/proc/{os.getppid()}/cmdline").read(),
+        "main": sorted(name for name in vars(sys.modules["__main__"]) if name[0] != "_"),
+        "held": any(name.endswith("/held") for name in files),
+        "handlers": len(logging.root.handlers),
+        "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "type": str(torch.get_default_dtype()),
+        "grad": x.grad.tolist(),
+        "seed": torch.initial_seed(),
+        "draw": random.random(),
+        "traced": sys.gettrace() is not None,
+        "variable": os.environ["RANK"] + os.environ["WORLD_SIZE"],
+        "thing": type(thing).__name__,
+    }
+
+if __name__ == "__main__":
+    first, second = spawn(work, nprocs=2)
+    assert first.pop("variable") == "02" and second.pop("variable") == "12"
+    assert len({7, first.pop("seed"), second.pop("seed")}) == 3
+    assert first.pop("draw") != second.pop("draw")
+    assert first == second, (first, second)
+    print(first)
+    assert os.path.isdir(scratch.name), "a rank has removed the caller's directory"
+    held.close()
+    assert open(held.name).read() == "mine"
+    assert spawn(lambda rank: rank, nprocs=3) == [0, 1, 2]
+"""
+
+
+def test_a_rank_of_an_inherited_nursery_has_nothing_of_the_caller_but_its_imports(
+    run: Callable,
+) -> None:
+    ended = run(DONE_BEFORE)
+    assert ended.code == 0, ended.err
+    told = "not yet flushed " + str(
+        {
+            "forked": True,
+            "main": [],
+            "held": False,
+            "handlers": 0,
+            "sigterm": True,
+            "type": "torch.float32",
+            "grad": [2.0, 2.0, 2.0],
+            "traced": False,
+            "thing": "Thing",
+        }
+    )
+    assert ended.out.splitlines() == [told, "the caller's exit handler", "the caller's finalizer"]
+
+
+KILLED = """
+import torch
+from torch_xdist.launcher.spawn import spawn
+
+def work(rank):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    nursery = os.getppid()
+    if os.fork():
+        say(f"up{rank}", nursery)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    spawn(work, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("victim", ["caller", "nursery", "agent", "conductor"])
+def test_nothing_is_left_whoever_of_an_inherited_family_is_killed(
+    start: Callable, victim: str
+) -> None:
+    job = start(KILLED)
+    caller = job.process.pid
+    nursery = int(job.wait_for("up0"))
+    job.wait_for("up1")
+    agent = _parent(nursery)
+    conductor = _parent(agent)
+    assert _parent(conductor) == caller
+    pids = {"caller": caller, "nursery": nursery, "agent": agent, "conductor": conductor}
+    os.kill(pids[victim], signal.SIGKILL)
+    job.process.wait(20)
+    assert job.gone(5.0), job.alive()
+
+
+@pytest.mark.long
+def test_ctrl_c_reaches_the_ranks_of_an_inherited_nursery(start: Callable) -> None:
+    job = start(KILLED)
+    job.wait_for("up0"), job.wait_for("up1")
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.process.wait(20) == -signal.SIGINT
+    assert job.gone(5.0), job.alive()
+
+
+WHETHER = """
+import torch
+from torch_xdist.launcher import inherit
+{before}
+print(inherit.can())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "can"),
+    [
+        ("", True),
+        ("threading.Thread(target=time.sleep, args=(9,), daemon=True).start()", False),
+        ("torch.ones(1 << 20).sum(); torch.ones(2000, 2000) @ torch.ones(2000, 2000)", None),
+        ("import own", False),
+        ("import jax; jax.devices()", False),
+    ],
+    ids=["nothing", "a thread", "torch's threads", "a module of its own", "a device"],
+)
+def test_a_caller_with_threads_devices_or_modules_gets_a_fresh_nursery(
+    run: Callable, tmp_path: Path, before: str, can: bool | None
+) -> None:
+    (tmp_path / "own.py").write_text("STATE = []")
+    env = {"PYTHONPATH": str(tmp_path)}
+    threads = "len(os.listdir('/proc/self/task'))"
+    ended = run(WHETHER.format(before=before) + f"print({threads})", env=env)
+    told, running = ended.out.splitlines()
+    # torch starts threads for large work only where it has more than one core.
+    assert told == str(can if can is not None else int(running) == 1), ended.err
+
+
+def test_a_process_without_torch_has_nothing_to_inherit(run: Callable) -> None:
+    body = "from torch_xdist.launcher import inherit; print(inherit.can(), 'torch' in sys.modules)"
+    assert run(body).out.split() == ["False", "False"]
+
+
+def test_the_own_modules_are_those_of_no_installed_library(monkeypatch, tmp_path: Path) -> None:
+    own = types.ModuleType("somebodys")
+    own.__file__ = str(tmp_path / "somebodys.py")
+    monkeypatch.setitem(sys.modules, "somebodys", own)
+    found = inherit.own_modules()
+    assert "somebodys" in found
+    assert not {"os", "pytest", "click", "torch_xdist", "torch_xdist.launcher.spawn"} & set(found)
+
+
+def test_files_that_were_given_up_keep_their_numbers(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            file = open(tmp_path / "file", "w")  # noqa: SIM115
+            ours, theirs = os.pipe()
+            reserved = inherit.give_up_files({ours})
+            null = os.stat(os.devnull).st_rdev
+            taken = all(os.fstat(fd).st_rdev == null for fd in (0, file.fileno(), theirs))
+            code = (
+                0 if taken and {file.fileno(), theirs} <= reserved and ours not in reserved else 2
+            )
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_close_all_but_leaves_what_it_is_told_to_leave() -> None:
+    pid = os.fork()
+    if pid == 0:
+        kept, gone = os.pipe()
+        linux.close_all_but({kept})
+        left = {fd for fd in (kept, gone) if os.path.exists(f"/proc/self/fd/{fd}")}
+        os._exit(0 if left == {kept} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert threading.active_count() >= 1
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
