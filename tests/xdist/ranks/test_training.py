@@ -159,13 +159,13 @@ def tied_after(side):
 
 
 def frozen(side):
-    """The first layer stays; the last begins to learn after two steps."""
+    """The first layer stays; the last bias begins to learn after two steps."""
     model = make_model().to(side.device)
     model[0].requires_grad_(False)
-    model[2].requires_grad_(False)
+    model[2].bias.requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for number, batch in enumerate(batches()):
-        model[2].requires_grad_(number >= 2)
+        model[2].bias.requires_grad_(number >= 2)
         optimizer.zero_grad()
         loss_of(model, side.part(batch)).backward()
         side.step(optimizer)
@@ -206,12 +206,13 @@ def average(side):
     return torchs
 
 
-def lbfgs(side, line_search=None):
+def lbfgs(side, line_search=None, max_iter=2):
     """The closure runs several times a step, and every rank must take the same turns."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1).to(side.device)
     optimizer = torch.optim.LBFGS(
-        model.parameters(),
+        model.parameters(), lr=0.3, max_iter=max_iter, line_search_fn=line_search
+    ),
         lr=0.3,
         max_iter=2 if line_search is None else 3,
         line_search_fn=line_search,
@@ -231,7 +232,7 @@ def lbfgs(side, line_search=None):
 
 
 def lbfgs_with_line_search(side):
-    return lbfgs(side, "strong_wolfe")
+    return lbfgs(side, "strong_wolfe", max_iter=3)
 
 
 def on_a_rank(rank, size, way):
