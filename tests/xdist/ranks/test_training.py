@@ -212,10 +212,6 @@ def lbfgs(side, line_search=None, max_iter=2):
     model = nn.Linear(6, 1).to(side.device)
     optimizer = torch.optim.LBFGS(
         model.parameters(), lr=0.3, max_iter=max_iter, line_search_fn=line_search
-    ),
-        lr=0.3,
-        max_iter=2 if line_search is None else 3,
-        line_search_fn=line_search,
     )
     batch = batches(1)[0]
 
