@@ -2,9 +2,10 @@
 
     python tests/chaos.py --rounds 50 --minutes 10 --seed 1
 
-Each round starts a job under `xla-run`, waits until it trains, does one thing to one rank (or to
-the launcher) at a random moment, and checks what comes of it. It ends with 1 at the first round
-that is not as it should be, after printing the seed and the output; --keep-going goes on.
+Each round starts a job, under `xla-run` or as a script that spawns, waits until it trains, does one
+thing to one rank (or to the launcher) at a random moment, and checks what comes of it. It ends with
+1 at the first round that is not as it should be, after printing the seed and the output;
+--keep-going goes on.
 """
 
 import argparse
@@ -31,7 +32,8 @@ UP_S = 120.0
 
 _TRAIN = """
 import os, sys, time, ctypes, signal, threading
-FOLDER, RANK = os.environ["FOLDER"], int(os.environ["RANK"])
+import torch
+
 FAULT, VICTIM, AT = os.environ["FAULT"], int(os.environ["VICTIM"]), float(os.environ["AT"])
 INSIDE = ("exception", "exit", "abort", "kill", "segv", "early")
 
@@ -45,30 +47,36 @@ def harm():
 
 %s
 
-def main():
+def main(rank):
     for step in range(100000):
         train(step)
         if step == 3:
-            open(os.path.join(FOLDER, "up%%d" %% RANK), "w").write(str(os.getpid()))
-        if step >= 3 and RANK == VICTIM and FAULT in INSIDE:
+            path = os.path.join(os.environ["FOLDER"], "up%%d" %% rank)
+            open(path, "w").write(str(os.getpid()))
+        if step >= 3 and rank == VICTIM and FAULT in INSIDE:
             harm()
-main()
+
+if "RANK" in os.environ:
+    main(int(os.environ["RANK"]))
+elif __name__ == "__main__":
+    from torch_xdist.launcher.spawn import spawn
+    spawn(main, nprocs=4)
 """
 
 # The device is used as a training loop uses it: a reduction over all ranks in every step.
 _ON_DEVICE = """
-import torch
 import torch_xla.core.xla_model as xm
-device = xm.xla_device()
-weight = torch.ones(64, 64, device=device)
+weight = None
 
 def train(step):
     global weight
+    if weight is None:
+        weight = torch.ones(64, 64, device=xm.xla_device())
     weight = xm.all_reduce("sum", weight @ weight.t() / 64, scale=1 / 4) / 2
     xm.mark_step()
     weight.cpu()
 """
-# Without the device a round takes a second: for many rounds, and for the tests.
+# Without the device a round takes half the time.
 _ON_HOST = """
 def train(step):
     time.sleep(0.01)
@@ -77,19 +85,30 @@ def train(step):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done, and what must come of it: an exit code and words of the last report."""
+    """What is done, and what must come of it: an exit code and words of the last report.
+
+    `script` is the same for a script that spawns its ranks, where it differs.
+    """
 
     name: str
     code: int
     words: str
     from_outside: Callable[["Round"], None] | None = None
+    script: tuple[int, str] | None = None
+
+    def expected(self, way: str) -> tuple[int, str]:
+        """The exit code and the words, under this way to start."""
+        return self.script if self.script and way == "script" else (self.code, self.words)
 
 
 class Round:
-    """One job with one fault."""
+    """One job with one fault, started by `xla-run`, or as a script that spawns."""
 
-    def __init__(self, fault: Fault, victim: int, at_s: float, body: str, folder: Path) -> None:
+    def __init__(
+        self, fault: Fault, victim: int, at_s: float, body: str, folder: Path, way: str
+    ) -> None:
         self.fault, self.victim, self.at_s, self.folder = fault, victim, at_s, folder
+        self.code, self.words = fault.expected(way)
         self.mark = f"XLA_RUN_CHAOS={uuid.uuid4().hex}"
         script = folder / "train.py"
         script.write_text(textwrap.dedent(_TRAIN) % body)
@@ -103,10 +122,12 @@ class Round:
             "AT": str(at_s),
             name: value,
         }
-        words = [sys.executable, "-m", "torch_xdist.launcher", "--nprocs", str(RANKS)]
+        words = [sys.executable, "-m", "torch_xdist.launcher", "--nprocs", str(RANKS), "--"]
+        if way == "script":
+            words = []
         with open(folder / "told", "wb") as told:
             self.process = subprocess.Popen(
-                [*words, "--", sys.executable, str(script)],
+                [*words, sys.executable, str(script)],
                 env=environ,
                 stdout=told,
                 stderr=told,
@@ -147,10 +168,10 @@ class Round:
             return f"survivors: {sorted(self.alive())}"
         if down_s > DOWN_S + 1:
             return f"down after {down_s:.1f} s (the launcher ended after {took_s:.1f} s)"
-        if code != self.fault.code:
-            return f"exit code {code} instead of {self.fault.code}"
-        if not re.search(self.fault.words.format(victim=self.victim), self.told()):
-            return f"the report does not say {self.fault.words.format(victim=self.victim)!r}"
+        if code != self.code:
+            return f"exit code {code} instead of {self.code}"
+        if not re.search(self.words.format(victim=self.victim), self.told()):
+            return f"the report does not say {self.words.format(victim=self.victim)!r}"
         return ""
 
     def clean(self) -> None:
@@ -166,7 +187,7 @@ def _kill_rank(run: Round) -> None:
 def _agent(run: Round) -> int:
     return next(
         pid
-        for pid in linux.children(run.process.pid)
+        for pid in linux.descendants(run.process.pid)
         if b"launcher.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
 
@@ -176,15 +197,20 @@ def _signal_launcher(number: int) -> Callable[[Round], None]:
 
 
 FAULTS = (
-    Fault("exception", 1, r"rank {victim} \(host .*raised ValueError.*: chaos"),
+    Fault(
+        "exception",
+        1,
+        r"rank {victim} \(host .*raised ValueError.*: chaos",
+        script=(1, r"\nValueError: chaos"),
+    ),
     Fault("exit", 9, r"rank {victim} \(host .*exited with code 9"),
     Fault("abort", 134, r"rank {victim} \(host .*SIGABRT"),
     Fault("segv", 139, r"rank {victim} \(host .*SIGSEGV"),
     Fault("kill", 137, r"rank {victim} \(host .*was killed by SIGKILL"),
     Fault("early", 1, r"rank {victim} \(host .*exited with code 0"),
     Fault("killed from outside", 137, r"rank {victim} \(host .*was killed by SIGKILL", _kill_rank),
-    Fault("SIGINT", 130, "stopped by SIGINT", _signal_launcher(signal.SIGINT)),
-    Fault("SIGTERM", 143, "stopped by SIGTERM", _signal_launcher(signal.SIGTERM)),
+    Fault("SIGINT", 130, "stopped by SIGINT", _signal_launcher(signal.SIGINT), (-2, "")),
+    Fault("SIGTERM", 143, "stopped by SIGTERM", _signal_launcher(signal.SIGTERM), (-15, "")),
     Fault("launcher killed", -9, "", _signal_launcher(signal.SIGKILL)),
     Fault("agent killed", 70, "has died", lambda run: linux.kill(_agent(run), signal.SIGKILL)),
     Fault(
@@ -209,17 +235,18 @@ def main() -> int:
     while done < options.rounds and time.monotonic() < end_s:
         fault, victim = dice.choice(FAULTS), dice.randrange(RANKS)
         at_s = dice.choice((0.0, dice.random(), 2 * dice.random()))
+        way = dice.choice(("xla-run", "script"))
         with tempfile.TemporaryDirectory() as folder:
             body = _ON_HOST if options.host_only else _ON_DEVICE
-            run = Round(fault, victim, at_s, textwrap.dedent(body), Path(folder))
+            run = Round(fault, victim, at_s, textwrap.dedent(body), Path(folder), way)
             began_s = time.monotonic()
             problem = run.problem()
             told = run.told()
             run.clean()
         done += 1
         took_s = time.monotonic() - began_s
-        what = f"round {done}: {fault.name}, rank {victim}, after {at_s:.2f} s ({took_s:.1f} s)"
-        print(f"{what}: {problem or 'as it should be'}", flush=True)
+        what = f"round {done}: {way}, {fault.name}, rank {victim}, after {at_s:.2f} s"
+        print(f"{what} ({took_s:.1f} s): {problem or 'as it should be'}", flush=True)
         if problem:
             bad += 1
             print(f"--- seed {seed}\n{told}\n---", flush=True)
