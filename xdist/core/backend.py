@@ -12,16 +12,19 @@ from torch._library import simple_registry
 
 from torch_xdist.core import (
     autocast,
+    composite_outs,
     control_flow,
     device_module,
     dispatch,
     factories,
+    layouts,
     lazy_modules,
     optimizers,
     recurrent,
     rng,
     special,
     tensor_methods,
+    torch_generator,
     whole,
 )
 from torch_xdist.core.tensor import XlaTensor
@@ -39,12 +42,15 @@ def register() -> None:
     tensor_methods.register()
     _share_guard()
     factories.register()
+    composite_outs.register()
     optimizers.register()
     lazy_modules.register()
+    layouts.register()
     control_flow.register()
     whole.register()
     recurrent.register()
     torch._register_device_module("xla", device_module)
+    torch_generator.register()
     _follow_seeds()
     _pass_autocast()
     _skip_dispatch_rules()

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from torch_xdist.core import fallback, mask_counts, special, writes
-from torch_xdist.core.generator import stream_of
 from torch_xdist.core.plan import LIST, SINGLE, TUPLE, Op, Plan
 from torch_xdist.core.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
 from torch_xdist.core.tensor import _LAZY as LAZY_DEVICES
 from torch_xdist.core.tensor import AUTOCAST_KEYS, XlaTensor, wrap
+from torch_xdist.core.torch_generator import drawn_from
 from torch_xdist.core.trace import Cell, Trace
 from torch_xdist.core.views import make_view, slot_of, write
 from torch_xdist.errors import NoLoweringError
@@ -125,8 +125,8 @@ def enter(plan: Plan, found: Found) -> list[Cell | None]:
     for number in found.numbers:
         (trace.floats if number.__class__ is float else trace.ints).append(number)
     if plan.is_random:
-        stream = trace.rng if found.generator is None else stream_of(found.generator)
-        trace.ints.extend(stream.next())
+        generator = found.generator
+        trace.ints.extend(trace.rng.next() if generator is None else drawn_from(generator))
     trace.rows.append((plan, *found.slots))
     return result_cells(plan, trace)
 

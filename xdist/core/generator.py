@@ -5,10 +5,6 @@ gives the same bits whatever else is in the program, and a state can be read and
 without a cut. The rank is folded into the key: ranks draw different numbers from one seed.
 """
 
-import weakref
-
-import torch
-
 from torch_xdist import world
 
 _SEED_BITS = 32
@@ -44,15 +40,3 @@ class Generator:
     def state(self, state: int) -> None:
         self.seed = state & (2**_SEED_BITS - 1)
         self.counter = (state >> _SEED_BITS) & _MAX_COUNTER
-
-
-_streams: "weakref.WeakKeyDictionary[torch.Generator, Generator]" = weakref.WeakKeyDictionary()
-
-
-def stream_of(generator: torch.Generator) -> Generator:
-    """The device's stream of a torch generator a user passed; `manual_seed` starts it anew."""
-    seed = generator.initial_seed() & (2**_SEED_BITS - 1)
-    stream = _streams.get(generator)
-    if stream is None or stream.seed != seed:
-        stream = _streams[generator] = Generator(seed)
-    return stream

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch_xdist.core import cpu_only, device, recipe, shapes
 from torch_xdist.core.plan import SINGLE, Number, Op, Plan, Slot, result_kinds
 from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.torch_generator import TorchGenerator, XlaGenerator
 from torch_xdist.core.trace import Cell, Kind, Trace
 from torch_xdist.core.transfer import scalar_to_device
 from torch_xdist.core.views import overlaps, slot_of
@@ -23,6 +24,7 @@ PLANS: dict[tuple[Any, ...], Plan | None] = {}
 NEW = object()
 # Integers that are cheap to compile in and common as constants; others are runtime inputs.
 STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
+GENERATORS = (TorchGenerator, XlaGenerator)
 
 
 class Found:
@@ -53,7 +55,7 @@ class Found:
             self.take_number(value, cls)
         elif isinstance(value, torch.Tensor):
             self.take_cell(self.as_device(value).cell)
-        elif cls is torch.Generator:
+        elif cls in GENERATORS:
             self.generator = value
             self.key.append(None)
         else:
@@ -226,7 +228,7 @@ class Template:
             return type(value)(self.take(part) for part in value)
         if isinstance(value, torch.device):
             return torch.device("meta")
-        return None if isinstance(value, torch.Generator) else value
+        return None if isinstance(value, TorchGenerator) else value
 
     def mark(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -235,7 +237,7 @@ class Template:
         if isinstance(value, list | tuple):
             return type(value)(self.mark(part) for part in value)
         cls = value.__class__
-        if cls is torch.Generator:
+        if cls in GENERATORS:
             return None
         if self.op.runtime and (cls is float or (cls is int and value not in STATIC_INTS)):
             return Number(cls) if _fits(value, cls) else value

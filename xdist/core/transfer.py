@@ -14,6 +14,7 @@ from torch_xdist.collectives import host
 from torch_xdist.core import device
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import Cell, Trace, dense_kind
+from torch_xdist.errors import NoLoweringError
 
 try:
     # No public call does this alone; without it the public one is used.
@@ -36,6 +37,11 @@ _BITS = {
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor as a numpy array of JAX's dtype; shares memory where it can."""
     dtype = dtypes.to_jax(tensor.dtype)
+    if tensor.layout is not torch.strided:
+        raise NoLoweringError(
+            f"a tensor of layout {tensor.layout} cannot go to an xla device, which has strided "
+            "tensors alone; call .to_dense() first"
+        )
     plain = tensor.detach()
     if plain.dtype.is_complex:
         plain = plain.resolve_conj()

@@ -8,9 +8,9 @@ import torch
 
 from torch_xdist.core.bind import own_plan
 from torch_xdist.core.plan import Op, Plan
-from torch_xdist.core.tensor import XlaTensor, wrap
+from torch_xdist.core.tensor import XlaTensor, wrap, wrap_roomy
 from torch_xdist.core.trace import Cell, Kind, Trace, dense_kind
-from torch_xdist.core.views import overlaps, slot_of, write
+from torch_xdist.core.views import make_as_strided, overlaps, slot_of, write
 from torch_xdist.errors import DeviceError
 from torch_xdist.ops.table import LOWERINGS
 
@@ -126,15 +126,29 @@ def _cast_plan(kind: Kind, dtype: torch.dtype) -> Plan:
 
 def resize(target: XlaTensor, shape: tuple[int, ...]) -> None:
     """Give a tensor that is about to be overwritten another shape, as out= does."""
-    set_layout(target, dense_kind(shape, target.cell.kind.dtype))
-    target.cell = Cell(dense_kind(shape, target.cell.kind.dtype), target.cell.trace)
+    old = target.cell
+    kind = dense_kind(shape, old.kind.dtype)
+    if 0 < kind.numel <= old.kind.numel:
+        # Its memory is large enough, and may be looked at through other views.
+        move_cell(target, make_as_strided(old, shape, kind.stride, old.kind.offset))
+    else:
+        move_cell(target, Cell(kind, old.trace))
 
 
 def set_layout(target: XlaTensor, kind: Kind) -> None:
     """Change sizes and strides of the wrapper in place, by torch's meta kernels."""
-    torch.ops.aten.as_strided_.default.redispatch(
-        _META, target, kind.shape, kind.stride, kind.offset
-    )
+    layout = kind.shape, kind.stride, kind.offset
+    if _extent(kind) > _extent(target.cell.kind):
+        # torch checks layouts against the size of the wrapper: it becomes a large one.
+        torch.Tensor.data.__set__(target, wrap_roomy(Cell(kind, target.cell.trace)))  # type: ignore[attr-defined]
+    torch.ops.aten.as_strided_.default.redispatch(_META, target, *layout)
+
+
+def _extent(kind: Kind) -> int:
+    """How many elements of a storage a layout reaches into."""
+    if not kind.numel:
+        return 0
+    return kind.offset + 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.stride))
 
 
 def move_cell(target: XlaTensor, cell: Cell) -> None:
