@@ -1,0 +1,43 @@
+"""out= forms that torch's own composites leave unwritten for tensor subclasses.
+
+For them torch returns a new tensor instead of writing to the given one. The kernels entered here
+compute the functional form and write it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xdist.core import writes
+from torch_xdist.core.plan import functional_form
+from torch_xdist.core.tensor import XlaTensor
+
+_NAMES = (
+    "linalg_matrix_rank.out",
+    "linalg_matrix_rank.out_tol_tensor",
+    "linalg_matrix_rank.atol_rtol_tensor_out",
+    "linalg_matrix_rank.atol_rtol_float_out",
+)
+_libraries: list[torch.library.Library] = []
+
+
+def _writing(functional: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def kernel(*args: Any, out: XlaTensor, **kwargs: Any) -> torch.Tensor:
+        result = functional(*args, **kwargs)
+        if out.shape != result.shape:
+            writes.resize(out, tuple(result.shape))
+        return out.copy_(result)
+
+    return kernel
+
+
+def register() -> None:
+    """Enter the kernels. Called once, with the device's registration."""
+    for key in ("AutogradLazy", "Lazy"):
+        library = torch.library.Library("aten", "IMPL", key)
+        for name in _NAMES:
+            packet, overload = name.split(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload)
+            library.impl(name, _writing(functional_form(func)))  # type: ignore[arg-type]
+        _libraries.append(library)
