@@ -37,7 +37,7 @@ def start() -> None:
         world.join()
         found = _addressable()
         for index in range(len(found)):
-            trace = Trace(index, Generator())
+            trace = Trace(index, Generator(), limit=settings.current().trace_limit)
             trace.rng.set_seed(_default_seed)
             _traces.append(trace)
         _devices.extend(found)

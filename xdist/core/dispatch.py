@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import fallback, mask_counts, special, writes
+from torch_xdist.core import cuts, fallback, mask_counts, special, writes
 from torch_xdist.core.plan import LIST, SINGLE, TUPLE, Op, Plan
 from torch_xdist.core.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
 from torch_xdist.core.tensor import _LAZY as LAZY_DEVICES
@@ -88,6 +88,9 @@ def dispatch(
         plan = PLANS[key] = make_plan(op, args, kwargs)  # type: ignore[index]
     if plan is None or trace is None or not plan.is_plain:
         return op.general(op, args, kwargs)
+    if trace.next_slot > trace.limit:
+        cuts.cut(trace, cuts.LIMIT)
+        return dispatch(func, types, args, kwargs)
     if numbers is not None:
         trace.floats.extend(numbers)
     trace.rows.append((plan, *slots))

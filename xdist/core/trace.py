@@ -7,6 +7,7 @@ at a cut is exactly what a user can still see.
 """
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -147,6 +148,7 @@ class Trace:
         "leaf_buffers",
         "leaf_kinds",
         "leaf_slots",
+        "limit",
         "listed",
         "lock",
         "next_slot",
@@ -155,8 +157,17 @@ class Trace:
         "rows",
     )
 
-    def __init__(self, device_index: int, rng: Any = None, *, is_paper: bool = False) -> None:
+    def __init__(
+        self,
+        device_index: int,
+        rng: Any = None,
+        *,
+        is_paper: bool = False,
+        limit: int = sys.maxsize,
+    ) -> None:
         self.device_index = device_index
+        # How many slots may be pending before a cut is forced.
+        self.limit = limit
         self.rng = rng
         # A paper trace has no buffers: it records what a decomposition does.
         self.is_paper = is_paper

@@ -156,3 +156,19 @@ def test_ten_thousand_operators_without_a_sync_still_run():
     for _ in range(2000):
         x = x + 1
     assert x.item() == 2000
+
+
+def test_a_trace_that_grows_too_long_is_cut(monkeypatch):
+    trace = torch.ones(1, device="xla").cell.trace
+    monkeypatch.setattr(trace, "limit", 50)
+    x, y = torch.zeros(2, device="xla"), torch.zeros(2, device="xla")
+
+    def grow():
+        nonlocal y
+        for _ in range(60):
+            x.add_(1)
+            y = y + x
+
+    log = cuts_of(grow)
+    assert [c.reason for c in log] == [cuts.LIMIT, cuts.LIMIT]
+    assert x.tolist() == [60, 60] and y.tolist() == [1830, 1830]
