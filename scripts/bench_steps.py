@@ -4,9 +4,11 @@
     .venv/bin/python scripts/bench_steps.py [--what host|step|import]
 
 Prints one JSON line per figure. `host` trains a GPT too small to keep the device busy, so the
-time of a step is what recording and launching cost; `step` trains a larger one beside a
-hand-written JAX step of the same mathematics, turn by turn in one process; `import` times
-`import torch_xdist` after `import torch`.
+time of a step is what recording and launching cost: per torch operator of the step (as eager torch
+runs it) and per recorded row, which may hold many operators; once with AdamW's default, whose
+update is one row, and once with foreach=False, where each operator of it is recorded. `step`
+trains a larger one beside a hand-written JAX step of the same mathematics, turn by turn in one
+process; `import` times `import torch_xdist` after `import torch`.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_xdist.core.backend  # noqa: F401
 from torch_xdist.core import cuts, program
@@ -74,10 +77,35 @@ def torch_step(model: nn.Module, optimizer: Any, ids: torch.Tensor) -> torch.Ten
     return loss.detach()
 
 
-def device_step(layers: int, width: int, heads: int, batch: int, length: int) -> Callable[[], Any]:
+class OperatorCount(TorchDispatchMode):
+    """Counts the operators that run under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_step(layers: int, width: int, heads: int, batch: int, length: int) -> int:
+    """How many torch operators one step is in eager torch on the CPU."""
+    model = GPT(layers, width, heads, length)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    ids = torch.randint(0, VOCABULARY, (batch, length))
+    torch_step(model, optimizer, ids)
+    with OperatorCount() as operators:
+        torch_step(model, optimizer, ids)
+    return operators.count
+
+
+def device_step(
+    layers: int, width: int, heads: int, batch: int, length: int, *, foreach: bool | None = None
+) -> Callable[[], Any]:
     torch.manual_seed(0)
     model = GPT(layers, width, heads, length).to("xla")
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=foreach)
     ids = torch.randint(0, VOCABULARY, (batch, length)).to("xla")
 
     def step() -> Any:
@@ -162,25 +190,34 @@ def say(name: str, **figures: Any) -> None:
 
 
 def bench_host(rounds: int) -> None:
-    """Host time per recorded row: recording and launching, where next to nothing is computed."""
-    step = device_step(6, 32, 2, 1, 8)
-    for _ in range(5):
-        step()
-    times = []
-    for _ in range(rounds):
-        cuts.wait_device_ops()
-        started = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - started)
-    rows = max(c.rows for c in list(cuts.LOG)[-5:])
-    best, median = min(times), statistics.median(times)
-    say(
-        "host",
-        rows=rows,
-        step_ms=round(median * 1e3, 2),
-        us_per_row=round(median / rows * 1e6, 2),
-        best_us_per_row=round(best / rows * 1e6, 2),
-    )
+    """Host time of a step: recording and launching, where next to nothing is computed."""
+    shape = (6, 32, 2, 1, 8)
+    operators = operators_of_step(*shape)
+    for name, foreach in (("default", None), ("foreach=False", False)):
+        step = device_step(*shape, foreach=foreach)
+        for _ in range(5):
+            step()
+        walls, busy = [], []
+        for _ in range(rounds):
+            cuts.wait_device_ops()
+            started, clock = time.perf_counter(), time.thread_time()
+            step()
+            walls.append(time.perf_counter() - started)
+            busy.append(time.thread_time() - clock)
+        rows = max(c.rows for c in list(cuts.LOG)[-5:])
+        median = statistics.median(walls)
+        say(
+            "host",
+            adamw=name,
+            operators=operators,
+            rows=rows,
+            step_ms=round(median * 1e3, 2),
+            us_per_operator=round(median / operators * 1e6, 2),
+            us_per_row=round(median / rows * 1e6, 2),
+            # On a busy machine only the processor time of the quickest step tells.
+            best_processor_us_per_operator=round(min(busy) / operators * 1e6, 2),
+            best_processor_us_per_row=round(min(busy) / rows * 1e6, 2),
+        )
 
 
 def bench_step(rounds: int) -> None:
