@@ -36,6 +36,8 @@ _ECHO = re.compile(
     r"|another (task|rank|process) (has )?(died|failed|left)|task .{0,80} (died|unhealthy)",
     re.IGNORECASE,
 )
+# How our own collectives name the rank that they have lost.
+_ACCUSATION = re.compile(r"\brank (\d+) (?:\(pid \d+\) )?has ended\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _is_echo(
     """Whether a failure only says that a peer was lost.
 
     SIGABRT is how JAX's runtime ends a rank whose peer has gone, so it is an echo where another
-    rank ended shortly before.
+    rank ended shortly before, unless that one says that it was this rank which it has lost.
     """
     if failure.kind == "exception":
         return is_echo_text(f"{failure.type}: {failure.message}")
@@ -168,9 +170,17 @@ def _is_echo(
         return False
     if any(is_echo_text(line) for line in worker.tail[-_ERROR_LINES:]):
         return True
+    if any(worker.rank in _accused(other) for other in others):
+        return False
     ends = [_failed_s(other) for other in others]
     ends += [seen.finished_s for seen in everyone if seen.finished_s is not None]
     return any(0 < failure.time - end <= FATE_SHARING_S for end in ends)
+
+
+def _accused(worker: Seen) -> set[int]:
+    """The ranks whose end this rank gives as the reason of its own."""
+    message = worker.report.message if worker.report is not None else ""
+    return {int(rank) for rank in _ACCUSATION.findall(message)}
 
 
 def _failed_s(worker: Seen) -> float:

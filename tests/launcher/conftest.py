@@ -130,10 +130,15 @@ def meet(count=None):
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """`start(body, "--nprocs", "2")`: run a script (with `fault`, `meet`, `say`) as ranks."""
+    """`start(body, "--nprocs", "2")`: run a script (with `fault`, `meet`, `say`) as ranks.
+
+    Without options the script itself is run; `before` is a command to run all of it under.
+    """
     running: list[Running] = []
 
-    def begin(body: str, *options: str, env: dict[str, str] | None = None) -> Running:
+    def begin(
+        body: str, *options: str, env: dict[str, str] | None = None, before: tuple[str, ...] = ()
+    ) -> Running:
         folder = tmp_path / f"job{len(running)}"
         folder.mkdir(mode=0o700)
         script = folder / "train.py"
@@ -141,7 +146,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         command = [*XLA_RUN, *options, "--", sys.executable, str(script)]
         if not options:
             command = [sys.executable, str(script)]
-        running.append(Running(command, folder, env or {}))
+        running.append(Running([*before, *command], folder, env or {}))
         return running[-1]
 
     yield begin

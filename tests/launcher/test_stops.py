@@ -107,12 +107,17 @@ def test_ctrl_c_while_the_job_is_being_taken_down(start: Callable) -> None:
     assert (ended.out + ended.err).count("Traceback") <= 1
 
 
-@pytest.mark.parametrize("way", ["plain", "nohup"])
+@pytest.mark.parametrize("way", ["plain", "stopped", "under nohup"])
 def test_no_rank_outlives_a_killed_launcher(start: Callable, way: str) -> None:
-    job = start("subprocess.Popen(['setsid', 'sleep', '600'])" + _WAIT, *TWO)
+    before = ("nohup",) if way == "under nohup" else ()
+    job = start("subprocess.Popen(['setsid', 'sleep', '600'])" + _WAIT, *TWO, before=before)
     job.wait_for("ready")
-    if way == "nohup":
+    if way == "stopped":
         job.process.send_signal(signal.SIGSTOP)
+    if way == "under nohup":
+        job.process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert job.process.poll() is None and job.alive()
     job.process.kill()
     job.process.wait()
     assert job.gone(GONE_S), job.alive()
@@ -167,7 +172,7 @@ def test_a_killed_conductor_is_told_and_its_ranks_are_gone(start: Callable) -> N
     os.kill(conductor, signal.SIGKILL)
     ended = job.end(20)
     assert time.monotonic() - asked_s < GONE_S + 1
-    assert ended.code == 1
+    assert ended.code == 70
     assert "ended with code -9; its ranks were ended too" in ended.err
 
 

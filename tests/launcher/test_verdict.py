@@ -99,6 +99,14 @@ def test_the_first_of_several_aborts_is_blamed():
     assert root(judge([killed(0, 6, 5.2), killed(1, 6, 5.0)], 6.0, T)) == (1, "signal", 134)
 
 
+def test_an_abort_that_the_peers_give_as_their_reason_is_the_cause_though_seen_after_them():
+    lost = "rank 2 (pid 77) has ended after all_reduce #4, while rank 0 waited 0.8 s in it"
+    ranks = [raised(0, 5.0, lost), raised(1, 5.1, lost), killed(2, 6, 5.4)]
+    verdict = judge(ranks, 5.5, T)
+    assert root(verdict) == (2, "signal", 134)
+    assert [failure.reason for failure in verdict.failures[1:]] == ["it lost a peer"] * 2
+
+
 def test_an_abort_long_after_is_a_cause_of_its_own():
     ranks = [finished(0, 1.0), killed(1, 6, 30.0)]
     assert root(judge(ranks, 30.0, T)) == (1, "signal", 134)
