@@ -302,10 +302,11 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Keep XLA from moving work across this point, for these tensors, in place."""
     tensors = list(tensors)
     if tensors:
-        overwrite(tensors, own_row("xla.optimization_barrier", _barrier, tensors))  # type: ignore[arg-type]
+        overwrite(tensors, own_row("xla.optimization_barrier", optimization_barrier, tensors))  # type: ignore[arg-type]
 
 
-def _barrier(*arrays: jax.Array) -> list[jax.Array]:
+def optimization_barrier(*arrays: jax.Array) -> list[jax.Array]:
+    """A lowering: the same arrays, none of which XLA computes before all are there."""
     return list(jax.lax.optimization_barrier(arrays))
 
 

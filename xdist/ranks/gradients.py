@@ -19,12 +19,13 @@ _MB = 1024 * 1024
 
 def fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients an optimizer will use, in the order of its parameters."""
-    return [
-        parameter.grad
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]
+    return [parameter.grad for parameter in _parameters(optimizer)]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Those that have a gradient."""
+    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    return [parameter for parameter in listed if parameter.grad is not None]
 
 
 def reduce_gradients(
@@ -34,12 +35,13 @@ def reduce_gradients(
 
     The sum runs over `groups`, the division by the size of the whole world, as in torch_xla. With
     ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB above zero the gradients travel in buckets of that size,
-    the last layers first. One rank: nothing happens.
+    the last layers first. One rank: nothing happens. Gradients of shards of FSDP are left alone:
+    they are averaged already.
     """
     count = world.world_size()
     if count <= 1 and not settings.current().always_all_reduce:
         return
-    gradients = fetch_gradients(optimizer)
+    gradients = [p.grad for p in _parameters(optimizer) if not getattr(p, "_is_sharded", False)]
     bucket_mb = settings.current().bucket_mb
     if bucket_mb > 0:
         gradients.reverse()

@@ -1,0 +1,11 @@
+"""Whole state dicts from those of all ranks."""
+
+from torch_xdist.ranks.fsdp_state import (
+    consolidate_sharded_model_checkpoints,
+    consolidate_sharded_state_dicts,
+)
+
+__all__ = [
+    "consolidate_sharded_model_checkpoints",
+    "consolidate_sharded_state_dicts",
+]

@@ -1,0 +1,9 @@
+"""Gradient checkpointing of a module, where torch_xla has it."""
+
+from torch_xdist.ranks.fsdp_wrap import (
+    checkpoint_module,
+)
+
+__all__ = [
+    "checkpoint_module",
+]

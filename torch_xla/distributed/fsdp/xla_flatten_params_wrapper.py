@@ -1,0 +1,9 @@
+"""The module between the wrapper and the user's."""
+
+from torch_xdist.ranks.fsdp_flatten import (
+    XlaFlattenParamsWrapper,
+)
+
+__all__ = [
+    "XlaFlattenParamsWrapper",
+]

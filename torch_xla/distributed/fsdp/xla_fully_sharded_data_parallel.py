@@ -1,0 +1,9 @@
+"""The wrapper class, where torch_xla has it."""
+
+from torch_xdist.ranks.fsdp import (
+    XlaFullyShardedDataParallel,
+)
+
+__all__ = [
+    "XlaFullyShardedDataParallel",
+]
