@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
 from torch_xdist.launcher import commands, devices, job, placement, report, settings
@@ -42,6 +43,25 @@ class _RunByDefault(click.Group):
         if args and args[0] not in self.commands and args[0] not in ("--help", "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Subcommands, and the options of `run`, whose name may be left out."""
+        found = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            return found
+        return [*found, *self.commands["run"].shell_complete(ctx, incomplete)]
+
+
+class _JobName(click.ParamType):
+    """The name of a job, or a beginning of it; a shell completes those that run."""
+
+    name = "job"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        names = [record["job"] for record in job.running(_state_dir())]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class _Seconds(click.ParamType):
@@ -153,7 +173,7 @@ def ps() -> None:
 
 
 @cli.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", type=_JobName())
 @click.option("--rank", type=int, help="this rank alone")
 @click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
 def logs(name: str, rank: int | None, follow: bool) -> None:
@@ -176,7 +196,7 @@ def logs(name: str, rank: int | None, follow: bool) -> None:
 
 
 @cli.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", type=_JobName())
 @click.option("--all-threads", "whole", is_flag=True, help="not the main thread alone")
 def stack(name: str, whole: bool) -> None:
     """Where every rank of JOB is: its Python stack."""
@@ -187,7 +207,7 @@ def stack(name: str, whole: bool) -> None:
 
 
 @cli.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", type=_JobName())
 @click.option("--now", is_flag=True, help="without any grace")
 def stop(name: str, now: bool) -> None:
     """Stop JOB: SIGTERM to its ranks, then SIGKILL."""

@@ -84,6 +84,62 @@ def test_a_log_directory_that_cannot_be_made_is_one_warning(run: Callable) -> No
     assert ended.err.count("warning: log directory") == 1
 
 
+@pytest.fixture
+def read_only_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that nobody can write to, not even root."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip("a read-only file system cannot be mounted here: that needs CAP_SYS_ADMIN")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_read_only_log_directory_is_one_warning(run: Callable, read_only_disk: Path) -> None:
+    ended = run("print('after')", *TWO, "--log-dir", str(read_only_disk))
+    assert ended.code == 0
+    assert ended.out.count("after") == 2
+    assert ended.err.count("warning: log directory") == 1
+
+
+_OTHER_NAME = """
+mount --bind "$HOSTS" /etc/hosts && hostname odd-name && exec "$@"
+"""
+
+
+def test_the_ranks_of_one_host_meet_on_loopback_whatever_its_name_says(
+    start: Callable, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 odd-name\n")
+    before = ("unshare", "--mount", "--uts", "sh", "-c", _OTHER_NAME, "sh")
+    probe = subprocess.run(
+        [*before, "true"], env={**os.environ, "HOSTS": str(hosts)}, capture_output=True, text=True
+    )
+    if probe.returncode != 0:
+        pytest.skip(f"a host of another name cannot be made here: {probe.stderr}")
+    names = ("MASTER_ADDR", "XLA_RUN_COORDINATOR", "XLA_RUN_CONTROL")
+    job = start(
+        f"""
+        import socket
+        meet()
+        if RANK == 1:
+            print(socket.gethostbyname(socket.gethostname()))
+            for name in {names}: print(os.environ[name])
+            os.kill(os.getpid(), 9)
+        """,
+        *TWO,
+        env={"HOSTS": str(hosts)},
+        before=before,
+    )
+    ended = job.end()
+    assert ended.code == 137 and "rank 1 (host odd-name" in ended.err
+    first, *addresses = [line.removeprefix("[1] ") for line in ended.out.splitlines()]
+    assert first == "127.0.1.1"
+    assert [address.split(":")[0] for address in addresses] == ["127.0.0.1"] * 3
+
+
 def test_output_in_any_shape_arrives_whole_in_the_file(run: Callable) -> None:
     ended = run(
         r"""
