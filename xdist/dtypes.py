@@ -36,7 +36,10 @@ NARROWED: dict[torch.dtype, np.dtype] = {
     for wide, narrow in settings.current().narrowed.items()
 }
 _TO_JAX.update(NARROWED)
-_ADVICE = {torch.complex32: "complex64"}
+_ADVICE = {torch.complex32: "complex64"} | dict.fromkeys(
+    [torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4],
+    "an integer tensor with its scale beside it: quantized tensors live on the CPU",
+)
 
 
 def to_jax(dtype: torch.dtype) -> np.dtype:

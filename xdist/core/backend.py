@@ -17,7 +17,6 @@ from torch_xdist.core import (
     device_module,
     dispatch,
     factories,
-    layouts,
     lazy_modules,
     optimizers,
     recurrent,
@@ -45,7 +44,6 @@ def register() -> None:
     composite_outs.register()
     optimizers.register()
     lazy_modules.register()
-    layouts.register()
     control_flow.register()
     whole.register()
     recurrent.register()

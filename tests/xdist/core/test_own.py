@@ -57,3 +57,8 @@ def test_jax_may_be_used_before_the_device_unless_more_devices_are_wanted(count,
         [sys.executable, "-c", LATE, count], capture_output=True, text=True, timeout=200
     )
     assert said in done.stdout + done.stderr
+
+
+def test_sparse_tensors_are_refused_on_their_way_to_the_device():
+    with pytest.raises(NoLoweringError, match=r"layout torch.sparse_coo cannot go to an xla devi"):
+        torch.ones(2).to_sparse().to("xla")
