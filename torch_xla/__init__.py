@@ -15,6 +15,7 @@ from torch_xdist.core.cuts import sync
 from torch_xdist.core.device import device, device_count, devices, real_devices
 from torch_xdist.launcher.launch import launch
 from torch_xdist.names.random_seeds import manual_seed
+from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.training import dynamo as _dynamo
 from torch_xdist.training import eager as _eager
 from torch_xdist.training.steps import compile, step
@@ -23,6 +24,7 @@ refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
 _dynamo.register()
 _loading.register()
+_sync_batch_norm.register()
 _eager.follow_environment()
 
 from torch_xla import (  # noqa: E402 - after the check, which explains what these could not

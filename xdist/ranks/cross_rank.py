@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_xdist import world
 from torch_xdist.ranks import collective_ops
+from torch_xdist.ranks.sync_batch_norm import sync_batch_norm
 
 Groups = Sequence[Sequence[int]] | None
 
@@ -100,17 +101,6 @@ def _part(tensor: torch.Tensor, dim: int, split: int) -> int:
     return size // split
 
 
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return collective_ops.all_reduce(collective_ops.REDUCE_SUM, value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        # Every rank's loss depends on the sum, so every rank's gradient belongs to it.
-        return collective_ops.all_reduce(collective_ops.REDUCE_SUM, grad)
-
-
 class SyncBatchNorm(nn.Module):
     """Batch norm over [n, c, ...] whose statistics are those of all ranks' batches together.
 
@@ -139,22 +129,7 @@ class SyncBatchNorm(nn.Module):
                 f"SyncBatchNorm({self.num_features}): the input has shape {tuple(batch.shape)};"
                 f" it needs [n, {self.num_features}, ...]"
             )
-        mean, var = self._batch_statistics(batch) if self.training else self._running()
-        shape = (1, -1, *(1 for _ in batch.shape[2:]))
-        scale = (self.weight * torch.rsqrt(var + self.eps)).view(shape)
-        return (batch - mean.view(shape)) * scale + self.bias.view(shape)
-
-    def _running(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.running_mean, self.running_var
-
-    def _batch_statistics(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        dims = [0, *range(2, batch.dim())]
-        count = batch.numel() // batch.size(1) * world.world_size()
-        mean = _SumOverRanks.apply(batch.sum(dims)) / count
-        shape = (1, -1, *(1 for _ in batch.shape[2:]))
-        var = _SumOverRanks.apply((batch - mean.view(shape)).square().sum(dims)) / count
-        with torch.no_grad():
-            unbiased = var * (count / max(count - 1, 1))
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(unbiased, self.momentum)
-        return mean, var
+        running = (self.running_mean, self.running_var)
+        if not self.training:
+            return nn.functional.batch_norm(batch, *running, self.weight, self.bias, eps=self.eps)
+        return sync_batch_norm(batch, self.weight, self.bias, running, self.momentum, self.eps)
