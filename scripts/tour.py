@@ -1,4 +1,4 @@
-"""The core in some two hundred lines: a device in pure Python, torch in front, JAX behind.
+"""The core in some 250 lines: a device in pure Python, torch in front, JAX behind.
 
 This file is complete and shares no code with the package. Run it: it trains a small network on a
 device of its own, prints what happened, and fails if the losses are not those of eager torch. The
@@ -6,7 +6,7 @@ package does the same with every operator, true views, donation, several ranks a
 per operator; each part below says where it lives there.
 """
 
-import weakref
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -41,13 +41,13 @@ class Value:
 
 
 class Trace:
-    """The rows that wait. Rows name each other by number: nothing here keeps a Value alive."""
+    """The rows that wait, in the order they were recorded; they name each other by number."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, ...]] = []
         self.leaves: list[tuple[int, jax.Array]] = []
         self.numbers: list[float] = []
-        self.pending: list[weakref.ref[Value]] = []
+        self.listed: list[Value] = []
         self.leaf_values: list[Value] = []
         self.slots = 0
 
@@ -125,7 +125,7 @@ def record(func: Any, args: Any, kwargs: dict[str, Any]) -> DeviceTensor:
     row = (str(func), frozen(args), tuple((k, frozen(v)) for k, v in kept(kwargs)))
     TRACE.rows.append((*row, TRACE.next_slot()))
     value = Value(meta, TRACE.slots - 1, None)
-    TRACE.pending.append(weakref.ref(value))
+    TRACE.listed.append(value)
     if target is None:
         return wrap(value)
     target.value = value
@@ -196,7 +196,7 @@ def cut(reason: str) -> None:
     global TRACE
     trace, TRACE = TRACE, Trace()
     CUTS.append(f"{reason}: {len(trace.rows)} rows")
-    alive = [v for v in (ref() for ref in trace.pending) if v is not None]
+    alive = living(trace)
     rows, outs = tuple(trace.rows), tuple(v.slot for v in alive)
     slots = tuple(slot for slot, _ in trace.leaves)
     # Two traces with equal rows are one program: the second step compiles nothing.
@@ -208,6 +208,16 @@ def cut(reason: str) -> None:
         value.buffer, value.slot = buffer, None
     for leaf in trace.leaf_values:
         leaf.slot = None
+
+
+def living(trace: Trace) -> list[Value]:
+    """The values a tensor still refers to: more references than the list's own (program.py).
+
+    A weak reference per value would say the same, and cost more than the rest of its row.
+    """
+    alone = [Value(torch.empty(0), None, None)]
+    own = [sys.getrefcount(value) for value in alone][0]
+    return [value for value in trace.listed if sys.getrefcount(value) > own]
 
 
 def walk(

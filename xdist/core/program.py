@@ -24,6 +24,22 @@ warnings.filterwarnings("ignore", "Some donated buffers were not usable")
 PROGRAMS: dict[tuple[Any, ...], "Program"] = {}
 
 
+def _count_of_listed() -> int:
+    """What `getrefcount` says in a loop over a list of what only the list refers to.
+
+    The list, the loop's name and the argument; Python 3.14 does not count the last.
+    """
+    listed = [object()]
+    count = 0
+    for index in range(len(listed)):
+        cell = listed[index]
+        count = sys.getrefcount(cell)
+    return count
+
+
+_LISTED = _count_of_listed()
+
+
 @dataclass(slots=True)
 class Program:
     """One compiled trace.
@@ -60,8 +76,7 @@ def live_cells(trace: Trace) -> list[Cell]:
     found = []
     for index in range(len(listed)):
         cell = listed[index]
-        # Three references are ours: the list, the name `cell` and getrefcount's argument.
-        if sys.getrefcount(cell) > 3:
+        if sys.getrefcount(cell) > _LISTED:
             found.append(cell)
     return found
 
@@ -74,8 +89,7 @@ def prepare(trace: Trace, outs: tuple[int, ...], *, may_donate: bool) -> Launch:
     buffers = trace.leaf_buffers
     for index in range(len(buffers)):
         buffer = buffers[index]
-        # Three references are ours: the list, the name `buffer` and getrefcount's argument.
-        give = may_donate and sys.getrefcount(buffer) <= 3
+        give = may_donate and sys.getrefcount(buffer) <= _LISTED
         (donated if give else kept).append(buffer)
         mask.append(give)
     leaves = (tuple(trace.leaf_slots), tuple(trace.leaf_kinds), tuple(mask))
@@ -131,7 +145,7 @@ def fingerprint(rows: Sequence[Row]) -> str:
 def describe(row: Row) -> str:
     """One row in words."""
     plan: Plan = row[0]
-    return f"{plan!r} {plan.args} {sorted(plan.kwargs)} {row[1:]}"
+    return f"{plan!r} {plan.args} {sorted(plan.kwargs.items())} {row[1:]}"
 
 
 def call(plan: Plan) -> str:
