@@ -86,7 +86,9 @@ def trunc_div(self: jax.Array, other: jax.Array) -> jax.Array:
 
 
 @lowers("aten.div.Tensor_mode")
-def div(self: jax.Array, other: jax.Array, *, rounding_mode: str | None = None) -> jax.Array:
+def div(self: jax.Array, other: Number, *, rounding_mode: str | None = None) -> jax.Array:
+    # torch gives Python numbers to this overload too.
+    other = scalar(other, self)
     if rounding_mode == "floor":
         return floor_div(self, other)
     return trunc_div(self, other) if rounding_mode == "trunc" else jnp.true_divide(self, other)

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from devices_agree import both
 
+from torch_xdist import metrics
+
 NAN, INF = float("nan"), float("inf")
 FLOATS = torch.tensor([-INF, -7.5, -2.0, -0.5, -0.0, 0.0, 0.5, 2.0, 7.5, INF, NAN])
 DIVISORS = torch.tensor([2.0, -3.0, 1.5])
@@ -32,6 +34,15 @@ def assert_same(function, *tensors: torch.Tensor) -> None:
 def test_float_division_rounds_as_eager_does_down_to_the_sign_of_zero(mode: str | None) -> None:
     finite = FLOATS[1:-2]
     assert_same(lambda x, y: torch.div(x[:, None], y, rounding_mode=mode), finite, DIVISORS)
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+@pytest.mark.parametrize("divisor", [2, 5, 2.5])
+def test_rounded_division_by_a_number_stays_on_the_device(mode: str, divisor: float) -> None:
+    metrics.clear_counters()
+    for x in (FLOATS[1:-2], WHOLE):
+        assert_same(lambda x: torch.div(x, divisor, rounding_mode=mode), x)
+    assert not metrics.executed_fallback_ops()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
