@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -27,8 +28,11 @@ def _has_ours(*values: Any) -> bool:
 
 def _signature(body: Body) -> tuple[Any, ...]:
     """What makes two recorded bodies the same."""
-    text = "\n".join(program.describe(row) for row in body.sheet.rows)
-    return (text, tuple(body.sheet.outs), tuple(body.sheet.floats), tuple(body.sheet.ints))
+    sheet = body.sheet
+    text = "\n".join(program.describe(row) for row in sheet.rows)
+    constants = tuple((slot, np.asarray(buffer).tobytes()) for slot, buffer in sheet.constants)
+    slots = tuple(sheet.operand_slots), tuple(sheet.outs)
+    return text, constants, slots, tuple(sheet.floats), tuple(sheet.ints)
 
 
 def _tensors(operands: Any, where: str) -> list[XlaTensor]:

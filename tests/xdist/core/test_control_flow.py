@@ -25,6 +25,27 @@ def test_cond_chooses_on_the_device_without_a_read():
         before = cuts.REASONS.copy()
 
 
+def made_constant(x, value):
+    return x + torch.tensor([value, value], device="xla")
+
+
+@pytest.mark.parametrize(
+    ("branch", "values"),
+    [
+        (lambda x, mode: torch.div(x, 2, rounding_mode=mode), ["floor", "trunc"]),
+        (made_constant, [1.0, 100.0]),
+    ],
+    ids=["keyword arguments", "constants"],
+)
+def test_bodies_that_differ_in_one_value_are_different_rows(branch, values):
+    x = torch.tensor([7.0, -7.0])
+    on_device, pred = x.to("xla"), torch.tensor(True).to("xla")
+    for value in values:
+        y = torch.cond(pred, lambda x, v=value: branch(x, v), lambda x: x * 1, (on_device,))
+        plain = x + value if branch is made_constant else branch(x, value)
+        assert y.tolist() == plain.tolist()
+
+
 def test_cond_refuses_branches_of_different_shapes():
     x = torch.ones(3, device="xla")
     with pytest.raises(CutError, match="both must return tensors of the same shapes and dtypes"):
