@@ -34,11 +34,6 @@ _PACKAGES = (
     *("torch_xla", "torch_xla_py"),
 )
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_BLAS_THREADS = (
-    "scipy_openblas_get_num_threads64_",
-    "openblas_get_num_threads64_",
-    "openblas_get_num_threads",
-)
 _kept: list[object] = []
 
 
@@ -49,6 +44,7 @@ def can() -> bool:
         and threading.current_thread() is threading.main_thread()
         and _has_one_thread()
         and not _has_a_device()
+        and _is_plain(sys.modules["torch"])
         and not own_modules()
     )
 
@@ -235,28 +231,38 @@ def _forget_classes() -> None:
 
 
 def _default_torch(torch: Any) -> None:
-    """torch as a fresh process has it, so far as scripts are wont to change it."""
+    """What scripts are wont to set, as a fresh process has it."""
     torch.set_default_dtype(torch.float32)
-    torch.set_default_device(None)
     torch.set_grad_enabled(True)
     if torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(False)
 
 
+def _is_plain(torch: Any) -> bool:
+    """Whether no mode of torch is on that every call after it would feel (a default device too)."""
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    return not (modes or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"))
+
+
 def _has_one_thread() -> bool:
-    """Whether no thread runs beside this one; those of OpenBLAS end before every fork."""
-    return len(os.listdir("/proc/self/task")) == 1 + _blas_threads()
+    """Whether no thread runs beside this one; those of OpenBLAS are ended, as every fork does."""
+    if threading.active_count() == 1 and _tasks() > 1:
+        _end_blas_threads()
+    return _tasks() == 1
 
 
-def _blas_threads() -> int:
-    """How many threads the OpenBLAS of numpy, and that of scipy, have started."""
+def _tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _end_blas_threads() -> None:
+    """End the threads that numpy's and scipy's OpenBLAS keep; their next use starts them again."""
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "openblas" in line}
-    return sum(_told_by(ctypes.CDLL(path)) - 1 for path in paths)
-
-
-def _told_by(library: ctypes.CDLL) -> int:
-    return next((int(getattr(library, n)()) for n in _BLAS_THREADS if hasattr(library, n)), 1)
+    for path in paths:
+        end = getattr(ctypes.CDLL(path), "blas_thread_shutdown_", None)
+        if end is not None:
+            end()
 
 
 def _has_a_device() -> bool:

@@ -67,7 +67,8 @@ if __name__ == "__main__":
     assert os.path.isdir(scratch.name), "a rank has removed the caller's directory"
     held.close()
     assert open(held.name).read() == "mine"
-    assert spawn(lambda rank: rank, nprocs=3) == [0, 1, 2]
+    parents = spawn(lambda rank: open(f"/proc/{os.getppid()}/cmdline").read(), nprocs=2)
+    assert all("train.py" in parent for parent in parents), parents
 """
 
 
@@ -135,34 +136,46 @@ def test_ctrl_c_reaches_the_ranks_of_an_inherited_nursery(start: Callable) -> No
 
 
 WHETHER = """
-import torch
+import numpy, torch
 from torch_xdist.launcher import inherit
-{before}
-print(inherit.can())
+
+def large_product():
+    numpy.ones((400, 400)) @ numpy.ones((400, 400))
+
+CASES = {
+    "nothing": "",
+    "numpy's threads": "large_product()",
+    "numpy's threads, ended by a fork": "large_product(); os.fork() or os._exit(0)",
+    "a thread": "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "torch's threads": "torch.ones(1 << 22).sum()",
+    "a module of its own": "import own",
+    "a default device": "torch.set_default_device('cpu')",
+    "inference mode": "mode = torch.inference_mode(); mode.__enter__()",
+    "a device": "import jax; jax.devices()",
+}
+for name, before in CASES.items():
+    pid = os.fork()
+    if pid == 0:
+        exec(before)
+        print(name, inherit.can(), sep=": ", flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "can"),
-    [
-        ("", True),
-        ("threading.Thread(target=time.sleep, args=(9,), daemon=True).start()", False),
-        ("torch.ones(1 << 20).sum(); torch.ones(2000, 2000) @ torch.ones(2000, 2000)", None),
-        ("import own", False),
-        ("import jax; jax.devices()", False),
-    ],
-    ids=["nothing", "a thread", "torch's threads", "a module of its own", "a device"],
-)
-def test_a_caller_with_threads_devices_or_modules_gets_a_fresh_nursery(
-    run: Callable, tmp_path: Path, before: str, can: bool | None
+def test_a_caller_with_threads_devices_modes_or_modules_gets_a_fresh_nursery(
+    start: Callable, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text("STATE = []")
-    env = {"PYTHONPATH": str(tmp_path)}
-    threads = "len(os.listdir('/proc/self/task'))"
-    ended = run(WHETHER.format(before=before) + f"print({threads})", env=env)
-    told, running = ended.out.splitlines()
+    ended = start(WHETHER, env={"PYTHONPATH": str(tmp_path)}).end()
+    told = dict(line.split(": ") for line in ended.out.splitlines())
     # torch starts threads for large work only where it has more than one core.
-    assert told == str(can if can is not None else int(running) == 1), ended.err
+    one_core = len(os.sched_getaffinity(0)) == 1
+    assert told.pop("torch's threads") == str(one_core)
+    assert [name for name, can in told.items() if can == "True"] == [
+        *("nothing", "numpy's threads", "numpy's threads, ended by a fork")
+    ]
+    assert len(told) == 8, ended.err
 
 
 def test_a_process_without_torch_has_nothing_to_inherit(run: Callable) -> None:
