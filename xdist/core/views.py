@@ -170,7 +170,11 @@ def overlaps(kind: Kind) -> bool:
     return any(s == 0 and n > 1 for n, s in zip(kind.shape, kind.stride))
 
 
+@functools.cache
 def op_of(name: str) -> Op:
-    """The Op of an overload by its name, such as "aten.slice.Tensor"."""
+    """The one Op of an overload by its name, such as "aten.slice.Tensor".
+
+    Plans are found by it: another Op would be another plan, and so another program.
+    """
     _, packet, overload = name.split(".")
     return Op(getattr(getattr(torch.ops.aten, packet), overload))

@@ -160,6 +160,18 @@ def test_in_place_view_operators_change_the_tensor_itself():
     assert base.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+def test_an_in_place_view_operator_is_the_same_program_at_every_step():
+    programs = set()
+    for _ in range(3):
+        x = torch.ones(2, 3, device="xla")
+        x.transpose_(0, 1)
+        x += 1
+        cuts.sync()
+        programs.add(cuts.LOG[-1].fingerprint)
+        is_new = cuts.LOG[-1].compiled
+    assert not is_new and len(programs) == 1 and x.shape == (3, 2)
+
+
 def test_a_result_that_does_not_fit_in_place_is_refused_in_torchs_words():
     with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
         torch.ones(3, device="xla").add_(torch.ones(2, 3, device="xla"))
