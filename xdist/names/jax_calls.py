@@ -28,7 +28,8 @@ def call_jax(
         override_name: accepted for torch_xla's sake.
     """
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs or {}))
-    static = tuple(None if isinstance(v, torch.Tensor) else v for v in leaves)
+    # 2, 2.0 and True are equal, but JAX promotes by their types.
+    static = tuple(None if isinstance(v, torch.Tensor) else (type(v), v) for v in leaves)
     key = (jax_func, structure, static)
     if key not in _OPERATORS:
         _OPERATORS[key] = from_jax(_on_arrays(jax_func, structure, leaves))

@@ -24,6 +24,13 @@ def test_a_jax_function_is_a_row_with_a_gradient():
     torch.testing.assert_close(a.grad.cpu(), a.detach().cpu().cos() * 2)
 
 
+def test_plain_values_of_other_types_are_other_constants():
+    x = torch.tensor([1, 2]).to("xla")
+    times = [xb.call_jax(jnp.multiply, (x, factor)) for factor in (2, 2.0, True)]
+    assert [t.is_floating_point() for t in times] == [False, True, False]
+    assert [t.tolist() for t in times] == [[2, 4], [2.0, 4.0], [1, 2]]
+
+
 def test_a_scan_carries_and_stacks():
     xs = torch.arange(4.0).to("xla")
     carry, ys = scan(lambda c, x: (c + x, c * 2), torch.zeros(()).to("xla"), xs)
