@@ -128,23 +128,22 @@ def compile(
             f"torch_xla.compile: custom_compile_options {custom_compile_options} cannot be set per"
             " function; set them in XLA_FLAGS"
         )
-    compiled = CompiledStep(f, full_graph, name, max_different_graphs)
-    if f is None:
-        return _DecoratorOrBlock(compiled, full_graph, max_different_graphs)
-    return functools.update_wrapper(compiled, f)
+
+    def compiled(function: Callable[..., Any] | None) -> CompiledStep:
+        return CompiledStep(function, full_graph, name, max_different_graphs)
+
+    return _DecoratorOrBlock(compiled) if f is None else functools.update_wrapper(compiled(f), f)
 
 
 class _DecoratorOrBlock:
     """What `compile()` without a function returns: decorate a function with it, or enter it."""
 
-    def __init__(self, block: CompiledStep, full_graph: bool, limit: int | None) -> None:
-        self._block = block
-        self._full_graph = full_graph
-        self._limit = limit
+    def __init__(self, compiled: Callable[[Callable[..., Any] | None], CompiledStep]) -> None:
+        self._compiled = compiled
+        self._block = compiled(None)
 
     def __call__(self, f: Callable[..., Any]) -> Any:
-        compiled = CompiledStep(f, self._full_graph, None, self._limit)
-        return functools.update_wrapper(compiled, f)
+        return functools.update_wrapper(self._compiled(f), f)
 
     def __enter__(self) -> CompiledStep:
         return self._block.__enter__()

@@ -93,10 +93,14 @@ def test_the_loader_is_named_as_the_cause(ask, capsys):
     assert found == ["torch_xla.sync in parallel loader at step end"] * 4 and kept.shape == (3,)
 
 
-def test_a_compiled_function_has_a_name(ask, capsys):
+@pytest.mark.parametrize("is_decorator", [False, True])
+def test_a_compiled_function_has_a_name(ask, capsys, is_decorator):
     ask(PT_XLA_DEBUG_LEVEL=2)
     pending = torch.ones(5, device="xla") + 1
-    torch_xla.compile(lambda: pending * 2, name="double")()
+    if is_decorator:
+        torch_xla.compile(name="double")(lambda: pending * 2)()
+    else:
+        torch_xla.compile(lambda: pending * 2, name="double")()
     text = capsys.readouterr().err
     assert "Graph Name: double_clear_pending\n" in text
     assert "torch_xla.compile clear the pending graph prior calling the target function" in text
