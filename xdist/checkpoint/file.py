@@ -22,9 +22,9 @@ from torch_xdist.errors import CheckpointError
 from torch_xdist.files.saving import atomic_file
 
 STATE, CHECKSUMS = "__state__", "__checksums__"
-MARK = (
-    "torch_xdist.core.tensor"  # {MARK: name, "rank": .., "dtype": .., "shape": ..} in the structure
-)
+# {MARK: name, "rank": .., "dtype": .., "shape": ..} in the structure; part of the format, so it
+# stays as it is whatever modules are called.
+MARK = "torch_xdist.tensor"
 _LENGTH = 8
 _NAMES = {
     torch.float64: "F64",

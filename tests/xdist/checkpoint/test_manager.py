@@ -191,6 +191,8 @@ def test_safetensors_reads_the_files(tmp_path):
     with safe_open(folders.rank_file(tmp_path, 7, 0, 1), "pt") as file:
         assert torch.equal(file.get_tensor("model.0.weight"), model[0].weight)
         assert file.metadata()["step"] == "7"
+        # The word that marks a tensor in the structure: files of earlier releases have it.
+        assert b"torch_xdist.tensor" in bytes(file.get_tensor("__state__").numpy())
 
 
 def test_a_loader_resumes_with_the_next_batch(tmp_path, monkeypatch):
