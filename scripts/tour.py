@@ -215,8 +215,7 @@ def living(trace: Trace) -> list[Value]:
 
     A weak reference per value would say the same, and cost more than the rest of its row.
     """
-    alone = [Value(torch.empty(0), None, None)]
-    own = [sys.getrefcount(value) for value in alone][0]
+    (own,) = [sys.getrefcount(value) for value in [Value(torch.empty(0), None, None)]]
     return [value for value in trace.listed if sys.getrefcount(value) > own]
 
 

@@ -5,7 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import torch
+
+import torch_xdist.core.backend  # noqa: F401
+from torch_xdist.ops.table import LOWERINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -14,7 +21,7 @@ SNIPPETS = [
     for document in DOCUMENTS
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.S))
 ]
-# What starts processes, or needs files that only its reader has.
+# What starts processes; the page on launching has a test of its own below.
 NOT_RUN = re.compile(r"spawn\(|xla-run|\.launch\(")
 RUN = [(name, code) for name, code in SNIPPETS if not NOT_RUN.search(code)]
 
@@ -30,6 +37,41 @@ def test_a_snippet_runs(name, code, tmp_path, monkeypatch):
     exec(compile(code, name, "exec"), {"__name__": name})
 
 
+def test_the_script_of_the_launching_page_prints_what_the_page_says(tmp_path):
+    page = (ROOT / "docs" / "launching.md").read_text()
+    script = re.search(r"```python\n(.*?)```", page, re.S)[1]
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stderr + done.stdout
+    assert said == re.search(r"```\n\$ python train\.py\n(.*?)```", page, re.S)[1]
+
+
+def test_the_lowerings_of_the_contributing_page_are_rows():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    added = re.search(r"ops/pointwise\.py\n(.*?)It gets JAX arrays", page, re.S)[1]
+    code = "\n".join(line[2:] for line in added.splitlines() if line.startswith("+ "))
+    rows = {}
+    entered = {"jax": jax, "jnp": jnp, "add_rows": rows.update}
+    entered["lowers"] = lambda name: lambda lowering: rows.setdefault(name, lowering)
+    exec(code, entered)
+    assert set(rows) == {"aten.sinc.default", "aten.gelu.default"} <= set(LOWERINGS)
+    x = torch.linspace(-2, 2, 7)
+    for name, lowering in rows.items():
+        expected = getattr(torch.ops.aten, name.split(".")[1])(x)
+        torch.testing.assert_close(torch.from_numpy(np.array(lowering(x.numpy()))), expected)
+
+
+def test_the_modules_the_architecture_page_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tables = re.search(r"Inside `xdist/`.*?## Words", page, re.S)[0]
+    modules = {file.stem for file in (ROOT / "xdist").rglob("*.py")}
+    named = set(re.findall(r"`([a-z_]+)`", tables)) - {"core"}
+    assert len(named) > 60 and named <= modules
+
+
 def test_links_between_documents_lead_somewhere():
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#]+?)\)", document.read_text()):
@@ -38,7 +80,9 @@ def test_links_between_documents_lead_somewhere():
 
 
 def test_the_files_the_documents_name_exist():
-    named = re.compile(r"`((?:scripts|docs|tests|launcher|xdist|loaders)/[\w./]+)`")
+    named = re.compile(
+        r"`((?:scripts|docs|tests|launcher|xdist|loaders|collectives|torch_xla)/[\w./]+)`"
+    )
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in named.findall(document.read_text()):
             assert (ROOT / target).exists(), f"{document.name} names {target}"

@@ -30,7 +30,7 @@ class Settings:
     sync_wait: bool  # XLA_SYNC_WAIT: every sync waits until the device is done
     eager: bool  # XLA_USE_EAGER_DEBUG_MODE and the older *_OPBYOP names
     fallback: str  # XDIST_FALLBACK: what an operator without a row does, "cpu" or "error"
-    trace_limit: int  # XLA_TRIM_GRAPH_SIZE: rows pending before a cut is forced
+    trace_limit: int  # XLA_TRIM_GRAPH_SIZE: slots pending before a cut is forced
     narrowed: Mapping[str, str]  # dtypes stored narrower: XLA_USE_BF16, XLA_DOWNCAST_BF16, ...
     always_all_reduce: bool  # XLA_ALWAYS_ALLREDUCE: also with one rank
     bucket_mb: int  # ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB
@@ -45,7 +45,6 @@ class Settings:
     metrics_percentiles: tuple[float, ...]  # XLA_METRICS_PERCENTILES, 0.01:0.5:...
     graph_file: str | None  # XLA_SAVE_TENSORS_FILE
     graph_format: str  # XLA_SAVE_TENSORS_FMT: text, dot, hlo or stablehlo
-    source_lines: bool  # XLA_IR_DEBUG or XLA_HLO_DEBUG: rows carry the user's file:line
     debug: bool  # PT_XLA_DEBUG
     debug_level: int  # PT_XLA_DEBUG_LEVEL: 0 off, 1 compilations, 2 executions too
     debug_file: str | None  # PT_XLA_DEBUG_FILE
@@ -131,7 +130,6 @@ def read(env: Mapping[str, str]) -> Settings:
         metrics_percentiles=_percentiles(env),
         graph_file=env.get("XLA_SAVE_TENSORS_FILE") or None,
         graph_format=_word(env, "XLA_SAVE_TENSORS_FMT", "text", GRAPH_FORMATS),
-        source_lines=_flag(env, "XLA_IR_DEBUG") or _flag(env, "XLA_HLO_DEBUG"),
         debug=debug,
         debug_level=_number(env, "PT_XLA_DEBUG_LEVEL", _DEBUG_LEVEL_OF_DEBUG if debug else 0, int),
         debug_file=env.get("PT_XLA_DEBUG_FILE") or None,

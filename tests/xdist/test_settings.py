@@ -1,5 +1,9 @@
 """The environment, parsed in one place."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 from torch_xdist import settings
@@ -69,3 +73,34 @@ def test_getenv_as_reads_bool_through_int(monkeypatch):
     assert settings.check_env_flag("SOME_SWITCH")
     with pytest.raises(ValueError, match="invalid literal"):
         settings.getenv_as("SOME_SWITCH", bool)
+
+
+ROOT = Path(__file__).parents[2]
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9]|RANK")
+
+
+def variables_read():
+    """Names of variables among the strings of the files that read the environment."""
+    files = [ROOT / "xdist/settings.py", ROOT / "xdist/world.py"]
+    strings = {
+        node.value
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    read_elsewhere = {
+        name
+        for file in (ROOT / "xdist").rglob("*.py")
+        for name in re.findall(r'getenv_as\("(\w+)"', file.read_text())
+    }
+    narrowed = {
+        f"XLA_{word}_{name}" for word in ("USE", "DOWNCAST") for name in ("BF16", "F16", "FP16")
+    }
+    named = {text for text in strings if VARIABLE.fullmatch(text)}
+    return named | read_elsewhere | narrowed
+
+
+def test_the_page_of_variables_names_all_that_are_read_and_no_others():
+    rows = re.findall(r"^\| (`[A-Z].*?) \|", (ROOT / "docs/settings.md").read_text(), re.M)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented - {"PJRT_NPROC"} == variables_read()
