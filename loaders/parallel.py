@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_xdist import world
-from torch_xdist.core import cuts, transfer
+from torch_xdist.core import cuts, reports, transfer
 from torch_xdist.loaders import sharing
 from torch_xdist.loaders.errors import ArgumentError
 from torch_xdist.loaders.feed import (
@@ -189,7 +189,7 @@ class PerDeviceLoader:
             raise StopIteration
         loader = self._loader
         if self._number % loader.batches_per_execution == 0:
-            cuts.sync(device_=self._device)
+            cuts.end_step(reports.LOADER, device_=self._device)
         asked_s = time.perf_counter()
         if self._number:
             loader._pass.pace.stepped(asked_s - self._left_s)
@@ -204,7 +204,7 @@ class PerDeviceLoader:
 
     def _end(self) -> None:
         self._ended = True
-        cuts.sync(device_=self._device)
+        cuts.end_step(reports.LOADER, device_=self._device)
         self._loader._pass.end()
         raise StopIteration
 

@@ -3,8 +3,6 @@
 Every cut has a named reason and the user's file:line; both are counted and kept in `LOG`.
 """
 
-import importlib.util
-import os
 import sys
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -16,31 +14,13 @@ import jax
 from torch_xdist import metrics, settings
 from torch_xdist.core import closures, device, program, reports
 from torch_xdist.core.aside import aside
+from torch_xdist.core.callers import user_line
 from torch_xdist.core.trace import Cell, Trace, View
 from torch_xdist.core.views import slot_of
 from torch_xdist.errors import CutError
 from torch_xdist.progress import PROGRESS
 
-SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
-
-
-def _folders(package: str) -> list[str]:
-    """Where a package's files lie, without importing it."""
-    spec = importlib.util.find_spec(package)
-    return list(spec.submodule_search_locations or ()) if spec is not None else []
-
-
-_PACKAGES = (
-    "torch_xdist",
-    "torch_xdist.launcher",
-    "torch_xdist.loaders",
-    "torch_xdist.collectives",
-)
-_OURS = tuple(
-    folder + os.sep
-    for package in (*_PACKAGES, "torch_xla", "torch")
-    for folder in _folders(package)
-)
+SYNC, READ, FALLBACK, LIMIT = reports.SYNC, "read", "fallback", "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +38,12 @@ LOG: deque[Cut] = deque(maxlen=1000)
 REASONS: Counter[str] = Counter()
 
 
-def user_line() -> str:
-    """The file:line of the innermost frame that is neither ours nor torch's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OURS) and not name.startswith("<frozen"):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "<no user code>"
-
-
-def cut(trace: Trace, reason: str, wanted: Sequence[Cell] = ()) -> list[jax.Array]:
+def cut(
+    trace: Trace, reason: str, wanted: Sequence[Cell] = (), *, cause: str = reports.USER
+) -> list[jax.Array]:
     """Run every pending row of a trace once; returns the buffers of the wanted cells.
+
+    `cause` says who asked for a sync (see `reports`).
 
     Every live cell of the trace holds a buffer afterwards. Exception: wanted cells that need none
     of the pending collectives are computed aside, and everything stays pending.
@@ -85,13 +58,13 @@ def cut(trace: Trace, reason: str, wanted: Sequence[Cell] = ()) -> list[jax.Arra
         if trace.collectives and slots:
             found = aside(trace, slots)
             if found is not None:
-                return _run_all(found[0], reason, found[1])
-        return _run_all(trace, reason, slots)
+                return _run_all(found[0], reason, cause, found[1])
+        return _run_all(trace, reason, cause, slots)
 
 
-def _run_all(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
+def _run_all(trace: Trace, reason: str, cause: str, slots: Sequence[int]) -> list[jax.Array]:
     try:
-        return _run(trace, reason, slots) if trace.rows else _from_leaves(trace, slots)
+        return _run(trace, reason, cause, slots) if trace.rows else _from_leaves(trace, slots)
     finally:
         trace.reset()
 
@@ -103,7 +76,7 @@ def _from_leaves(trace: Trace, slots: Sequence[int]) -> list[jax.Array]:
     return [held[slot] for slot in slots]  # type: ignore[misc]
 
 
-def _run(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
+def _run(trace: Trace, reason: str, cause: str, slots: Sequence[int]) -> list[jax.Array]:
     live = program.live_cells(trace)
     wanted = dict.fromkeys([*[cell.slot for cell in live], *slots])
     # What is a leaf already stays as it is: the program neither returns nor donates it.
@@ -115,7 +88,7 @@ def _run(trace: Trace, reason: str, slots: Sequence[int]) -> list[jax.Array]:
     launch = program.prepare(trace, outs, may_donate=True)
     compiled = program.find(trace, launch)
     _note(trace, reason, compiled)
-    reports.at_run(trace, reason, compiled, len(outs))
+    reports.at_run(trace, reason, cause, compiled, len(outs))
     results = program.execute(trace, compiled, launch)
     found.update(zip(outs, results))
     for cell in live:
@@ -168,6 +141,11 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
       wait: return only when the device is done.
       reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
     """
+    end_step(reports.USER, wait=wait, device_=device_)
+
+
+def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
+    """`sync`, called by a part of this project; `cause` says which (see `reports`)."""
     reports.check_no_open_scope()
     trace = device.trace_of(device.index_of(device_))
     metrics.count("MarkStep")
@@ -176,7 +154,7 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
         print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
     with trace.lock:
         outputs = program.live_cells(trace) if wait or settings.current().sync_wait else []
-        cut(trace, SYNC)
+        cut(trace, SYNC, cause=cause)
     for cell in outputs:
         if cell.buffer is not None:
             cell.buffer.block_until_ready()

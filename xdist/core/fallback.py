@@ -13,6 +13,7 @@ import torch
 
 from torch_xdist import metrics, settings
 from torch_xdist.core import cuts, transfer
+from torch_xdist.core.callers import user_line
 from torch_xdist.core.plan import Op
 from torch_xdist.core.suggest import nearest
 from torch_xdist.core.tensor import XlaTensor
@@ -21,13 +22,13 @@ from torch_xdist.core.views import write
 from torch_xdist.core.writes import move_cell
 from torch_xdist.errors import FallbackError, NoLoweringError
 
-_log = logging.getLogger("torch_xdist.core.fallback")
+_log = logging.getLogger(__name__)
 _told: set[tuple[str, str]] = set()
 
 
 def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one call on the CPU and put its results on the device."""
-    where = cuts.user_line()
+    where = user_line()
     if settings.current().fallback == "error":
         raise FallbackError(
             f"{where}: {op.name} has no lowering and would run on the CPU, which "

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,7 +274,7 @@ def save_tensors_graph(
     Path(save_dir, file).write_text(graph)
 
 
-def block(trace: Trace, roots: Sequence[int], frames: Iterator[str], name: str = "") -> str:
+def block(trace: Trace, roots: Sequence[int], frames: Sequence[str], name: str = "") -> str:
     """One entry of XLA_SAVE_TENSORS_FILE: where the graph was run, its hashes, and its text."""
     graph = render(trace, roots, settings.current().graph_format)
     digest = hashlib.sha256(graph.encode()).hexdigest()[:32]

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from torch_xdist.core import cuts
 from torch_xdist.core.bind import bind
+from torch_xdist.core.callers import user_line
 from torch_xdist.core.plan import LIST, Plan, Slot
 from torch_xdist.core.record import mixed_devices, not_on_device
 from torch_xdist.core.tensor import XlaTensor, wrap
@@ -46,7 +46,7 @@ def own_row(
     slots = [slot_of(t.cell) for t in tensors]
     if collective:
         target.collectives += 1
-        target.places[target.next_slot] = cuts.user_line()
+        target.places[target.next_slot] = user_line()
     target.rows.append((plan, *slots))
     return [wrap(target.new_cell(kind)) for kind in plan.kinds]  # type: ignore[arg-type]
 

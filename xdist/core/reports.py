@@ -9,12 +9,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-
-import torch
 
 from torch_xdist import metrics, settings, world
 from torch_xdist.core import graph_text
+from torch_xdist.core.callers import user_frames
 from torch_xdist.core.program import Program
 from torch_xdist.core.trace import Trace
 from torch_xdist.errors import CutError
@@ -24,12 +22,21 @@ _THIN = "-" * 80
 _TOO_OFTEN = 0.5
 _WARM_UP_STEPS = 10
 _SLOW_S = {"CompileTime": 300, "ExecuteTime": 30}
+# The reason of the cut that ends a step, and who may end one.
+SYNC = "sync"
+USER, LOADER, STEP_TRACE, COMPILE, CLEAR = "user", "loader", "step trace", "compile", "clear"
+# Why something ran, in torch_xla's words.
+_CAUSES = {
+    USER: "user torch_xla.sync",
+    LOADER: "torch_xla.sync in parallel loader at step end",
+    STEP_TRACE: "torch_xla.sync when exiting a profiler StepTrace region",
+    COMPILE: "torch_xla.compile",
+    CLEAR: "torch_xla.compile clear the pending graph prior calling the target function",
+    "dynamo": "dynamo is executing a compiled program",
+}
+_READING = "most likely user code trying to access tensor value before torch_xla.sync"
 _lock = threading.Lock()
 _thread = threading.local()
-_OURS = (
-    str(Path(__file__).resolve().parents[1]),
-    str(Path(torch.__file__).resolve().parent),
-)
 
 
 def save_metrics(metrics_file: str | None = None) -> None:
@@ -57,26 +64,21 @@ def _append(path: str, text: str) -> None:
         file.write(text)
 
 
-def frames() -> Iterator[str]:
-    """The Python frames that led here, innermost first, ours left out: `function (file:line)`."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(_OURS) and not code.co_filename.startswith("<frozen"):
-            yield f"{code.co_name} ({code.co_filename}:{frame.f_lineno})"
-        frame = frame.f_back
-
-
 def before_run(trace: Trace, outs: Sequence[int]) -> None:
     """Append the graph that is about to run to XLA_SAVE_TENSORS_FILE, if that is set."""
     target = settings.current().graph_file
     if target is not None:
-        text = graph_text.block(trace, outs, frames(), getattr(_thread, "name", ""))
+        text = graph_text.block(trace, outs, user_frames(), getattr(_thread, "name", ""))
         _append(f"{target}.{world.rank() or trace.device_index}", text)
 
 
-def at_run(trace: Trace, reason: str, compiled: Program, outputs: int) -> None:
-    """Print why a program is compiled, and at level 2 why it runs (PT_XLA_DEBUG_LEVEL)."""
+def at_run(trace: Trace, reason: str, cause: str, compiled: Program, outputs: int) -> None:
+    """Print why a program is compiled, and at level 2 why it runs (PT_XLA_DEBUG_LEVEL).
+
+    Args:
+        reason: of the cut.
+        cause: of a sync, by whom it was called.
+    """
     level = settings.current().debug_level
     if level <= 0 or world.current().local_rank or reason == "eager":
         return
@@ -86,7 +88,7 @@ def at_run(trace: Trace, reason: str, compiled: Program, outputs: int) -> None:
         lines = [
             _RULE,
             f"{kind} Cause",
-            f"  {cause(reason)}",
+            f"  {_CAUSES.get(cause if reason == SYNC else reason, _READING)}",
             "Graph Info: ",
             *named,
             f"  Graph Hash: {compiled.fingerprint}",
@@ -136,42 +138,9 @@ def check_no_open_scope() -> None:
 def _shown_frames(reason: str) -> list[str]:
     limit = settings.current().debug_frames
     # The line where the step ended comes first, as if `sync` were the user's own.
-    first = [f"sync ({Path(__file__).with_name('cuts.py')}:1)"] if reason == "sync" else []
-    found = first + list(frames())
+    first = [f"sync ({Path(__file__).with_name('cuts.py')}:1)"] if reason == SYNC else []
+    found = first + user_frames()
     return [f"  {frame}" for frame in found[:limit]] + ["  .........."]
-
-
-_CAUSES = {
-    "sync": "user torch_xla.sync",
-    "loader": "torch_xla.sync in parallel loader at step end",
-    "step trace": "torch_xla.sync when exiting a profiler StepTrace region",
-    "compile": "torch_xla.compile",
-    "clear": "torch_xla.compile clear the pending graph prior calling the target function",
-    "dynamo": "dynamo is executing a compiled program",
-}
-
-
-def cause(reason: str) -> str:
-    """The reason of a cut in torch_xla's words."""
-    reading = "most likely user code trying to access tensor value before torch_xla.sync"
-    return _CAUSES.get(_place(reason), reading)
-
-
-def _place(reason: str) -> str:
-    """A sync by where it was called from: the loader, a StepTrace, compile, or the user."""
-    if reason != "sync":
-        return reason
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
-        if file.parent.name == "loaders":
-            return "loader"
-        if file.name == "profile.py" and name == "__exit__":
-            return "step trace"
-        if file.name == "steps.py" and file.parent.name == "training":
-            return "clear" if name == "__enter__" else "compile"
-        frame = frame.f_back
-    return reason
 
 
 def _tell(text: str, stream: object) -> None:

@@ -103,7 +103,7 @@ class StepTrace(jax.profiler.StepTraceAnnotation):
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        cuts.sync()
+        cuts.end_step(reports.STEP_TRACE)
         super().__exit__(*failure)
 
 

@@ -21,11 +21,11 @@ def step() -> Iterator[None]:
 
     The step ends also when the block raises.
     """
-    cuts.sync()
+    cuts.end_step(reports.COMPILE)
     try:
         yield
     finally:
-        cuts.sync()
+        cuts.end_step(reports.COMPILE)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
@@ -71,7 +71,7 @@ class CompiledStep:
 
     def __enter__(self) -> "CompiledStep":
         with reports.graph_named(f"{self.name}_clear_pending"):
-            cuts.sync()
+            cuts.end_step(reports.CLEAR)
         self._cuts_before = cuts.REASONS.total()
         self._was_eager = is_eager_mode()
         eager_mode(False)
@@ -81,7 +81,7 @@ class CompiledStep:
         inside = cuts.REASONS.total() - self._cuts_before
         last = cuts.LOG[-1] if inside else None
         with reports.graph_named(self.name):
-            cuts.sync()
+            cuts.end_step(reports.COMPILE)
         eager_mode(self._was_eager)
         if error is not None:
             return

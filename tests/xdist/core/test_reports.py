@@ -77,6 +77,30 @@ def test_executions_and_compilations_are_explained(ask, capsys):
     assert "Python Frame Triggered Execution: \nExecution Analysis:   sync (" in text
 
 
+def stepping():
+    kept = torch.ones(4, 2, device="xla") + 1
+    with torch_xla.step():
+        return kept * 2
+
+
+def tracing():
+    with xp.StepTrace("train"):
+        return torch.ones(4, 3, device="xla") + 1
+
+
+@pytest.mark.parametrize(
+    ("run", "causes_of_each"),
+    [
+        (stepping, ["torch_xla.compile"] * 2),
+        (tracing, ["torch_xla.sync when exiting a profiler StepTrace region"]),
+    ],
+)
+def test_blocks_that_end_a_step_are_named_as_the_cause(ask, capsys, run, causes_of_each):
+    ask(PT_XLA_DEBUG_LEVEL=2)
+    kept = run()
+    assert causes(capsys.readouterr().err, "Execution") == causes_of_each and kept.dim() == 2
+
+
 def test_a_random_graph_has_one_input(ask, capsys):
     ask(PT_XLA_DEBUG_LEVEL=2)
     kept = torch.randn(3, device="xla")

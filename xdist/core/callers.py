@@ -1,0 +1,51 @@
+"""Who called: the user's frames on this thread's stack, ours and torch's left out."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package's files lie, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+_PACKAGES = (
+    "torch_xdist",
+    "torch_xdist.launcher",
+    "torch_xdist.loaders",
+    "torch_xdist.collectives",
+)
+_OURS = tuple(
+    folder + os.sep
+    for package in (*_PACKAGES, "torch_xla", "torch")
+    for folder in _folders(package)
+)
+
+
+def _user_frames() -> Iterator[FrameType]:
+    """Innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS) and not name.startswith("<frozen"):
+            yield frame
+        frame = frame.f_back
+
+
+def user_line() -> str:
+    """The file:line of the innermost frame that is neither ours nor torch's."""
+    for frame in _user_frames():
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "<no user code>"
+
+
+def user_frames() -> list[str]:
+    """Every such frame, innermost first: `function (file:line)`."""
+    return [
+        f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        for frame in _user_frames()
+    ]
