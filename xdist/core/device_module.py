@@ -75,3 +75,60 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def empty_cache() -> None:
     """JAX frees buffers with their last reference; there is no cache of ours to empty."""
+
+
+class Event:
+    """A point in the work of a stream. There is one stream, so nothing has to wait for it."""
+
+    def __init__(self, *options: Any, **named: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> "Event":
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing: what is recorded later runs later."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was recorded so far."""
+        synchronize()
+
+
+class Stream:
+    """The order of a device's work, which is the order of its calls."""
+
+    def __init__(self, *options: Any, **named: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing, as `Event.wait`."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing, as `Event.wait`."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was recorded so far."""
+        synchronize()
+
+
+_STREAM = Stream()
+
+
+def current_stream(target: Any = None) -> Stream:
+    """The only one."""
+    return _STREAM
+
+
+@contextlib.contextmanager
+def stream(chosen: Any) -> Iterator[None]:
+    """Nothing changes inside."""
+    yield

@@ -72,11 +72,12 @@ class Launch:
 
 def live_cells(trace: Trace) -> list[Cell]:
     """The cells of this epoch that something besides the trace still refers to, in order."""
-    listed = trace.listed
+    listed, epoch = trace.listed, trace.epoch
     found = []
     for index in range(len(listed)):
         cell = listed[index]
-        if sys.getrefcount(cell) > _LISTED:
+        # One whose storage was freed is of no epoch.
+        if sys.getrefcount(cell) > _LISTED and cell.epoch == epoch:
             found.append(cell)
     return found
 
@@ -122,8 +123,7 @@ def make(trace: Trace, launch: Launch) -> Program:
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
-        for _ in walk(rows, starts, env, Numbers(floats, ints), types):
-            pass
+        walk(rows, starts, env, Numbers(floats, ints), types)
         return [env[slot] for slot in outs]
 
     if any(row[0].is_collective for row in rows):

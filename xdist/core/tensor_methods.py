@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import special, writes
+from torch_xdist.core import special, views, writes
 from torch_xdist.core.tensor import XlaTensor, wrap
-from torch_xdist.core.trace import Cell
+from torch_xdist.core.trace import Cell, View
 from torch_xdist.errors import DeviceError
 
 _TYPE_NAMES = {
@@ -21,6 +21,10 @@ _TYPE_NAMES = {
 }  # fmt: skip
 
 
+# The epoch of a cell whose storage was freed; traces count theirs from 1.
+_FREED = -1
+
+
 class DeviceStorage:
     """What `untyped_storage()` answers: an identity and a size, no bytes.
 
@@ -29,7 +33,7 @@ class DeviceStorage:
     """
 
     def __init__(self, cell: Cell) -> None:
-        self._cell = special.storage_root(cell)
+        self._cell = views.storage_root(cell)
         self.device = torch.device("xla", cell.trace.device_index)
 
     def data_ptr(self) -> int:
@@ -40,8 +44,10 @@ class DeviceStorage:
         return id(self._cell)
 
     def nbytes(self) -> int:
-        kind = self._cell.kind
-        return kind.numel * kind.dtype.itemsize
+        cell = self._cell
+        if cell.epoch == _FREED:
+            return 0
+        return cell.kind.numel * cell.kind.dtype.itemsize
 
     def size(self) -> int:
         return self.nbytes()
@@ -55,7 +61,14 @@ class DeviceStorage:
         return id(self._cell)
 
     def resize_(self, size_bytes: int) -> "DeviceStorage":
-        """FSDP frees storages by resizing them to 0; JAX frees buffers by itself."""
+        """To 0: the value goes; from 0: there is some value again. `fully_shard` does that."""
+        cell = self._cell
+        if size_bytes == 0 and not isinstance(cell, View):
+            cell.buffer, cell.epoch = None, _FREED
+            cell.generation += 1
+        elif size_bytes and self.nbytes() == 0 and cell.kind.numel:
+            empty = torch.zeros(cell.kind.shape, dtype=cell.kind.dtype, device=self.device)
+            views.write(cell, views.slot_of(empty.cell))  # type: ignore[attr-defined]
         return self
 
 
@@ -181,7 +194,7 @@ def register() -> None:
         "tolist": lambda self: special.host_value(self).tolist(),
         "untyped_storage": lambda self: DeviceStorage(self.cell),
         "storage": lambda self: DeviceStorage(self.cell),
-        "data_ptr": lambda self: id(special.storage_root(self.cell)),
+        "data_ptr": lambda self: id(views.storage_root(self.cell)),
         "data": property(_get_data, _set_data),
         "is_shared": lambda self: False,
         "pin_memory": lambda self, device=None: self,

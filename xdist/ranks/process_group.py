@@ -21,7 +21,7 @@ from torch_xdist.collectives import inside
 from torch_xdist.core import device
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import collective_ops
+from torch_xdist.ranks import collective_ops, device_mesh
 from torch_xdist.ranks.messages import folded, received, sent, shared
 from torch_xdist.ranks.works import Receiving, done, fill, finished, on_device
 
@@ -52,6 +52,11 @@ class ProcessGroupXla(dist.ProcessGroup):
         everybody = self.ranks == tuple(range(world.world_size()))
         self._groups = None if everybody else (self.ranks,)
         self._label = name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """What torch.distributed calls the group; torch gives names to its own backends only."""
+        return dist.distributed_c10d._world.pg_names[self]
 
     def getBackendName(self) -> str:
         """The name `init_process_group` knows."""
@@ -362,6 +367,7 @@ def _xla_rendezvous(
 
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
+    device_mesh.register()
     if "xla" in dist.Backend.backend_list:
         return
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])

@@ -1,0 +1,94 @@
+"""torch's own fully_shard and DTensor on meshes of xla devices, over two real ranks."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from device_ranks import DeviceRanks
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[DeviceRanks]:
+    with DeviceRanks(2) as ranks:
+        yield ranks
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 33), nn.ReLU())
+
+
+def batch_of(rank, step):
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def fully_sharded(rank, size):
+    """Parameters after three steps, cuts, and the sizes of the buffers between steps."""
+    import gc
+
+    import jax
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import torch_xla
+    import torch_xla.distributed.xla_backend
+    from torch_xdist.core import cuts
+
+    mesh = init_device_mesh("xla", (size,))
+    model = make_model().to("xla")
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    log = []
+    for step in range(3):
+        optimizer.zero_grad()
+        cuts.LOG.clear()
+        model(batch_of(rank, step).to("xla")).square().mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+        log.append([(cut.reason, cut.compiled) for cut in cuts.LOG])
+    optimizer.zero_grad()
+    gc.collect()
+    torch_xla.sync(wait=True)
+    held = sorted(array.size for array in jax.live_arrays())
+    whole = [p.full_tensor().detach().cpu() for p in model.parameters()]
+    return whole, [tuple(p.to_local().shape) for p in model.parameters()], log, held
+
+
+def test_fully_shard_trains_like_a_whole_model(two):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (model(batch_of(rank, step)).square().mean() / 2).backward()
+        optimizer.step()
+    for whole, shapes, log, held in two.run(fully_sharded):
+        for found, expected in zip(whole, model.parameters()):
+            torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+        assert shapes[0] == (32, 5)
+        assert log[-1] == [("sync", False)]
+        # The shards, and nothing whole; some scalars.
+        assert max(held) == 17 * 64 and sum(held) < 17 * 64 + 32 * 5 + 32 + 17 + 10
+
+
+def tensors(rank, size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    import torch_xla.distributed.xla_backend
+
+    mesh = init_device_mesh("xla", (1, size), mesh_dim_names=("copies", "shards"))
+    rows = DTensor.from_local(torch.full((1, 3), float(rank)).to("xla"), mesh["shards"], [Shard(0)])
+    doubled = (rows * 2).redistribute(mesh["shards"], [Replicate()])
+    return rows.full_tensor().tolist(), doubled.to_local().tolist(), rows.sum().full_tensor().item()
+
+
+def test_distributed_tensors_gather_and_reduce(two):
+    expected = [[0.0] * 3, [1.0] * 3], [[0.0] * 3, [2.0] * 3], 3.0
+    assert two.run(tensors) == [expected, expected]

@@ -1,0 +1,87 @@
+"""`torch.distributed.device_mesh` on "xla", for `fully_shard`, DTensor and hybrid sharding.
+
+torch leaves a mesh of "xla" without process groups and coordinates: it expects SPMD there. Here it
+gets both, over the backend "xla".
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from torch_xdist.core.plan import Op
+from torch_xdist.core.special import HANDLERS
+
+
+def register() -> None:
+    """Complete every mesh of "xla" that is made from now on; a second call changes nothing."""
+    HANDLERS.update(_OF_FULLY_SHARD)
+    usual = DeviceMesh.__init__
+    if hasattr(usual, "__wrapped__"):
+        return
+
+    @functools.wraps(usual)
+    def init(self: Any, device_type: str, *arguments: Any, **options: Any) -> None:
+        usual(self, device_type, *arguments, **options)
+        if device_type == "xla":
+            _complete(self, **options)
+
+    DeviceMesh.__init__ = init  # type: ignore[method-assign]
+
+
+def _complete(
+    mesh: Any,
+    backend_override: Any = None,
+    _init_backend: bool = True,
+    _rank: int | None = None,
+    **_: Any,
+) -> None:
+    """What torch does for the meshes of other devices."""
+    if _init_backend:
+        if not dist.is_initialized():
+            dist.init_process_group("xla", init_method="xla://")
+        overrides = backend_override or tuple((None, None) for _ in range(mesh.ndim))
+        mesh._dim_group_names = mesh._init_process_groups(
+            mesh._layout, mesh._rank_map, mesh._mesh_dim_names, overrides
+        )
+        for name in mesh._dim_group_names:
+            mesh._get_root_mesh()._pg_registry[name] = _resolve_process_group(name)
+    mesh._rank = dist.get_rank() if _rank is None else _rank
+    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+
+
+def _all_gather_copy_in(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The inputs as one. torch copies them into the output, which the collective overwrites."""
+    inputs, output = args[:2]
+    return torch.cat([x.reshape(-1) for x in inputs]), output
+
+
+def _split_with_sizes_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    gathered, sizes = args[:2]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    for target, part in zip(kwargs["out"], gathered.split(list(sizes), dim)):
+        target.copy_(part.reshape(target.shape))
+
+
+def _chunk_cat(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Each tensor padded to `count` chunks along dim 0; chunk i of all of them, flat, as row i."""
+    tensors, dim, count = args
+    rows = []
+    for tensor in tensors:
+        missing = -tensor.shape[dim] % count
+        padding = tensor.new_zeros((missing, *tensor.shape[1:]))
+        padded = torch.cat([tensor, padding]) if missing else tensor
+        rows.append(padded.reshape(count, -1))
+    kwargs["out"].copy_(torch.cat(rows, dim=1).reshape(kwargs["out"].shape))
+
+
+# torch has these for its own devices only; elsewhere they would run on the CPU.
+_OF_FULLY_SHARD = {
+    "fsdp.all_gather_copy_in.default": _all_gather_copy_in,
+    "fsdp.split_with_sizes_copy.default": _split_with_sizes_copy,
+    "fsdp.chunk_cat.default": _chunk_cat,
+}
