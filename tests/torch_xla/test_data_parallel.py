@@ -103,7 +103,10 @@ DATA_PARALLEL = """
     assert parallel(loop, data) == [(3, 2, 0), (3, 2, 1)]
     weights = [model.weight.detach().cpu() for model in parallel.models]
     torch.testing.assert_close(*weights)
-    model = torch.nn.Linear(6, 3)
+    try:
+        torch.ones(2, device="xla:0") + torch.ones(2, device="xla:1")
+    except RuntimeError as error:
+        print(error)
 """
 
 FAILING = """
@@ -122,9 +125,19 @@ def run(code, monkeypatch, devices):
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
-def test_data_parallel_keeps_its_copies_equal_on_two_devices(monkeypatch):
-    done = run(DATA_PARALLEL, monkeypatch, 2)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def two_devices():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield run(DATA_PARALLEL, monkeypatch, 2)
+
+
+def test_data_parallel_keeps_its_copies_equal_on_two_devices(two_devices):
+    assert two_devices.returncode == 0, two_devices.stderr
+
+
+def test_tensors_of_two_devices_are_refused_in_one_operator(two_devices):
+    words = "expected all tensors to be on the same device, but found xla:0 and xla:1; move one"
+    assert words in two_devices.stdout
 
 
 def test_an_exception_in_a_loop_function_ends_the_process(monkeypatch):
