@@ -186,6 +186,7 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
+    _let_programs_go_on()
     board, mailbox = Board(lambda other: end.lost(other)), Mailbox()
     try:
         door = Doorman(job, rank, board, mailbox)
@@ -226,6 +227,16 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
         )
     )
     return end
+
+
+def _let_programs_go_on() -> None:
+    """Give XLA a second thread on a single core, before it makes its threads.
+
+    A collective blocks the thread that runs it; with another one XLA meanwhile computes what does
+    not depend on it.
+    """
+    if len(os.sched_getaffinity(0)) == 1:
+        os.environ.setdefault("PJRT_NPROC", "2")
 
 
 def _mail(end: Endpoint, job: str, target: int, source: int, subject: str, payload: bytes) -> None:

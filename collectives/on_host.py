@@ -12,8 +12,12 @@ import numpy as np
 from jax.extend import core as jax_core
 from jax.interpreters import mlir
 
+from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.groups import Groups, listed
 from torch_xdist.collectives.host import CALL, Spec
+
+# Smaller ones overlap better with the backward pass; each costs two meetings.
+BUCKET_BYTES = 8 * 2**20
 
 _exchange = jax_core.Primitive("xdist_exchange")
 _exchange.multiple_results = True
@@ -49,9 +53,20 @@ def _call(
 def all_reduce(
     here: Any, xs: Sequence[jax.Array], reduction: str, groups: Groups | None
 ) -> list[jax.Array]:
-    """All arrays in one exchange, in place: XLA copies only what somebody else still reads."""
+    """In place: XLA copies only what somebody else still reads.
+
+    The arrays travel in buckets, the last ones first: gradients of the last layers are ready first,
+    and XLA exchanges them while it computes those of the layers before.
+    """
     spec = Spec("all_reduce", _title(f"all_reduce({reduction})", groups), reduction, groups)
-    return _call(here, spec, xs, xs, in_place=True)
+    results: list[Any] = [None] * len(xs)
+    backwards = range(len(xs) - 1, -1, -1)
+    for bucket in plan([(xs[i].size, xs[i].dtype.itemsize) for i in backwards], BUCKET_BYTES):
+        places = [backwards[i] for i in bucket]
+        given = [xs[i] for i in places]
+        for place, value in zip(places, _call(here, spec, given, given, in_place=True)):
+            results[place] = value
+    return results
 
 
 def all_gather(here: Any, x: jax.Array, size: int, groups: Groups | None) -> jax.Array:

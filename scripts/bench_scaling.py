@@ -6,8 +6,10 @@
 Each rank has one core and the same batch size. All worlds of a model (ours and DDP over gloo, one
 and two ranks) live at once and are timed in turn, so that a busy machine slows all of them; the
 others sleep meanwhile. One JSON line per side, with the median milliseconds of a step and the
-efficiency: the time on one rank / the time on two, as the median of the rounds. One line per model
-puts both efficiencies beside each other; ours is to be at least DDP's.
+efficiency: the time on one rank / the time on two, as the median of the rounds. `cpu` is the
+processor time of a step, which other programs disturb less: the least of the rounds, of the rank
+that took most. One line per model puts both efficiencies beside each other; ours is to be at least
+DDP's.
 """
 
 import argparse
@@ -23,15 +25,22 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # By its place: beside it are folders named like packages.
 MODELS = Path(__file__).resolve().parents[1] / "tests" / "models.py"
 SIDES = ("ours", "ddp")
 _LIMIT_S = 100.0
-Step = Callable[[], Any]
+End = Callable[[], Any]
 # What a worker does for `count` steps; returns when they are done.
 Run = Callable[[int], None]
+
+
+class Times(NamedTuple):
+    """Seconds by the clock, and of the processor."""
+
+    wall_s: float
+    cpu_s: float
 
 
 def main() -> None:
@@ -50,10 +59,10 @@ def bench(name: str, rounds: int, seconds: float) -> None:
     worlds = {(side, ranks): World(side, ranks, name) for side in SIDES for ranks in (1, 2)}
     try:
         counts = {key: world.steps_in(seconds) for key, world in worlds.items()}
-        times: dict[tuple[str, int], list[float]] = {key: [] for key in worlds}
+        times: dict[tuple[str, int], list[Times]] = {key: [] for key in worlds}
         for _ in range(rounds):
             for key, world in worlds.items():
-                times[key].append(world.step_s(counts[key]))
+                times[key].append(world.step(counts[key]))
     finally:
         for world in worlds.values():
             world.end()
@@ -62,15 +71,15 @@ def bench(name: str, rounds: int, seconds: float) -> None:
     print(json.dumps({"model": name, **efficiency, "ours_to_ddp": ratio}), flush=True)
 
 
-def _say(name: str, side: str, one_s: list[float], two_s: list[float]) -> float:
-    efficiency = round(statistics.median(a / b for a, b in zip(one_s, two_s)), 3)
-    medians = {f"ranks{n}_ms": round(statistics.median(t) * 1e3, 2) for n, t in _both(one_s, two_s)}
-    print(json.dumps({"model": name, "side": side, **medians, "efficiency": efficiency}))
+def _say(name: str, side: str, one: list[Times], two: list[Times]) -> float:
+    efficiency = round(statistics.median(a.wall_s / b.wall_s for a, b in zip(one, two)), 3)
+    figures: dict[str, float] = {}
+    for ranks, times in ((1, one), (2, two)):
+        figures[f"ranks{ranks}_ms"] = round(statistics.median(t.wall_s for t in times) * 1e3, 2)
+        figures[f"ranks{ranks}_cpu_ms"] = round(min(t.cpu_s for t in times) * 1e3, 2)
+    line = {"model": name, "side": side, **figures, "efficiency": efficiency}
+    print(json.dumps(line), flush=True)
     return efficiency
-
-
-def _both(one_s: list[float], two_s: list[float]) -> list[tuple[int, list[float]]]:
-    return [(1, one_s), (2, two_s)]
 
 
 class World:
@@ -91,14 +100,15 @@ class World:
 
     def steps_in(self, seconds: float) -> int:
         """How many steps take this long, at least 2; compiles first."""
-        self.step_s(3)
-        return max(2, int(seconds / self.step_s(3)))
+        self.step(3)
+        return max(2, int(seconds / self.step(3).wall_s))
 
-    def step_s(self, count: int) -> float:
-        """Seconds of a step: the mean of `count`, on the slowest rank."""
+    def step(self, count: int) -> Times:
+        """Of a step: the mean of `count`, on the slowest rank."""
         for pipe in self._pipes:
             pipe.send(count)
-        return max(_answer(pipe) for pipe in self._pipes) / count
+        found = [_answer(pipe) for pipe in self._pipes]
+        return Times(max(wall for wall, _ in found) / count, max(cpu for _, cpu in found) / count)
 
     def end(self) -> None:
         """Let the processes end."""
@@ -110,10 +120,10 @@ class World:
             process.kill()
 
 
-def _answer(pipe: Connection) -> float:
+def _answer(pipe: Connection) -> tuple[float, float]:
     if not pipe.poll(_LIMIT_S):
         raise TimeoutError(f"a rank did not answer within {_LIMIT_S:.0f} s")
-    return float(pipe.recv())
+    return pipe.recv()
 
 
 def _started_on_core(rank: int, arguments: tuple[Any, ...]) -> Any:
@@ -139,9 +149,9 @@ def _serve(pipe: Connection, side: str, rank: int, ranks: int, port: int, model:
     )
     run, end = {"ours": _ours, "ddp": _ddp}[side](rank, model)
     while count := pipe.recv():
-        started_s = time.perf_counter()
+        started_s, cpu_s = time.perf_counter(), time.process_time()
         run(count)
-        pipe.send(time.perf_counter() - started_s)
+        pipe.send((time.perf_counter() - started_s, time.process_time() - cpu_s))
     end()
 
 
@@ -176,7 +186,7 @@ def _training(rank: int, name: str) -> tuple[Any, Any, Any, Any]:
     return model, x, y, kind
 
 
-def _ours(rank: int, name: str) -> tuple[Run, Step]:
+def _ours(rank: int, name: str) -> tuple[Run, End]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
@@ -195,7 +205,7 @@ def _ours(rank: int, name: str) -> tuple[Run, Step]:
     return run, lambda: None
 
 
-def _ddp(rank: int, name: str) -> tuple[Run, Step]:
+def _ddp(rank: int, name: str) -> tuple[Run, End]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

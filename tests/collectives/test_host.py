@@ -5,6 +5,7 @@ import time
 import uuid
 
 import pytest
+from rank_pool import RankPool
 
 from torch_xdist.collectives import host, segment
 from torch_xdist.collectives.errors import CollectiveError, JoinError, RankLostError
@@ -199,3 +200,47 @@ def test_threads_with_a_device_each_are_ranks_too():
         assert fresh.run(1, on_four_devices, join=False) == [
             {index: (10.0, [0, 1, 2, 3]) for index in range(4)}
         ]
+
+
+def works_while_it_waits(rank, size, job):
+    """The rounds in which a rank's program went on while its collective waited for a late rank."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from torch_xdist.collectives import exchange, ffi, host, inside
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    host.join(rank, size, job)
+    order, reduce = [], exchange.all_reduce
+
+    def noted(*arguments):
+        order.append("waits")
+        reduce(*arguments)
+        order.append("met")
+
+    exchange.all_reduce = noted
+    ffi.register("mark", lambda inputs, outputs, spec, device: order.append("goes on"))
+
+    def step(x):
+        with inside.program("host", size) as traced:
+            for turn in range(8):
+                x = jnp.tanh(x @ x)
+                if turn == 0:
+                    total = inside.all_reduce([x[0]], "sum")
+            done = jax.ffi.ffi_call("mark", jax.ShapeDtypeStruct((), x.dtype))(x, spec="")
+            return total, done, traced.token
+
+    program, x = jax.jit(step), np.eye(300, dtype=np.float32)
+    for _ in range(6):
+        time.sleep(0.4 * rank)
+        jax.block_until_ready(program(x))
+    turns = [order[i : i + 3] for i in range(0, len(order), 3)]
+    return turns.count(["waits", "goes on", "met"])
+
+
+def test_a_program_on_one_core_goes_on_while_its_collective_waits():
+    with RankPool(2) as fresh:
+        waiting, _ = fresh.run(2, works_while_it_waits, uuid.uuid4().hex, join=False)
+    # Not always: XLA may have handed the other work to the thread that waits.
+    assert waiting > 0
