@@ -61,6 +61,21 @@ FACE = {
     "torch_xla.distributed.parallel_loader": """
         ParallelLoader(cpu_loader,devices,batchdim,batches_per_execution,loader_prefetch_size)
         MpDeviceLoader(loader,device) PerDeviceLoader PerDeviceQueue""",
+    "torch_xla.distributed.fsdp": """
+        XlaFullyShardedDataParallel(module,reshard_after_forward,flatten_parameters)
+        FSDP(module) checkpoint_module(module)
+        consolidate_sharded_state_dicts(state_dict_list,shard_metadata)
+        consolidate_sharded_model_checkpoints(ckpt_prefix,ckpt_suffix,save_path,save_model)""",
+    "torch_xla.distributed.fsdp.wrap": """
+        always_wrap_policy lambda_auto_wrap_policy(module,recurse,unwrapped_params,lambda_fn)
+        transformer_auto_wrap_policy(module,recurse,unwrapped_params,transformer_layer_cls)
+        size_based_auto_wrap_policy(module,recurse,unwrapped_params,min_num_params)
+        recursive_wrap(module,auto_wrap_policy,wrapper_cls,ignored_modules,ignored_params)""",
+    "torch_xla.distributed.fsdp.state_dict_utils": "consolidate_sharded_model_checkpoints",
+    "torch_xla.distributed.fsdp.consolidate_sharded_ckpts": "main",
+    "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel": "XlaFullyShardedDataParallel",
+    "torch_xla.distributed.fsdp.xla_flatten_params_wrapper": "XlaFlattenParamsWrapper(module)",
+    "torch_xla.distributed.fsdp.utils": "checkpoint_module(module)",
     "torch_xla.distributed.data_parallel": "DataParallel(network,device_ids) Context(device)",
     "torch_xla.debug.metrics": """
         metrics_report() short_metrics_report(counter_names,metric_names) counter_names()
