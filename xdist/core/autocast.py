@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from torch_xdist.core.plan import flat
 from torch_xdist.core.tensor import AUTOCAST_KEYS
 
 LOWER = """
 __matmul__ matmul mm bmm addmm addbmm addmv baddbmm mv linear einsum chain_matmul linalg_multi_dot
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution
 _convolution _convolution.deprecated conv_tbc prelu scaled_dot_product_attention
-scaled_dot_product_attention
 """.split()
 FLOAT32 = """
 avg_pool3d binary_cross_entropy grid_sampler_2d grid_sampler_3d mse_loss l1_loss smooth_l1_loss
@@ -43,16 +43,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _widest(value: Any) -> torch.dtype:
-    dtypes = [t.dtype for t in _tensors(value) if t.is_floating_point()]
+    dtypes = [t.dtype for t in flat(value) if isinstance(t, torch.Tensor) and t.is_floating_point()]
     return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("xla")
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [t for part in value for t in _tensors(part)]
-    return []
 
 
 def _kernel(func: Any, dtype_for: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
@@ -75,7 +67,7 @@ def register() -> None:
         (WIDEST, _widest),
     ]
     for names, dtype_for in lists:
-        for name in dict.fromkeys(names):
+        for name in names:
             _enter(library, name, dtype_for)
     _libraries.append(library)
 

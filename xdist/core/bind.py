@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from torch_xdist.core.plan import SINGLE, Number, Plan, Slot
+from torch_xdist.core.plan import SINGLE, Number, Plan, Slot, flat
 from torch_xdist.core.trace import Kind
 from torch_xdist.dtypes import to_jax
 
@@ -52,20 +52,12 @@ def fill(mark: Any, operands: Sequence[jax.Array], scalars: Iterator[Any]) -> An
 
 def fit(plan: Plan, result: Any) -> list[Any]:
     """What a lowering returned, flat, in the dtypes torch says; shapes must already be right."""
-    flat = list(_flatten(result))
-    if len(flat) != len(plan.kinds):
+    values = list(flat(result))
+    if len(values) != len(plan.kinds):
         raise TypeError(
-            f"{plan.name}: its lowering gave {len(flat)} results, not {len(plan.kinds)}"
+            f"{plan.name}: its lowering gave {len(values)} results, not {len(plan.kinds)}"
         )
-    return [_fit_one(plan, i, x, kind) for i, (x, kind) in enumerate(zip(flat, plan.kinds))]
-
-
-def _flatten(result: Any) -> Iterator[Any]:
-    if isinstance(result, tuple | list):
-        for part in result:
-            yield from _flatten(part)
-    else:
-        yield result
+    return [_fit_one(plan, i, x, kind) for i, (x, kind) in enumerate(zip(values, plan.kinds))]
 
 
 def _fit_one(plan: Plan, index: int, value: Any, kind: Kind | None) -> Any:

@@ -58,8 +58,8 @@ def cond(
     inputs = _tensors(operands, "cond")
     kinds = [t.cell.kind for t in inputs]
     spec = pytree.tree_structure(operands)
-    yes = record_body(lambda *xs: true_fn(*pytree.tree_unflatten(xs, spec)), kinds, inputs, pred)
-    no = record_body(lambda *xs: false_fn(*pytree.tree_unflatten(xs, spec)), kinds, inputs, pred)
+    yes = record_body(lambda *xs: true_fn(*pytree.tree_unflatten(xs, spec)), kinds, pred)
+    no = record_body(lambda *xs: false_fn(*pytree.tree_unflatten(xs, spec)), kinds, pred)
     if yes.out_kinds != no.out_kinds:
         raise CutError(
             f"cond: true_fn returns {yes.out_kinds}, false_fn {no.out_kinds}; both must return "
@@ -87,8 +87,8 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
     """
     inputs = _tensors(carried, "while_loop")
     kinds = [t.cell.kind for t in inputs]
-    test = record_body(cond_fn, kinds, inputs, inputs[0])
-    body = record_body(body_fn, kinds, inputs, inputs[0])
+    test = record_body(cond_fn, kinds, inputs[0])
+    body = record_body(body_fn, kinds, inputs[0])
     if [(k.shape, k.dtype) for k in body.out_kinds] != [(k.shape, k.dtype) for k in kinds]:
         raise CutError(
             f"while_loop: body_fn returns {body.out_kinds} for {kinds}; shapes and dtypes of what "
@@ -131,7 +131,7 @@ def scan(
             pytree.tree_unflatten(flat[:n], spec_c), pytree.tree_unflatten(flat[n:], spec_x)
         )
 
-    body = record_body(step, kinds, [*start, *ones], start[0])
+    body = record_body(step, kinds, start[0])
 
     def run(*arrays: jax.Array) -> Any:
         captured = arrays[n + m :]

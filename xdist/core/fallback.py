@@ -14,7 +14,7 @@ import torch
 from torch_xdist import metrics, settings
 from torch_xdist.core import cuts, transfer
 from torch_xdist.core.callers import user_line
-from torch_xdist.core.plan import Op
+from torch_xdist.core.plan import Op, flat
 from torch_xdist.core.suggest import nearest
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.core.trace import Trace
@@ -35,7 +35,7 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             "XDIST_FALLBACK=error forbids; avoid the operator, or unset XDIST_FALLBACK"
         )
     started = time.perf_counter()
-    tensors = [t for t in _tensors((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
+    tensors = [t for t in flat((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
     trace = tensors[0].cell.trace
     buffers = cuts.buffers_of([t.cell for t in tensors], cuts.FALLBACK)
     hosts = {id(t): transfer.to_host(b, t.cell.kind.dtype) for t, b in zip(tensors, buffers)}
@@ -65,14 +65,6 @@ def _tell(name: str, where: str, took_s: float) -> None:
     if (name, where) not in _told:
         _told.add((name, where))
         _log.info("%s: %s ran on the CPU: %.1f ms and one cut", where, name, took_s * 1e3)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [t for part in value for t in _tensors(part)]
-    return []
 
 
 def _swap(value: Any, hosts: dict[int, torch.Tensor]) -> Any:
@@ -106,7 +98,8 @@ def _written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.
     written: list[torch.Tensor] = []
     for position, name in op.mutated:
         named = position >= len(args) or name in kwargs
-        written += _tensors(kwargs.get(name) if named else args[position])
+        value = kwargs.get(name) if named else args[position]
+        written += [t for t in flat(value) if isinstance(t, torch.Tensor)]
     return written
 
 
@@ -121,7 +114,7 @@ def _write_back(tensor: Any, host: torch.Tensor, trace: Trace) -> None:
 def _wrap(value: Any, originals: dict[int, torch.Tensor], trace: Trace) -> Any:
     if isinstance(value, torch.Tensor):
         known = originals.get(id(value))
-        return transfer.scalar_to_device(value, trace) if known is None else known
+        return transfer.to_trace(value, trace) if known is None else known
     if isinstance(value, tuple | list):
         return type(value)(_wrap(part, originals, trace) for part in value)
     return value

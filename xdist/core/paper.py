@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_xdist.core import device
-from torch_xdist.core.plan import Number, Plan, Slot, number_types
+from torch_xdist.core.plan import Number, Plan, Slot, flat, number_types
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import Kind, Trace, dense_kind
 from torch_xdist.core.views import slot_of
@@ -56,8 +56,7 @@ class Sheet:
         env: dict[int, Any] = dict(zip(self.operand_slots, operands))
         env.update(self.constants)
         numbers = _SheetNumbers(self.floats, self.ints, key)
-        for _ in walk(self.rows, self.starts, env, numbers, self.number_types):
-            pass
+        walk(self.rows, self.starts, env, numbers, self.number_types)
         return [None if slot is None else env[slot] for slot in self.outs]
 
 
@@ -75,17 +74,15 @@ class _SheetNumbers(Numbers):
 
 def record(plan: Plan, decompose: Callable[..., Any]) -> Sheet:
     """Run a decomposition on paper tensors of the plan's kinds."""
-    index = 0
-    trace = Trace(index, _PaperGenerator(), is_paper=True)
+    trace = Trace(0, _PaperGenerator(), is_paper=True)
     cells = [trace.new_cell(kind) for kind in plan.operand_kinds]
     tensors = [wrap(cell) for cell in cells]
     args = [_fill(mark, tensors) for mark in plan.args]
     kwargs = {name: _fill(mark, tensors) for name, mark in plan.kwargs.items()}
     with device.on_paper(trace), torch.no_grad():
         result = decompose(*args, **kwargs)
-    outs = [_out_slot(x) for x in _flatten(result)]
-    operand_slots = list(range(len(cells)))
-    return Sheet(trace, operand_slots, outs)
+    outs = [_out_slot(x) for x in flat(result)]
+    return Sheet(trace, range(len(cells)), outs)
 
 
 def _out_slot(value: Any) -> int | None:
@@ -106,12 +103,6 @@ def _fill(mark: Any, tensors: Sequence[XlaTensor]) -> Any:
     return mark
 
 
-def _flatten(result: Any) -> list[Any]:
-    if isinstance(result, tuple | list):
-        return [part for entry in result for part in _flatten(entry)]
-    return [result]
-
-
 class Body:
     """A function recorded on paper: its sheet, what it read from outside, and what it returns."""
 
@@ -130,10 +121,11 @@ class Body:
         return pytree.tree_unflatten(tensors, self._spec)
 
 
-def record_body(
-    function: Callable[..., Any], kinds: Sequence[Kind], inputs: Sequence[Any], like: XlaTensor
-) -> Body:
-    """Run a function on paper tensors; tensors of the user's trace it reads become operands."""
+def record_body(function: Callable[..., Any], kinds: Sequence[Kind], like: XlaTensor) -> Body:
+    """Run a function on paper tensors of these kinds, on the device of `like`.
+
+    Tensors of the user's trace that it reads become operands.
+    """
     home = like.cell.trace
     trace = Trace(home.device_index, _PaperGenerator(), is_paper=True)
     cells = [trace.new_cell(dense_kind(k.shape, k.dtype)) for k in kinds]

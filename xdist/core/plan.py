@@ -112,7 +112,6 @@ class Plan:
         "operand_kinds",
         "recipe",
         "structure",
-        "wraps",
     )
 
     def __init__(
@@ -148,14 +147,15 @@ class Plan:
 
 def number_types(plan: Plan) -> list[type]:
     """The types of a plan's runtime scalars, in the order of its arguments."""
-    marks = _marks((plan.args, tuple(plan.kwargs.values())))
+    marks = flat((plan.args, tuple(plan.kwargs.values())))
     return [mark.type for mark in marks if isinstance(mark, Number)]
 
 
-def _marks(value: Any) -> Iterator[Any]:
+def flat(value: Any) -> Iterator[Any]:
+    """What stands inside nested tuples and lists, in order."""
     if isinstance(value, tuple | list):
         for part in value:
-            yield from _marks(part)
+            yield from flat(part)
     else:
         yield value
 

@@ -1,6 +1,7 @@
-"""Recording: from a torch call to a row of the trace. The hottest Python of the house.
+"""Finding the plan of a torch call: any arguments, known or new.
 
-`record` looks at each argument once, finds the plan in one dictionary, and appends one tuple.
+The quick path of dispatch.py looks into `PLANS` by itself; `find` serves the calls it leaves, and
+`make_plan` makes the plan of a call that was never seen.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch_xdist.core.plan import SINGLE, Number, Op, Plan, Slot, result_kinds
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.core.torch_generator import TorchGenerator, XlaGenerator
 from torch_xdist.core.trace import Cell, Kind, Trace
-from torch_xdist.core.transfer import scalar_to_device
+from torch_xdist.core.transfer import to_trace
 from torch_xdist.core.views import overlaps, slot_of
 from torch_xdist.errors import DeviceError
 from torch_xdist.ops.table import SHAPED
@@ -92,7 +93,7 @@ def _fits(value: Any, cls: type) -> bool:
 def admit(value: torch.Tensor, trace: Trace) -> XlaTensor:
     """A CPU tensor among device tensors: 0-d ones are moved, as torch does for cuda."""
     if value.dim() == 0 and value.device.type == "cpu":
-        return scalar_to_device(value, trace)
+        return to_trace(value, trace)
     raise DeviceError(not_on_device(value))
 
 
@@ -119,16 +120,11 @@ def find(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Found, Pl
     for name, value in kwargs.items():
         found.key.append(name)
         found.take(value)
-    return found, plan_for(tuple(found.key), op, args, kwargs)
-
-
-def plan_for(
-    key: tuple[Any, ...], op: Op, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Plan | None:
+    key = tuple(found.key)
     plan = PLANS.get(key, NEW)
     if plan is NEW:
         plan = PLANS[key] = make_plan(op, args, kwargs)
-    return plan  # type: ignore[return-value]
+    return found, plan  # type: ignore[return-value]
 
 
 def capturing_paper(values: Sequence[Any]) -> Trace | None:

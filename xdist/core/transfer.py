@@ -88,33 +88,33 @@ def _sharding(there: jax.Device) -> jax.sharding.SingleDeviceSharding:
 def to_device(tensor: torch.Tensor, target: Any = None) -> XlaTensor:
     """A copy of a CPU tensor on an xla device (default: the thread's)."""
     index = device.index_of(target)
-    return wrap(cell_of(tensor, device.trace_of(index)))
+    return to_trace(tensor, device.trace_of(index))
 
 
 def all_to_device(tensors: Sequence[torch.Tensor], target: Any = None) -> list[XlaTensor]:
-    """Copies of CPU tensors on one xla device, in one transfer."""
+    """Copies of CPU tensors on one xla device; the metrics count them as one transfer."""
     trace = device.trace_of(device.index_of(target))
     started = time.perf_counter()
     there = device.jax_device(trace.device_index)
     buffers = [_placed(_private_copy(as_numpy(tensor)), there) for tensor in tensors]
     metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
-    moved = []
-    for tensor, buffer in zip(tensors, buffers):
-        cell = Cell(dense_kind(tuple(tensor.shape), tensor.dtype), trace)
-        cell.buffer = buffer
-        moved.append(wrap(cell))
-    return moved
+    return [wrap(_holding(tensor, trace, buffer)) for tensor, buffer in zip(tensors, buffers)]
 
 
 def cell_of(tensor: torch.Tensor, trace: Trace) -> Cell:
     """A cell that holds a copy of a CPU tensor."""
+    return _holding(tensor, trace, put(as_numpy(tensor), trace.device_index))
+
+
+def _holding(tensor: torch.Tensor, trace: Trace, buffer: jax.Array) -> Cell:
+    """A cell of the tensor's type that holds a buffer."""
     cell = Cell(dense_kind(tuple(tensor.shape), tensor.dtype), trace)
-    cell.buffer = put(as_numpy(tensor), trace.device_index)
+    cell.buffer = buffer
     return cell
 
 
-def scalar_to_device(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
-    """A 0-d CPU tensor on the device of `trace`."""
+def to_trace(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
+    """A copy of a CPU tensor on the device of `trace`."""
     return wrap(cell_of(tensor, trace))
 
 

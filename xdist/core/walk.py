@@ -1,6 +1,6 @@
 """Walking the rows of a trace through their recipes, on JAX arrays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,8 +50,8 @@ def walk(
     env: dict[int, Any],
     numbers: Numbers,
     number_types: dict[Plan, list[type]],
-) -> Iterator[Row]:
-    """Compute every row, entering its results into `env`; yields each row once it is done."""
+) -> None:
+    """Compute every row, entering its results into `env`."""
     for row, start in zip(rows, starts):
         plan = row[0]
         scalars = [numbers.take(t) for t in number_types[plan]]
@@ -59,4 +59,3 @@ def walk(
         results = plan.recipe([env[slot] for slot in row[1:]], scalars, key)
         for offset, value in enumerate(results):
             env[start + offset] = value
-        yield row

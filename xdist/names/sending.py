@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from torch_xdist.arena import ToXlaTensorArena
-from torch_xdist.core import device as devices_here
 from torch_xdist.core import transfer
 
 
@@ -23,7 +22,7 @@ def send_cpu_data_to_device(
     """
 
     def move(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        moved = [transfer.to_device(t, devices_here.index_of(device)) for t in tensors]
+        moved = transfer.all_to_device(tensors, device)
         if input_sharding is not None:
             for tensor in moved:
                 input_sharding.apply(tensor)
