@@ -35,21 +35,9 @@ def from_jax(
     name = f"from_jax.{getattr(function, '__name__', 'function')}.{next(_serial)}"
     backward = gradient or functools.partial(_vjp, function)
 
-    class Operator(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *tensors: torch.Tensor) -> Any:
-            results = own_row(name, function, tensors)  # type: ignore[arg-type]
-            ctx.save_for_backward(*tensors, *results)
-            ctx.inputs = len(tensors)
-            return tuple(results) if len(results) > 1 else results[0]
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-            saved = ctx.saved_tensors
-            return _gradients(name, backward, saved[: ctx.inputs], saved[ctx.inputs :], grads)
-
     def call(*tensors: torch.Tensor) -> Any:
-        return Operator.apply(*tensors)
+        results = _Row.apply(name, (), function, backward, *tensors)
+        return results if len(results) > 1 else results[0]
 
     return functools.update_wrapper(call, function)
 
@@ -58,22 +46,31 @@ def differentiable_row(
     name: str, function: Callable[..., Any], tensors: Sequence[Any], key: Hashable
 ) -> list[Any]:
     """An own row with a gradient by `jax.vjp`; `name` and `key` identify the function."""
+    return list(_Row.apply(name, key, function, functools.partial(_vjp, function), *tensors))
 
-    class Row(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: torch.Tensor) -> Any:
-            results = own_row(name, function, inputs, key)  # type: ignore[arg-type]
-            ctx.save_for_backward(*inputs, *results)
-            ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
-            return tuple(results)
 
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-            saved, n = ctx.saved_tensors, len(tensors)
-            backward = functools.partial(_vjp, function)
-            return _gradients(name, backward, saved[:n], saved[n:], grads, key)
+class _Row(torch.autograd.Function):
+    """An own row of a function, and another one of its `backward` for the gradients."""
 
-    return list(Row.apply(*tensors))
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str,
+        key: Hashable,
+        function: Callable[..., Any],
+        backward: Callable[..., Any],
+        *tensors: Any,
+    ) -> tuple[Any, ...]:
+        results = own_row(name, function, tensors, key)
+        ctx.save_for_backward(*tensors, *results)
+        ctx.row, ctx.inputs = (name, key, backward), len(tensors)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        name, key, backward = ctx.row
+        saved, n = ctx.saved_tensors, ctx.inputs
+        return None, None, None, None, *_gradients(name, backward, saved[:n], saved[n:], grads, key)
 
 
 def _gradients(
@@ -82,7 +79,7 @@ def _gradients(
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     grads: Sequence[torch.Tensor | None],
-    key: Hashable = (),
+    key: Hashable,
 ) -> tuple[torch.Tensor | None, ...]:
     """Record the backward function on everything it may read."""
     given = [g if g is not None else torch.zeros_like(o) for g, o in zip(grads, outputs)]

@@ -41,8 +41,7 @@ def own_row(
     Returns a list with one tensor per result; shapes and dtypes are those JAX infers.
     """
     target = trace_of(name, tensors) if trace is None else trace
-    plan = plan_of(name, lowering, tensors, key)
-    plan.is_collective = collective
+    plan = plan_of(name, lowering, tensors, key, collective=collective)
     slots = [slot_of(t.cell) for t in tensors]
     if collective:
         target.collectives += 1
@@ -64,7 +63,12 @@ def trace_of(name: str, tensors: Sequence[XlaTensor]) -> Trace:
 
 
 def plan_of(
-    name: str, lowering: Callable[..., Any], tensors: Sequence[XlaTensor], key: Hashable
+    name: str,
+    lowering: Callable[..., Any],
+    tensors: Sequence[XlaTensor],
+    key: Hashable,
+    *,
+    collective: bool,
 ) -> Plan:
     """The plan of an own row, inferred once per key and operand kinds."""
     kinds = [t.cell.kind for t in tensors]
@@ -76,6 +80,7 @@ def plan_of(
         outs = [dense_kind(tuple(r.shape), to_torch(r.dtype)) for r in results]
         marks = [Slot(i) for i in range(len(kinds))]
         plan = bind(Plan(name, None, (*marks, key), {}, kinds, outs, LIST), _without_key(lowering))
+        plan.is_collective = collective
         _PLANS[full_key] = plan
     return plan
 
