@@ -21,7 +21,6 @@ from torch_xdist.core import (
     optimizers,
     recurrent,
     rng,
-    special,
     tensor_methods,
     torch_generator,
     whole,
@@ -37,7 +36,7 @@ def register() -> None:
     """Make `device="xla"` work in this process; a second call changes nothing."""
     if _keep:
         return
-    special.recorder.append(dispatch.record)
+    dispatch.register()
     tensor_methods.register()
     _share_guard()
     factories.register()

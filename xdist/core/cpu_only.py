@@ -13,7 +13,7 @@ NAMES = frozenset({"aten.nonzero.default", "aten.masked_select.default"})
 _INDEXED = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
 _WRITTEN = frozenset({"aten.index_put.default", "aten._unsafe_index_put.default"})
 _ASKED_ELEMENTS = 10_000_000
-_MASKS = (torch.bool, torch.uint8)
+MASKS = (torch.bool, torch.uint8)
 
 
 def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
@@ -32,7 +32,7 @@ def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:
-    return any(i is not None and i.dtype in _MASKS for i in indices)
+    return any(i is not None and i.dtype in MASKS for i in indices)
 
 
 def ask(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> None:

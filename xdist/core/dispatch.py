@@ -13,8 +13,7 @@ import torch
 from torch_xdist.core import cuts, fallback, mask_counts, special, writes
 from torch_xdist.core.plan import LIST, SINGLE, TUPLE, Op, Plan
 from torch_xdist.core.record import NEW, PLANS, STATIC_INTS, Found, find, make_plan
-from torch_xdist.core.tensor import _LAZY as LAZY_DEVICES
-from torch_xdist.core.tensor import AUTOCAST_KEYS, XlaTensor, wrap
+from torch_xdist.core.tensor import AUTOCAST_KEYS, LAZY_DEVICES, XlaTensor, wrap
 from torch_xdist.core.torch_generator import drawn_from
 from torch_xdist.core.trace import Cell, Trace
 from torch_xdist.core.views import make_view, slot_of, write
@@ -172,7 +171,7 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if plan is None:
         return fallback.run(op, args, kwargs)
     cells = enter(plan, found)
-    return writes.finish(op, plan, cells, outs, is_out=bool(op.out_names))
+    return writes.finish(op, cells, outs, is_out=bool(op.out_names))
 
 
 def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -184,7 +183,7 @@ def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def index_put(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A mask may select another number of elements than there are values."""
-    mask_counts.check(op, args, kwargs)
+    mask_counts.check(args, kwargs)
     return (write_handler if op.mutated else record)(op, args, kwargs)
 
 
@@ -222,4 +221,6 @@ def learn(func: Any) -> Op:
     return op
 
 
-XlaTensor.__torch_dispatch__ = staticmethod(dispatch)  # type: ignore[method-assign]
+def register() -> None:
+    """Let every operator on a device tensor arrive here."""
+    XlaTensor.__torch_dispatch__ = staticmethod(dispatch)  # type: ignore[method-assign]

@@ -7,21 +7,17 @@ selects only the mask's own values say: they are read, which cuts the trace wher
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from torch_xdist.core.plan import Op
+from torch_xdist.core.cpu_only import MASKS
 from torch_xdist.core.special import host_value
 from torch_xdist.core.tensor import XlaTensor
 
-_MASKS = (torch.bool, torch.uint8)
 
-
-def check(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise torch's error where an `index_put` by one mask has another number of values."""
     named = dict(zip(("self", "indices", "values"), args)) | kwargs
     target, values = named["self"], named["values"]
     given = [(d, i) for d, i in enumerate(named["indices"]) if i is not None]
-    if len(given) != 1 or given[0][1].dtype not in _MASKS:
+    if len(given) != 1 or given[0][1].dtype not in MASKS:
         return
     dim, mask = given[0]
     rank = target.dim() - mask.dim() + 1

@@ -8,7 +8,7 @@ import torch
 from torch_xdist.core import cuts, device, transfer, views, writes
 from torch_xdist.core.plan import Op
 from torch_xdist.core.tensor import XlaTensor, wrap
-from torch_xdist.core.trace import Cell, View, contiguous_strides
+from torch_xdist.core.trace import contiguous_strides
 
 Handler = Callable[[Op, Sequence[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
@@ -16,8 +16,6 @@ _SLICE = views.op_of("aten.slice.Tensor")
 _SELECT = views.op_of("aten.select.int")
 _VIEW = views.op_of("aten.view.default")
 _NATIVE = torch.ops.aten._native_batch_norm_legit
-# dispatch.record, entered by dispatch.py: handlers that only adjust arguments end there.
-recorder: list[Callable[..., Any]] = []
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
@@ -76,7 +74,8 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     index = source.cell.trace.device_index
     if target is not None and device.index_of(target) != index:
         source = to_other_device(source, device.index_of(target))
-    return recorder[0](op, (source,), named)
+    assert op.general is not None
+    return op.general(op, (source,), named)
 
 
 def to_other_device(source: XlaTensor, index: int) -> XlaTensor:
@@ -260,8 +259,3 @@ def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) ->
 @handles("is_coalesced.default")
 def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
-
-
-def storage_root(cell: Cell) -> Cell:
-    """The cell that owns the storage a cell looks into."""
-    return cell.root if isinstance(cell, View) else cell

@@ -32,9 +32,10 @@ class _Probe(torch.Tensor):
 
 AUTOCAST_KEYS = _autocast_key()
 # One device object of each kind per index; torch builds them from strings otherwise.
-_LAZY = [torch.device("lazy", i) for i in range(64)]
-_ROOM_BYTES = 1 << 60
+LAZY_DEVICES = [torch.device("lazy", i) for i in range(64)]
 XLA_DEVICES = [torch.device("xla", i) for i in range(64)]
+# The storage size of a tensor that may grow: more than any tensor will have.
+_ROOM_BYTES = 1 << 60
 
 
 class XlaTensor(torch.Tensor):
@@ -70,7 +71,7 @@ def wrap(cell: Cell) -> XlaTensor:
         None,
         kind.dtype,
         _STRIDED,
-        _LAZY[cell.trace.device_index],
+        LAZY_DEVICES[cell.trace.device_index],
         False,
         False,
         None,
@@ -90,7 +91,7 @@ def wrap_roomy(cell: Cell) -> XlaTensor:
         kind.shape,
         kind.wrap_stride,
         dtype=kind.dtype,
-        device=_LAZY[cell.trace.device_index],
+        device=LAZY_DEVICES[cell.trace.device_index],
         _extra_dispatch_keys=AUTOCAST_KEYS,
         storage_size=_ROOM_BYTES,
     )

@@ -76,11 +76,16 @@ def _make_step(op: Op, kind: Kind, args: Sequence[Any], kwargs: dict[str, Any]) 
     return bind(plan, LOWERINGS[op.name])
 
 
+def storage_root(cell: Cell) -> Cell:
+    """The cell that owns the storage a cell looks into."""
+    return cell.root if isinstance(cell, View) else cell
+
+
 def make_as_strided(
     cell: Cell, size: Sequence[int], stride: Sequence[int], offset: int | None
 ) -> View:
     """A view of a storage by strides, whatever views lie between."""
-    root = cell.root if isinstance(cell, View) else cell
+    root = storage_root(cell)
     if offset is None:
         offset = cell.kind.offset
     key = ("as_strided", root.kind, tuple(size), tuple(stride), offset)

@@ -55,9 +55,7 @@ def check_targets(op: Op, targets: Sequence[Any]) -> None:
             )
 
 
-def finish(
-    op: Op, plan: Plan, cells: Sequence[Cell | None], targets: Sequence[Any], *, is_out: bool
-) -> Any:
+def finish(op: Op, cells: Sequence[Cell | None], targets: Sequence[Any], *, is_out: bool) -> Any:
     """Move the written tensors to the new values and return what the operator returns."""
     fresh = len(cells) - len(targets)
     for cell, target in zip(cells[fresh:], targets):
@@ -65,7 +63,7 @@ def finish(
             continue
         if is_out and target.cell.kind.shape != cell.kind.shape:
             resize(target, cell.kind.shape)
-        check_result(op, cell.kind, target.cell.kind, is_out=is_out)
+        check_result(cell.kind, target.cell.kind)
         write(target.cell, slot_as(cell, target.cell.kind.dtype))
     results = [None if c is None else wrap(c) for c in cells[:fresh]]
     if not op.returns_mutated:
@@ -77,7 +75,7 @@ def finish(
     return targets[0] if count == 1 else tuple(targets[:count])
 
 
-def check_result(op: Op, result: Kind, target: Kind, *, is_out: bool) -> None:
+def check_result(result: Kind, target: Kind) -> None:
     """torch's own refusals of an in-place result."""
     if result.shape != target.shape:
         raise RuntimeError(
