@@ -85,11 +85,18 @@ def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) ->
     torch.utils.swap_tensors(self, value)
 
 
-def _new(made: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The constructor; what belongs to an xla device is made on the CPU and marked."""
+def _new(made: Callable[..., Any], *, by_default: bool) -> Callable[..., Any]:
+    """The constructor; what belongs to an xla device is made on the CPU and marked.
+
+    `by_default`: whether torch's asks for gradients.
+    """
 
     def __new__(
-        cls: Any, requires_grad: bool, device: Any = None, dtype: Any = None, **rest: Any
+        cls: Any,
+        requires_grad: bool = by_default,
+        device: Any = None,
+        dtype: Any = None,
+        **rest: Any,
     ) -> Any:
         there = torch.get_default_device() if device is None else torch.device(device)
         if not _is_xla(there):
@@ -97,7 +104,6 @@ def _new(made: Callable[..., Any], name: str) -> Callable[..., Any]:
         device = torch.device("xla", there.index or 0)
         return _marked(made(cls, requires_grad, torch.device("cpu"), dtype, **rest), device)
 
-    __new__.__defaults__ = (name == "parameter", None, None)
     return __new__
 
 
@@ -112,5 +118,5 @@ def register() -> None:
     UninitializedTensorMixin.__torch_function__ = classmethod(torch_function)  # type: ignore
     UninitializedTensorMixin.materialize = materialize  # type: ignore[method-assign]
     UninitializedParameter.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
-    for cls, name in ((UninitializedParameter, "parameter"), (UninitializedBuffer, "buffer")):
-        cls.__new__ = staticmethod(_new(cls.__new__, name))  # type: ignore
+    for cls, by_default in ((UninitializedParameter, True), (UninitializedBuffer, False)):
+        cls.__new__ = staticmethod(_new(cls.__new__, by_default=by_default))  # type: ignore

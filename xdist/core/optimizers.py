@@ -36,17 +36,17 @@ def register() -> None:
         setattr(foreach_utils, name, extended)
         if hasattr(torch_optimizer, name):
             setattr(torch_optimizer, name, extended)
-    _extend_everywhere("_get_capturable_supported_devices")
+    _extend_capturable()
     torch_optimizer._foreach_supported_types.append(XlaTensor)  # type: ignore[arg-type]
     foreach_utils._foreach_supported_types.append(XlaTensor)
     torch_adam._multi_tensor_adam = multi_tensor_adam
 
 
-def _extend_everywhere(name: str) -> None:
-    """Replace a function in every optimizer's module that imported it by name."""
+def _extend_capturable() -> None:
+    """Replace the function in every optimizer's module that imported it by name."""
     for module in [m for n, m in sys.modules.items() if n.startswith("torch.optim.")]:
-        if hasattr(module, name):
-            setattr(module, name, capturable_devices)
+        if hasattr(module, "_get_capturable_supported_devices"):
+            module._get_capturable_supported_devices = capturable_devices  # type: ignore[attr-defined]
 
 
 _known_capturable = torch_optimizer._get_capturable_supported_devices

@@ -70,6 +70,7 @@ def pull_back(
 
 
 def are_ours(*tensors: torch.Tensor) -> bool:
+    """Whether all are floating point tensors of the device, outside forward mode."""
     return forward_ad._current_level < 0 and all(
         type(t) is XlaTensor and t.is_floating_point() for t in tensors
     )
@@ -120,7 +121,7 @@ def _fits(
         return False
     if mask is not None:
         lead_fits = mask.dim() <= query.dim() and not is_causal
-        if not lead_fits or type(mask) is not XlaTensor or forward_ad._current_level >= 0:
+        if not lead_fits or type(mask) is not XlaTensor:
             return False
         if mask.dtype not in (torch.bool, query.dtype):
             return False
