@@ -73,7 +73,6 @@ class Op:
         # that does not do, `general`.
         self.handler: Callable[..., Any] | None = None
         self.general: Callable[..., Any] | None = None
-        self.is_pointwise = torch.Tag.pointwise in func.tags
         written = [
             (i, a) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
         ]
@@ -86,6 +85,8 @@ class Op:
             not self.out_names and [i for i, _ in self.mutated] == [0] and len(schema.returns) == 1
         )
         self.functional = functional_form(func) if written else func
+        # Some out= forms lack the tag of the form they write.
+        self.is_pointwise = torch.Tag.pointwise in (self.functional or func).tags
         self.is_factory = (
             bool(self.out_names)
             and self.functional is not None
