@@ -12,6 +12,27 @@ def arrays(x: tuple[int, ...], w: tuple[int, ...], bias: int) -> list[torch.Tens
     return [torch.randn(*s, dtype=kind) for s in (x, w, (bias,))]
 
 
+VOLUMES = {
+    "strided and dilated": {"stride": (2, 1, 2), "padding": (2, 0, 1), "dilation": (2, 1, 1)},
+    "grouped": {"padding": 1, "groups": 2},
+    "of one plane": {"stride": (3, 2, 1)},
+}
+DEPTHS = {"strided and dilated": 3, "grouped": 2, "of one plane": 1}
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_convolutions_of_volumes_and_their_gradients_equal_eager(name) -> None:
+    options = VOLUMES[name]
+    weight = (6, 4 // options.get("groups", 1), DEPTHS[name], 3, 2)
+    both(lambda *a: F.conv3d(*a, **options), *arrays((2, 4, 7, 6, 5), weight, 6))
+
+
+@pytest.mark.parametrize("extra", [(0, 0, 0), (1, 0, 1)], ids=str)
+def test_transposed_convolutions_of_volumes_equal_eager(extra) -> None:
+    options = {"stride": 2, "padding": (1, 0, 0), "output_padding": extra}
+    both(lambda *a: F.conv_transpose3d(*a, **options), *arrays((2, 4, 3, 2, 3), (4, 2, 3, 2, 3), 2))
+
+
 @pytest.mark.parametrize(
     ("x", "w", "options"),
     [
