@@ -104,7 +104,7 @@ def test_all_reduce_of_every_dtype(dtype):
     ],
 )
 @pytest.mark.parametrize("size", [6, 7_000])
-def test_the_other_reductions(reduction, ufunc, size):
+def test_the_other_reductions_equal_numpys(reduction, ufunc, size):
     def work(end):
         x = values(end.member, size, np.int32)
         exchange.all_reduce(end, reduction, reduction, [x], [x])

@@ -46,7 +46,7 @@ def test_no_launcher_is_no_world():
     assert cluster.detect({"PATH": "/bin", "RANK": "0", "WORLD_SIZE": "2"}) is None
 
 
-def test_torchrun():
+def test_torchrun_is_recognised_with_its_ranks():
     assert cluster.detect(TORCHRUN) == World("torchrun", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)
 
 

@@ -29,7 +29,7 @@ def cut(*chunks, longest=4000):
         (b"nul\x00l\n", ["nul\x00l"]),
     ],
 )
-def test_lines(data, lines):
+def test_lines_end_at_newlines_and_returns(data, lines):
     assert cut(data) == lines
 
 

@@ -83,7 +83,7 @@ def test_one_rank_per_chip_covers_the_slice_and_every_rank_has_a_task_of_its_own
     assert len(addresses.pop().split(",")) == chips
 
 
-def test_a_single_host():
+def test_a_single_host_gives_each_rank_a_chip():
     assert tpu.rank_variables(tpu.slice_of("v4-8"), 3, 4) == {
         "TPU_VISIBLE_CHIPS": "3",
         "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
@@ -94,7 +94,7 @@ def test_a_single_host():
     }
 
 
-def test_a_pod():
+def test_a_pod_names_the_processes_of_all_hosts():
     whole = tpu.slice_of("v5litepod-16", 2, ["a", "b", "c", "d"])
     names = tpu.rank_variables(whole, 1, 4, base_port=9000)
     assert names["TPU_PROCESS_BOUNDS"] == "4,4,1"

@@ -14,7 +14,7 @@ def test_transforms_and_their_inverses(norm: str) -> None:
     both(lambda x: torch.fft.ifft2(torch.complex(x, x), norm=norm), X)
 
 
-def test_hermitian_spectra() -> None:
+def test_hermitian_spectra_equal_eager() -> None:
     both(lambda x: (torch.fft.hfft(x, 6), torch.fft.ihfft(x)), X)
 
 

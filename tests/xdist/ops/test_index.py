@@ -66,7 +66,7 @@ def test_writing_through_a_mask_stays_on_the_device() -> None:
 
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
-def test_scatter_reduce(reduce: str, include_self: bool) -> None:
+def test_scatter_reduce_folds_what_falls_together(reduce: str, include_self: bool) -> None:
     index = torch.tensor([[0, 0, 2], [1, 1, 1]])
     x = torch.tensor([[1, 7, 3, 4], [5, 6, 7, 8]])
     src = torch.tensor([[4, 3, 2], [9, 9, 1]])
@@ -111,7 +111,7 @@ def test_embedding_gradients_skip_the_padding_row() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_embedding_bags(mode: str) -> None:
+def test_embedding_bags_skip_the_padding(mode: str) -> None:
     def bags(w: torch.Tensor, i: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding_bag(i, w, offsets, mode=mode, padding_idx=3)
 

@@ -26,7 +26,7 @@ def test_gradients_of_determinants_hold_for_any_strides() -> None:
     both(lambda a: (torch.linalg.det(a.mT), torch.linalg.slogdet(a.mT)[1]), A)
 
 
-def test_inverses() -> None:
+def test_inverses_equal_eager() -> None:
     both(torch.linalg.inv, torch.stack([A, A.T]))
     both(lambda a: torch.linalg.pinv(a[:, :2]), A)
 
@@ -53,7 +53,7 @@ def test_cholesky_and_its_solutions() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
-def test_qr(mode: str) -> None:
+def test_qr_gives_torchs_factors(mode: str) -> None:
     both(lambda a: torch.linalg.qr(a.detach(), mode), B)
 
 
@@ -77,7 +77,7 @@ def test_lu_in_parts_and_its_solutions() -> None:
         )
 
 
-def test_triangular_systems() -> None:
+def test_triangular_systems_are_solved_from_both_sides() -> None:
     both(lambda a, b: torch.linalg.solve_triangular(a.triu(), b, upper=True), A, B)
     both(lambda a, b: torch.linalg.solve_triangular(a.mH, b.mH, upper=False, left=False), A, B)
 
@@ -95,7 +95,7 @@ def test_exponentials_and_least_squares() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
-def test_distances_between_rows(p: float) -> None:
+def test_distances_between_rows_equal_eager(p: float) -> None:
     both(lambda a, b: torch.cdist(a, b, p), A, A.flip(0) + 0.25)
     both(lambda a: torch.pdist(a, p), A)
 

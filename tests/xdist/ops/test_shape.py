@@ -16,7 +16,7 @@ def test_flips_rolls_and_rotations() -> None:
     both(lambda x: (x.flip(0, -1), x.roll(1), x.roll((1, -2), (0, 2)), x.rot90(3, (0, 2))), X)
 
 
-def test_repeats() -> None:
+def test_repeats_equal_eager() -> None:
     both(lambda x: x.repeat(2, 1, 1, 2), X)
     both(lambda x, n: x.repeat_interleave(n, 1, output_size=4), X, torch.tensor([2, 0, 2]))
 
@@ -26,7 +26,7 @@ def test_a_negative_pad_crops() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_pads_by_mode(mode: str) -> None:
+def test_every_mode_pads_as_torch_does(mode: str) -> None:
     both(lambda x: torch.nn.functional.pad(x, (2, 1), mode=mode), X)
     both(lambda x: torch.nn.functional.pad(x[None], (1, 2, 2, 0), mode=mode), X)
 

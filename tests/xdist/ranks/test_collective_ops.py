@@ -105,7 +105,7 @@ def moves(rank, size):
     return {name: value.cpu().tolist() for name, value in results.items()}, identical
 
 
-def test_the_other_collectives(two):
+def test_the_other_collectives_move_what_they_say(two):
     xs = [torch.arange(4.0).reshape(2, 2) + 10 * rank for rank in range(2)]
     whole = torch.cat(xs).tolist()
     for rank, (found, identical) in enumerate(two.run(moves)):

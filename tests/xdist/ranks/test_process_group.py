@@ -94,7 +94,7 @@ def collectives(rank, size, device):
 
 
 @pytest.mark.parametrize("device", ["xla", "cpu"])
-def test_collectives(three, device):
+def test_every_collective_of_c10d_gives_every_rank_its_result(three, device):
     xs = [torch.arange(3.0) + rank for rank in range(3)]
     total = (xs[0] + xs[1] + xs[2]).tolist()
     rows = [x.tolist() for x in xs]
@@ -189,7 +189,7 @@ def coalesced(rank, size):
     return [value.cpu().tolist() for value in values]
 
 
-def test_coalesced_collectives(three):
+def test_coalesced_collectives_travel_together(three):
     assert three.run(coalesced) == [[[9.0] * 2, [9.0] * 3]] * 3
 
 
