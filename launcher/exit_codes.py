@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 
 from torch_xdist.launcher.errors import LauncherError
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-_former: list[Hook] = []
 
 
 def pass_on() -> None:
@@ -15,15 +15,20 @@ def pass_on() -> None:
 
     It is shown as before. An exception that a rank raised comes back as itself: its code is 1.
     """
-    if sys.excepthook is not _show_and_exit:
-        _former[:] = [sys.excepthook]
-        sys.excepthook = _show_and_exit
+    if not isinstance(sys.excepthook, _ShowAndExit):
+        sys.excepthook = _ShowAndExit(sys.excepthook)
 
 
-def _show_and_exit(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    _former[0](kind, error, trace)
-    if isinstance(error, LauncherError):
-        # The interpreter takes it from a hook as it takes it from a script: in good order.
-        raise SystemExit(int(error.exit_code))
+@dataclass(frozen=True)
+class _ShowAndExit:
+    """Calls the hook it replaces, then ends the process; others may be put before it again."""
+
+    former: Hook
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.former(kind, error, trace)
+        if isinstance(error, LauncherError):
+            # The interpreter takes it from a hook as it takes it from a script: in good order.
+            raise SystemExit(int(error.exit_code))

@@ -40,6 +40,19 @@ def test_an_error_before_anything_starts_has_its_code_too(run: Callable) -> None
     assert ended.code == 2 and "start_method='magic' is unknown" in ended.err
 
 
+def test_a_hook_that_calls_the_one_before_it_is_no_endless_loop(run: Callable) -> None:
+    call = """
+    for _ in range(3):
+        try:
+            spawn(work, nprocs=2)
+        except LauncherError:
+            sys.excepthook = lambda *seen, former=sys.excepthook: former(*seen)
+    spawn(work, nprocs=2)
+    """
+    ended = run(SCRIPT.format(fault="sys.exit(7)", call=call))
+    assert ended.code == 7 and ended.err.count("RankFailedError: ") == 1
+
+
 def test_who_catches_the_error_goes_on_and_the_scripts_own_hook_is_called_first(
     run: Callable,
 ) -> None:
