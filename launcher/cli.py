@@ -102,7 +102,13 @@ def cli() -> None:
 @cli.command(context_settings={"ignore_unknown_options": False})
 @click.option("-n", "--nprocs", type=int, help="ranks on this host; else run once")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
-@click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="after a failure start the whole job again, at most this often",
+)
 @click.option("--log-dir", default="", help="where JOB/attempt-N/rank-R.log goes")
 @click.option("--tee", default="all", show_default=True, help="all, none, or ranks such as 0,2")
 @click.option("--env", "pairs", multiple=True, metavar="X=Y", help="a variable for every rank")

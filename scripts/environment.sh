@@ -1,6 +1,13 @@
 # Sourced by the scripts beside it: makes .venv with what one extra of pyproject.toml needs.
 # Idempotent: a stamp in .venv holds the hash of what was installed, and nothing is done when it matches.
 
+case "${1:-}" in
+  -h | --help)
+    # The comment at the caller's top.
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=.venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -53,6 +53,15 @@ def test_the_closing_line_adds_both_lanes_and_names_the_failed_one(lanes, tmp_pa
     assert out.splitlines()[-1].startswith("1 passed, 1 failed in ")
 
 
+@pytest.mark.parametrize("name", ["quickstart", "test", "check"])
+def test_a_script_asked_for_help_says_what_it_does_and_installs_nothing(name):
+    script = ROOT / "scripts" / name
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+    comment = script.read_text().splitlines()[1].removeprefix("# ")
+    assert done.stdout.startswith(comment + "\n") and f"scripts/{name} [" in done.stdout
+
+
 def test_the_digits_are_told_apart(tmp_path):
     digits = load("train_digits")
     train, test = digits.datasets()
