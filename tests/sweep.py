@@ -2,30 +2,56 @@
 
 Run as a script it sweeps whole dtypes and prints a line per operator:
 
-    python tests/sweep.py --dtype float32 --samples 3 [--match REGEX] [--shard 0/4]
+    python tests/sweep.py --dtype float32 --samples 3 [--match REGEX] [--shard 0/4] [--record]
+
+`--samples 0` takes all samples. Several samples are recorded before the first is read, so that
+they compile as one program.
 """
 
 import argparse
 import datetime
+import itertools
 import json
+import os
 import re
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from sweep_compare import agrees_up_to_ties, as_near_to_exact, compare, compare_kinds
+from sweep_expected import reason
+from sweep_forms import (
+    Form,
+    Inputs,
+    call_only,
+    can_be_exact,
+    forms_of,
+    in_double,
+    on_cpu,
+    on_device,
+    out_resized,
+    out_strided,
+    tensors_of,
+)
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils import _pytree as pytree
 
 import torch_xdist.core.backend  # noqa: F401
 from torch_xdist import metrics
 
-DEVICE = "xla"
+# Samples of one operator that are recorded before the first result is read.
+AT_ONCE = 8
+# A whole sweep compiles thousands of programs that run once, so XLA spends little on each.
+QUICK = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 
 
 @dataclass
@@ -33,127 +59,149 @@ class Outcome:
     """What became of one operator in one dtype: what failed, and what the CPU had to do."""
 
     samples: int = 0
+    calls: int = 0
     failures: list[str] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
-def to_device(value: Any) -> Any:
-    """A nested sample on the device; leaves that want a gradient still do."""
+@dataclass
+class Trial:
+    """One form of an operator on one sample: CPU torch's results, and how to get ours."""
 
-    def move(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor):
-            return torch.device(DEVICE) if isinstance(t, torch.device) else t
-        moved = t.detach().to(DEVICE)
-        return moved.requires_grad_(t.requires_grad)
+    op: Any
+    form: Form
+    sample: Any
+    like: list[torch.Tensor]
+    expected: Any
+    written: list[int]  # the inputs that the form writes to
+    got: Any = None
+    error: Exception | None = None
 
-    return pytree.tree_map(move, value)
+    def run(self, inputs: Inputs) -> Any:
+        """What the form returns, and the inputs it wrote to."""
+        result = self.form(self.op, inputs, self.like, self.sample.output_process_fn_grad)
+        given = tensors_of(inputs)
+        return result, [given[i] for i in self.written]
 
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
-
-
-def compare(expected: Any, got: Any, where: str) -> None:
-    """Values, dtypes and shapes at the default tolerances of the dtype."""
-    one, other = tensors_of(expected), tensors_of(got)
-    if len(one) != len(other):
-        raise AssertionError(f"{where}: {len(other)} results instead of {len(one)}")
-    for index, (e, g) in enumerate(zip(one, other)):
-        host = g.detach().cpu()
-        if e.dtype is not host.dtype:
-            raise AssertionError(f"{where} {index}: dtype {host.dtype} instead of {e.dtype}")
-        torch.testing.assert_close(
-            host,
-            e.detach().resolve_conj().resolve_neg(),
-            equal_nan=True,
-            msg=lambda m, i=index: f"{where} {i}: {m}",
-        )
-
-
-def as_near_to_exact(op: Any, inputs: Any, expected: Any, got: Any) -> bool:
-    """Whether double precision is nearer to ours than to CPU torch: both only round differently.
-
-    Only for single precision, and only where shapes and dtypes agree.
-    """
-    one, other = tensors_of(expected), tensors_of(got)
-    if [(t.shape, t.dtype) for t in one] != [(t.shape, t.dtype) for t in other]:
-        return False
-    if not {t.dtype for t in tensors_of(inputs)} & set(_DOUBLE):
-        return False
-    exact_inputs = pytree.tree_map(_doubled, inputs)
-    result = op.op(exact_inputs[0], *exact_inputs[1], **exact_inputs[2])
-    exact = tensors_of((result, gradients(result, exact_inputs)))
-    return len(exact) == len(one) and all(
-        _is_close(e, g) or _error(g.detach().cpu(), x) <= 1.1 * _error(e.detach(), x)
-        for e, g, x in zip(one, other, exact)
-    )
-
-
-def _is_close(expected: torch.Tensor, got: torch.Tensor) -> bool:
-    try:
-        compare(expected, got, "")
-    except AssertionError:
-        return False
-    return True
-
-
-_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-
-
-def _doubled(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dtype not in _DOUBLE:
-        return _DOUBLE.get(value, value) if isinstance(value, torch.dtype) else value
-    return value.detach().to(_DOUBLE[value.dtype]).requires_grad_(value.requires_grad)
-
-
-def _error(value: torch.Tensor, exact: torch.Tensor) -> float:
-    if not (value.is_floating_point() or value.is_complex()):
-        return float((value != exact.detach()).sum())
-    far = (value.detach().to(exact.dtype) - exact.detach()).abs()
-    return float(far.nan_to_num(0.0).max()) if far.numel() else 0.0
-
-
-def gradients(result: Any, inputs: Any) -> list[Any] | None:
-    """Gradients of the sum over every differentiable result, for every leaf that wants one."""
-    outs = [t for t in tensors_of(result) if t.requires_grad]
-    leaves = [t for t in tensors_of(inputs) if t.requires_grad]
-    if not outs or not leaves:
-        return None
-    seeds = [torch.ones_like(t) for t in outs]
-    return list(torch.autograd.grad(outs, leaves, seeds, allow_unused=True))
-
-
-def check_sample(op: Any, sample: Any, outcome: Outcome, *, backward: bool) -> None:
-    """One sample on both devices; a failure of CPU torch itself is not ours."""
-    inputs = (sample.input, sample.args, sample.kwargs)
-    try:
-        expected = op.op(sample.input, *sample.args, **sample.kwargs)
-        wanted = gradients(expected, inputs) if backward else None
-    except Exception:
-        return
-    outcome.samples += 1
-    try:
-        # These take sizes as tensors, which torch wants on the CPU whatever the device.
-        mine = (
-            (to_device(sample.input), *inputs[1:])
-            if op.name == "tensor_split"
-            else to_device(inputs)
-        )
-        got = op.op(mine[0], *mine[1], **mine[2])
-        got_gradients = gradients(got, mine) if wanted is not None else None
+    def record(self) -> None:
+        """Call the form on the device, without reading anything where that can be helped."""
         try:
-            compare((expected, wanted), (got, got_gradients), "result")
-        except AssertionError:
-            if not as_near_to_exact(op, inputs, (expected, wanted), (got, got_gradients)):
-                raise
-    except Exception as error:
+            self.got = self.run(on_device(self.op, inputs_of(self.sample)))
+        except Exception as error:
+            self.error = error
+
+    def judge(self) -> str | None:
+        """What is wrong with our results, if anything."""
+        try:
+            if self.error is not None:
+                raise self.error
+            if is_random(self.op, self.sample):
+                compare_kinds(self.expected, self.got)
+            else:
+                compare(self.expected, self.got)
+        except AssertionError as error:
+            inputs = inputs_of(self.sample)
+            if agrees_up_to_ties(self.op, inputs, self.expected[0], self.got[0]):
+                return None
+            return None if self.only_rounds(inputs) else self.words(error)
+        except Exception as error:
+            return self.words(error)
+        return None
+
+    def only_rounds(self, inputs: Inputs) -> bool:
+        if not can_be_exact(inputs):
+            return False
+        try:
+            like = tensors_of(call_only(self.op, in_double(inputs), [], _as_it_is))
+            exact = replace(self, like=like).run(in_double(inputs))
+        except Exception:
+            return False
+        return as_near_to_exact(self.expected, self.got, exact)
+
+    def words(self, error: Exception) -> str:
         text = str(error).strip().replace("\n", " | ")[:400]
-        outcome.failures.append(f"{type(error).__name__}: {text}")
+        return f"{self.form.__name__}: {type(error).__name__}: {text}"
 
 
-def random_op(op: Any) -> bool:
-    """Operators whose values cannot be compared: they draw random numbers or leave memory as is."""
-    return op.name in RANDOM or op.name.startswith(("empty", "new_empty"))
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+def inputs_of(sample: Any) -> Inputs:
+    return sample.input, sample.args, sample.kwargs
+
+
+def trials_of(op: Any, sample: Any, forms: Sequence[Form]) -> list[Trial]:
+    """A trial for each form CPU torch itself can run on a sample."""
+    plain = on_the_cpu(Trial(op, call_only, sample, [], None, []))
+    if plain is None:
+        return []
+    like = tensors_of(plain.expected)
+    trials = [on_the_cpu(Trial(op, form, sample, like, None, [])) for form in forms]
+    # Not every operator has a gradient for every sample, nor writes right into every out=.
+    rest = [t for t in trials[1:] if t is not None and agrees_with_itself(t, plain)]
+    return [trials[0] or plain, *rest]
+
+
+def agrees_with_itself(trial: Trial, plain: Trial) -> bool:
+    """Whether CPU torch's out= form gives what its plain call gives, dtypes apart."""
+    if trial.form not in (out_strided, out_resized) or is_random(trial.op, trial.sample):
+        return True
+    results, *rest = trial.expected[0]
+    written = all(rest[0]) if trial.form is out_strided else True
+    pairs = zip(tensors_of(plain.expected[0]), tensors_of(results))
+    return written and all(_same_numbers(e, g) for e, g in pairs)
+
+
+def _same_numbers(plain: torch.Tensor, out: torch.Tensor) -> bool:
+    same_shape = plain.shape == out.shape
+    return same_shape and torch.allclose(plain.to(out.dtype), out, 1e-2, 1e-2, equal_nan=True)
+
+
+def on_the_cpu(trial: Trial) -> Trial | None:
+    """The trial with CPU torch's results; None where CPU torch fails."""
+    inputs = on_cpu(inputs_of(trial.sample))
+    given = tensors_of(inputs)
+    before = [t._version for t in given]
+    try:
+        expected, _ = trial.run(inputs)
+    except Exception:
+        return None
+    written = [i for i, t in enumerate(given) if t._version != before[i]]
+    return replace(trial, expected=(expected, [given[i] for i in written]), written=written)
+
+
+def check(op: Any, dtype: torch.dtype, samples: int, *, every_form: bool = True) -> Outcome:
+    """Every sample (at most `samples`, 0 for all) of one operator in one dtype."""
+    outcome = Outcome()
+    backward = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+    before = fallback_counts()
+    torch.manual_seed(0)
+    made = op.sample_inputs("cpu", dtype, requires_grad=backward)
+    made = itertools.islice(made, samples or None)
+    while some := list(itertools.islice(made, AT_ONCE)):
+        check_samples(op, some, outcome, every_form)
+    outcome.fallbacks = fallback_counts() - before
+    return outcome
+
+
+def check_samples(op: Any, samples: Iterable[Any], outcome: Outcome, every_form: bool) -> None:
+    trials = []
+    for sample in samples:
+        forms = forms_of(op, sample)
+        of_sample = trials_of(op, sample, forms if every_form else forms[:1])
+        outcome.samples += bool(of_sample)
+        trials += of_sample
+    outcome.calls += len(trials)
+    for trial in trials:
+        trial.record()
+    outcome.failures += [wrong for wrong in map(Trial.judge, trials) if wrong is not None]
+
+
+def is_random(op: Any, sample: Any) -> bool:
+    """Whether values cannot be compared: random numbers are drawn, or memory is left as it is."""
+    drops = sample.kwargs.get("dropout_p", 0) > 0
+    return drops or op.name in RANDOM or op.name.startswith(("empty", "new_empty"))
 
 
 RANDOM = frozenset(
@@ -189,22 +237,6 @@ RANDOM = frozenset(
 )
 
 
-def check(op: Any, dtype: torch.dtype, samples: int, *, first: int = 0) -> Outcome:
-    """Every sample (at most `samples`, from `first`) of one operator in one dtype."""
-    outcome = Outcome()
-    backward = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
-    before = fallback_counts()
-    torch.manual_seed(0)
-    for index, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=backward)):
-        if index < first:
-            continue
-        if index >= first + samples:
-            break
-        check_sample(op, sample, outcome, backward=backward)
-    outcome.fallbacks = fallback_counts() - before
-    return outcome
-
-
 def fallback_counts() -> Counter[str]:
     return Counter(
         {
@@ -220,16 +252,17 @@ def full_name(op: Any) -> str:
 
 
 def operators(dtype: torch.dtype, match: str = ".", shard: str = "0/1") -> Iterator[Any]:
-    """The operators CPU torch supports in a dtype, without those whose values are random."""
+    """The operators CPU torch supports in a dtype."""
     index, of = map(int, shard.split("/"))
     for number, op in enumerate(op_db):
         chosen = number % of == index and re.search(match, full_name(op))
-        if chosen and dtype in op.supported_dtypes("cpu") and not random_op(op):
+        if chosen and dtype in op.supported_dtypes("cpu"):
             yield op
 
 
 def main() -> None:
     warnings.filterwarnings("ignore")
+    os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--samples", type=int, default=3)
@@ -237,39 +270,48 @@ def main() -> None:
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--record", action="store_true", help="write docs/ops_sweep.json")
     options = parser.parse_args()
-    passed = total = served_by_cpu = 0
+    outcomes = {}
     for op in operators(getattr(torch, options.dtype), options.match, options.shard):
         started = time.perf_counter()
         outcome = check(op, getattr(torch, options.dtype), options.samples)
-        took = time.perf_counter() - started
-        total += 1
-        passed += not outcome.failures
-        served_by_cpu += bool(outcome.fallbacks)
-        verdict = "FAIL" if outcome.failures else "ok"
-        print(
-            f"{verdict} {full_name(op)} {outcome.samples} {took:.1f}s",
-            dict(outcome.fallbacks) or "",
-        )
-        for failure in outcome.failures[:2]:
-            print("    ", failure)
-        sys.stdout.flush()
-    print(f"{options.dtype}: {passed} of {total} passed, {served_by_cpu} used the CPU")
+        outcomes[full_name(op)] = outcome
+        tell(full_name(op), outcome, time.perf_counter() - started)
+    known = figures(options, {n: o for n, o in outcomes.items() if o.samples})
+    print(f"{options.dtype}: {known}")
     if options.record:
-        record(options, passed, total, served_by_cpu)
+        record(options.dtype, known)
 
 
-def record(options: argparse.Namespace, passed: int, total: int, cpu: int) -> None:
-    """Enter a whole sweep's figures into docs/ops_sweep.json."""
-    path = Path(__file__).resolve().parent.parent / "docs" / "ops_sweep.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    known[options.dtype] = {
-        "operators": total,
-        "passed": passed,
-        "cpu": cpu,
-        "samples": options.samples,
+def tell(name: str, outcome: Outcome, took_s: float) -> None:
+    verdict = "FAIL" if outcome.failures else "ok" if outcome.samples else "none"
+    counts = f"{outcome.samples} samples {outcome.calls} calls {took_s:.1f}s"
+    print(verdict, name, counts, dict(outcome.fallbacks) or "")
+    for failure in outcome.failures[:3]:
+        print("    ", failure)
+    sys.stdout.flush()
+
+
+def figures(options: argparse.Namespace, outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    """What docs/ops_sweep.json says of a dtype."""
+    dtype = getattr(torch, options.dtype)
+    failed = [name for name, outcome in outcomes.items() if outcome.failures]
+    return {
+        "operators": len(outcomes),
+        "expected": sum(reason(name, dtype) is not None for name in failed),
+        "failed": [name for name in failed if reason(name, dtype) is None],
+        "cpu": sum(bool(outcome.fallbacks) for outcome in outcomes.values()),
+        "samples": options.samples or "all",
+        "calls": sum(outcome.calls for outcome in outcomes.values()),
         "date": datetime.date.today().isoformat(),
     }
-    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def record(dtype: str, known: dict[str, Any]) -> None:
+    """Enter a whole sweep's figures into docs/ops_sweep.json."""
+    path = Path(__file__).resolve().parent.parent / "docs" / "ops_sweep.json"
+    entries = json.loads(path.read_text()) if path.exists() else {}
+    entries[dtype] = known
+    path.write_text(json.dumps(entries, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -211,6 +211,7 @@ def linear_backward(
     self: jax.Array, grad_output: jax.Array, weight: jax.Array, output_mask: Sequence[bool]
 ) -> list[jax.Array | None]:
     """Gradients for input [..., k], weight [n, k] or [k] and bias [n]; None where not asked for."""
+    self, weight = jnp.conj(self), jnp.conj(weight)
     lead = tuple(range(self.ndim - 1))
     grad = grad_output if weight.ndim == 2 else grad_output[..., None]
     wanted = [

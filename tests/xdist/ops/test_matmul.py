@@ -64,3 +64,14 @@ def test_addmm_with_an_activation() -> None:
             A,
             B,
         )
+
+
+def test_a_complex_linear_layer_has_conjugated_gradients():
+    values = [torch.randn(2, 3, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)]
+
+    def gradients(device):
+        leaves = [v.to(device).detach().requires_grad_() for v in values]
+        torch.nn.functional.linear(*leaves).abs().sum().backward()
+        return [leaf.grad.cpu() for leaf in leaves]
+
+    torch.testing.assert_close(gradients("xla"), gradients("cpu"))

@@ -1,0 +1,24 @@
+"""What the sweep expects to fail, and why. An entry that starts to pass has to go."""
+
+import torch
+
+_SPARSE = "sparse layouts do not exist on the device"
+_STATISTICS = "the statistics of half precision stay float32, as on cuda; CPU torch rounds them"
+_HALVES = (torch.float16, torch.bfloat16)
+# Names of operators, why they fail, and in which dtypes (None: in all).
+EXPECTED: dict[str, tuple[str, tuple[torch.dtype, ...] | None]] = {
+    "sparse.sampled_addmm": (_SPARSE, None),
+    "sparse.mm.reduce": (_SPARSE, None),
+    "to_sparse": (_SPARSE, None),
+    "chalf": ("JAX has no complex32", None),
+    "complex": ("JAX has no complex32", (torch.float16,)),
+    "view_as_complex": ("JAX has no complex32", (torch.float16,)),
+    "native_layer_norm": (_STATISTICS, _HALVES),
+    "_batch_norm_with_update": (_STATISTICS, _HALVES),
+}
+
+
+def reason(name: str, dtype: torch.dtype) -> str | None:
+    """Why an operator fails in a dtype; None where it must pass."""
+    words, dtypes = EXPECTED.get(name, (None, ()))
+    return words if dtypes is None or dtype in dtypes else None
