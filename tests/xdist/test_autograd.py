@@ -106,6 +106,91 @@ def test_forward_mode_differentiation_runs(x):
     )
 
 
+def test_functional_calls_transform_modules(x):
+    def run(x):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).to(x.device)
+        params = dict(model.named_parameters())
+
+        def loss(params, row):
+            return torch.func.functional_call(model, params, (row,)).pow(2).sum()
+
+        per_row = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x)
+        return {name: g.detach() for name, g in per_row.items()}
+
+    on_both(run, x.detach())
+
+
+def test_jacobians_of_both_modes_and_vjp_agree(x):
+    def f(r):
+        return r.cumsum(0) * r.sin()
+
+    on_both(lambda x: torch.func.jacfwd(f)(x[0]), x.detach())
+    on_both(lambda x: torch.func.vjp(f, x[0])[1](torch.ones_like(x[0]))[0], x.detach())
+    on_both(lambda x: torch.autograd.functional.hessian(lambda r: (r**3).prod(), x[0]), x.detach())
+
+
+def test_dual_tensors_carry_tangents(x):
+    def run(x):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+            return torch.autograd.forward_ad.unpack_dual(dual.tanh() @ dual.t()).tangent
+
+    on_both(run, x.detach())
+
+
+class Scale(torch.autograd.Function):
+    """With a context made apart, a rule for vmap and one for tangents."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, factor):
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor, None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return tangent * ctx.factor
+
+
+def test_a_custom_function_with_setup_context_transforms(x):
+    def total(x):
+        return (Scale.apply(x, 3.0) ** 2).sum()
+
+    on_both(lambda x: torch.autograd.grad(total(x), x)[0], x)
+    on_both(lambda x: torch.func.grad(total)(x), x.detach())
+    on_both(lambda x: torch.func.vmap(torch.func.grad(total))(x), x.detach())
+    on_both(lambda x: torch.func.jvp(total, (x,), (x.cos(),)), x.detach())
+
+
+def test_a_function_differentiable_once_refuses_a_second_time(x):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**2
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 2 * ctx.saved_tensors[0] * g
+
+    there = x.detach().to("xla").requires_grad_()
+    total = (Square.apply(there) * there).sum()
+    (first,) = torch.autograd.grad(total, there, create_graph=True)
+    torch.testing.assert_close(first.detach().cpu(), 3 * x.detach() ** 2)
+    with pytest.raises(RuntimeError, match="marked with @once_differentiable"):
+        first.sum().backward()
+
+
 def test_clipping_gradients_reads_nothing_from_the_device(x):
     model = nn.Linear(4, 4).to("xla")
     model(x.detach().to("xla")).sum().backward()

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xdist.core import program
 from torch_xdist.core.from_jax import differentiable_row
+from torch_xdist.core.loop_gradient import differentiable_loop
 from torch_xdist.core.paper import Body, record_body
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.errors import CutError
@@ -83,7 +84,7 @@ def cond(
 def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any) -> Any:
     """Repeat `body_fn` while `cond_fn` is true; one program whatever the number of turns.
 
-    There is no gradient through it: JAX has none for loops of unknown length.
+    Its gradient runs the turns again; what the condition reads has none.
     """
     inputs = _tensors(carried, "while_loop")
     kinds = [t.cell.kind for t in inputs]
@@ -96,18 +97,17 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
         )
     n, m = len(inputs), len(test.captured)
 
+    run = differentiable_loop(
+        lambda xs, first: test.compute([*xs, *first])[0],
+        lambda xs, second: body.compute([*xs, *second]),
+    )
+
     def loop(*arrays: jax.Array) -> Any:
-        start, first, second = arrays[:n], arrays[n : n + m], arrays[n + m :]
-        return jax.lax.while_loop(
-            lambda xs: test.compute([*xs, *first])[0].reshape(()),
-            lambda xs: tuple(body.compute([*xs, *second])),
-            tuple(start),
-        )
+        return run(arrays[:n], arrays[n : n + m], arrays[n + m :])
 
     key = (_signature(test), _signature(body))
-    with torch.no_grad():
-        operands = [*inputs, *test.captured, *body.captured]
-        return body.rebuild(differentiable_row("while_loop", loop, operands, key))
+    operands = [*inputs, *test.captured, *body.captured]
+    return body.rebuild(differentiable_row("while_loop", loop, operands, key))
 
 
 def scan(

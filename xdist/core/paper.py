@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_xdist.core import device
-from torch_xdist.core.plan import Number, Plan, Slot, flat, number_types
+from torch_xdist.core.plan import Plan, Slot, flat, number_types
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import Kind, Trace, dense_kind
 from torch_xdist.core.views import slot_of
@@ -96,8 +96,6 @@ def _out_slot(value: Any) -> int | None:
 def _fill(mark: Any, tensors: Sequence[XlaTensor]) -> Any:
     if isinstance(mark, Slot):
         return tensors[mark.index]
-    if isinstance(mark, Number):
-        raise TypeError("a decomposition takes no runtime scalars")
     if isinstance(mark, tuple | list):
         return type(mark)(_fill(part, tensors) for part in mark)
     return mark
@@ -124,16 +122,17 @@ class Body:
 def record_body(function: Callable[..., Any], kinds: Sequence[Kind], like: XlaTensor) -> Body:
     """Run a function on paper tensors of these kinds, on the device of `like`.
 
-    Tensors of the user's trace that it reads become operands.
+    Tensors of the user's trace that it reads become operands, views it takes of them too: with
+    gradients on, so that theirs reach what they are views of.
     """
     home = like.cell.trace
     trace = Trace(home.device_index, _PaperGenerator(), is_paper=True)
     cells = [trace.new_cell(dense_kind(k.shape, k.dtype)) for k in kinds]
     trace.captures = {}
-    with device.on_paper(trace), torch.no_grad():
+    with device.on_paper(trace), torch.enable_grad():
         result = function(*[wrap(cell) for cell in cells])
         outs = [_out_slot(x) for x in pytree.tree_leaves(result)]
-    captured = [wrap(outer) for outer, _ in trace.captures.values()]
+    captured = [outer for outer, _ in trace.captures.values()]
     slots = [*range(len(cells)), *(inner.slot for _, inner in trace.captures.values())]
     trace.captures = None
     return Body(Sheet(trace, slots, outs), captured, result)

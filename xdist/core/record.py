@@ -14,7 +14,7 @@ from torch_xdist.core import cpu_only, device, recipe, shapes
 from torch_xdist.core.plan import SINGLE, Number, Op, Plan, Slot, result_kinds
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.core.torch_generator import TorchGenerator, XlaGenerator
-from torch_xdist.core.trace import Cell, Kind, Trace
+from torch_xdist.core.trace import Kind, Trace
 from torch_xdist.core.transfer import to_trace
 from torch_xdist.core.views import overlaps, slot_of
 from torch_xdist.errors import DeviceError
@@ -47,7 +47,7 @@ class Found:
         """Enter one argument into the key."""
         cls = value.__class__
         if cls is XlaTensor:
-            self.take_cell(value.cell)
+            self.take_tensor(value)
         elif cls is list or cls is tuple:
             self.key.append((cls, len(value)))
             for part in value:
@@ -55,21 +55,22 @@ class Found:
         elif cls is float or cls is int:
             self.take_number(value, cls)
         elif isinstance(value, torch.Tensor):
-            self.take_cell(self.as_device(value).cell)
+            self.take_tensor(self.as_device(value))
         elif cls in GENERATORS:
             self.generator = value
             self.key.append(None)
         else:
             self.key.append((cls, value))
 
-    def take_cell(self, cell: Cell) -> None:
+    def take_tensor(self, tensor: XlaTensor) -> None:
+        cell = tensor.cell
         trace = self.trace
         if trace is None:
             self.trace = trace = cell.trace
         elif cell.trace is not trace:
             if trace.captures is None:
                 raise mixed_devices(self.op.name, trace, cell.trace)
-            cell = trace.capture(cell)
+            cell = trace.capture(tensor)
         self.key.append(cell.kind)
         self.slots.append(slot_of(cell))
 

@@ -172,7 +172,7 @@ class Trace:
         # A paper trace has no buffers: it records what a decomposition does.
         self.is_paper = is_paper
         # While a body of control flow is recorded: cells of the user's trace -> their stand-ins.
-        self.captures: dict[int, tuple[Cell, Cell]] | None = None
+        self.captures: dict[int, tuple[Any, Cell]] | None = None
         self.lock = threading.RLock()
         self.reset()
 
@@ -199,13 +199,13 @@ class Trace:
         self.listed.append(cell)
         return cell
 
-    def capture(self, cell: Cell) -> Cell:
-        """The stand-in on this paper of a cell of the user's trace."""
+    def capture(self, tensor: Any) -> Cell:
+        """The stand-in on this paper of a tensor of the user's trace; it keeps its gradient."""
         assert self.captures is not None
-        if id(cell) not in self.captures:
-            kind = dense_kind(cell.kind.shape, cell.kind.dtype)
-            self.captures[id(cell)] = (cell, self.new_cell(kind))
-        return self.captures[id(cell)][1]
+        if id(tensor) not in self.captures:
+            kind = dense_kind(tensor.cell.kind.shape, tensor.cell.kind.dtype)
+            self.captures[id(tensor)] = (tensor, self.new_cell(kind))
+        return self.captures[id(tensor)][1]
 
     def enter_leaf(self, cell: Cell) -> int:
         """Give a cell that holds a buffer a slot in this epoch."""

@@ -58,6 +58,24 @@ def test_while_loop_runs_until_its_condition_fails():
     assert (n.item(), total.item()) == (5, 32.0)
 
 
+@pytest.mark.parametrize("turns", [0, 5, 150])
+def test_while_loop_has_the_gradient_of_its_turns(turns):
+    def run(device):
+        x = torch.tensor([0.3, 0.7], device=device, requires_grad=True)
+        w = torch.tensor([0.9, 1.1], device=device, requires_grad=True)
+        n = torch.tensor(0, device=device)
+        if device == "xla":
+            n, y = while_loop(lambda n, y: n < turns, lambda n, y: (n + 1, (y * w).sin()), (n, x))
+        else:
+            y = x
+            for _ in range(turns):
+                y = (y * w).sin()
+        grads = torch.autograd.grad(y.sum() * 3, (x, w), allow_unused=True)
+        return [torch.zeros(2) if g is None else g.cpu() for g in grads]
+
+    torch.testing.assert_close(run("xla"), run("cpu"))
+
+
 def test_while_loop_refuses_a_body_that_changes_shapes():
     x = torch.ones(3, device="xla")
     with pytest.raises(CutError, match="shapes and dtypes of what is carried must not change"):
@@ -77,6 +95,15 @@ def test_scan_carries_and_stacks_with_gradients():
     assert sums.tolist() == [0, 0, 2, 9]
     (g,) = torch.autograd.grad(last * 2, xs)
     assert g.tolist() == [2] * 4
+
+
+def test_what_a_body_reads_from_outside_has_a_gradient():
+    w = torch.tensor([[2.0, 3.0], [5.0, 7.0]], device="xla", requires_grad=True)
+    x = torch.ones(2, device="xla")
+    chosen = torch.cond(x.sum() > 1, lambda x: x * w[0], lambda x: x - w[1].detach(), (x,))
+    _, sums = scan(lambda c, row: (c, row * w[1]), x.sum(), torch.stack([x, x]))
+    (g,) = torch.autograd.grad(chosen.sum() + sums.sum(), w)
+    assert g.tolist() == [[1, 1], [2, 2]]
 
 
 def test_a_jax_function_is_a_torch_operator_with_its_gradient():

@@ -126,6 +126,19 @@ def test_fallbacks_can_be_made_errors_that_name_the_line(monkeypatch):
         settings.reread()
 
 
+def test_a_fallback_says_once_per_line_what_it_cost(caplog):
+    x = torch.tensor([0.0, 1.0, 2.0]).to("xla")
+    with caplog.at_level("INFO", "torch_xdist.core.fallback"):
+        for limit in (-1, 0, 1):
+            assert x[x > limit].tolist() == [v for v in (0, 1, 2) if v > limit]
+        x.nonzero()
+    assert [r.getMessage().split(": ")[1] for r in caplog.records] == [
+        "aten.index.Tensor ran on the CPU", "aten.nonzero.default ran on the CPU",
+    ]  # fmt: skip
+    assert all(__file__ in r.getMessage() for r in caplog.records)
+    assert caplog.records[0].getMessage().endswith(" ms and one cut")
+
+
 def test_parameters_are_donated_so_that_one_copy_lives():
     weight = torch.ones(1000, device="xla")
     cuts.sync()
