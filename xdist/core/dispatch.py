@@ -44,7 +44,7 @@ def dispatch(
         values = (*args, *kwargs.values())
     else:
         kwargs = _NO_KWARGS
-        values = args
+        values = args  # type: ignore[assignment]
     slots = []
     numbers = None
     trace = None

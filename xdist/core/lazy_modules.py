@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import (
+from torch.nn.parameter import (  # type: ignore[attr-defined]
     Parameter,
     UninitializedBuffer,
     UninitializedParameter,

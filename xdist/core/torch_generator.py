@@ -35,14 +35,14 @@ class XlaGenerator(TorchGenerator, metaclass=_EveryGenerator):
         wanted = torch.device(device)
         if wanted.type != "xla":
             return TorchGenerator(wanted)
-        generator = super().__new__(cls, torch.device("cpu"))
-        generator._index = wanted.index or 0
+        generator = super().__new__(cls, torch.device("cpu"))  # type: ignore[call-arg]
+        generator._index = wanted.index or 0  # type: ignore[attr-defined]
         return generator
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The xla device it was made for."""
-        return torch.device("xla", self._index)
+        return torch.device("xla", self._index)  # type: ignore[attr-defined]
 
 
 XlaGenerator.__name__ = XlaGenerator.__qualname__ = "Generator"

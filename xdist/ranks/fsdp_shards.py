@@ -307,7 +307,7 @@ def _scattered(
 
 def _buckets(arrays: Sequence[jax.Array], cap_bytes: int) -> list[list[int]]:
     """Which arrays travel together: those of one dtype, up to the cap."""
-    buckets = []
+    buckets: list[list[int]] = []
     for dtype in dict.fromkeys(x.dtype for x in arrays):
         places = [i for i, x in enumerate(arrays) if x.dtype == dtype]
         sizes = [(arrays[i].size, dtype.itemsize) for i in places]

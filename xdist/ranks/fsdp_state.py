@@ -80,7 +80,7 @@ def metadata_of(module: Any) -> dict[str, Any]:
 
 def _shared(module: Any) -> dict[str, str]:
     first: dict[tuple[int, int], str] = {}
-    others = []
+    others: list[tuple[str, tuple[int, int]]] = []
     for prefix, unit in _units(module):
         parts = [(e, i, owners) for e in unit._sharded for i, (_, owners) in enumerate(e.parts)]
         for entry, index, owners in [*parts, *unit._borrowed]:
