@@ -210,3 +210,10 @@ def test_a_matrix_that_cannot_be_factorized_raises_torchs_error():
         torch.linalg.cholesky(-torch.eye(2, device="xla"))
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         torch.linalg.solve(torch.zeros(2, 2, device="xla"), torch.ones(2, device="xla"))
+
+
+def test_only_leaves_of_the_graph_can_be_copied_deeply():
+    weight = torch.ones(2, device="xla", requires_grad=True)
+    assert copy.deepcopy(weight).requires_grad
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        copy.deepcopy(weight * 2)

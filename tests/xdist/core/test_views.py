@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 import torch_xdist.core.backend  # noqa: F401
 from torch_xdist.core import cuts
+from torch_xdist.core.tensor import wrap
+from torch_xdist.core.trace import Cell
+from torch_xdist.errors import DeviceError
 
 EXAMPLES = int(os.environ.get("VIEW_EXAMPLES", 8))
 
@@ -198,6 +201,12 @@ def test_complex_parts_are_views():
     assert torch.equal(there.cpu(), host)
     assert torch.equal(there.conj().cpu(), host.conj())
     assert torch.equal(torch.view_as_real(there).cpu(), torch.view_as_real(host))
+
+
+def test_a_tensor_whose_program_failed_says_that_its_value_is_lost():
+    cell = torch.ones(2, device="xla").cell
+    with pytest.raises(DeviceError, match=r"tensor float32\[2\] has lost its value"):
+        wrap(Cell(cell.kind, cell.trace)) + 1
 
 
 def test_resizing_keeps_the_first_elements():

@@ -61,3 +61,9 @@ def test_a_cache_of_another_kind_is_not_overwritten(tmp_path):
     CachedDataset(Source(), tmp_path)
     with pytest.raises(CheckpointError, match=r"was made with .* remove the folder"):
         CachedDataset(Source(), tmp_path, compress=False)
+
+
+def test_a_sample_beyond_the_last_is_refused(tmp_path):
+    data = CachedDataset([1, 2], tmp_path)
+    with pytest.raises(IndexError, match="CachedDataset: sample 2 of 2; counted from 0"):
+        data[2]
