@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 # By its place: beside it are folders named like packages.
 MODELS = Path(__file__).resolve().parents[1] / "tests" / "models.py"
 SIDES = ("ours", "ddp")
-_LIMIT_S = 100.0
+_LIMIT_S = 300.0
 End = Callable[[], Any]
 # What a worker does for `count` steps; returns when they are done.
 Run = Callable[[int], None]

@@ -14,6 +14,7 @@ from typing import Any
 DEFAULT_PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
 GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 _DEBUG_LEVEL_OF_DEBUG = 100
+_SPLITTING = "xla_cpu_multi_thread_eigen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,13 @@ def set_cache(path: str, read_only: bool) -> None:
     os.environ["XLA_PERSISTENT_CACHE_PATH"] = path
     os.environ["XLA_PERSISTENT_CACHE_READ_ONLY"] = "1" if read_only else "0"
     reread()
+
+
+def fit_to_one_core() -> None:
+    """On a single core keep XLA from splitting operators over threads, which costs time there."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if len(os.sched_getaffinity(0)) == 1 and _SPLITTING not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_SPLITTING}=false".strip()
 
 
 def read(env: Mapping[str, str]) -> Settings:

@@ -1,6 +1,7 @@
 """The environment, parsed in one place."""
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -104,3 +105,18 @@ def test_the_page_of_variables_names_all_that_are_read_and_no_others():
     rows = re.findall(r"^\| (`[A-Z].*?) \|", (ROOT / "docs/settings.md").read_text(), re.M)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert documented - {"PJRT_NPROC"} == variables_read()
+
+
+@pytest.mark.parametrize(
+    ("cores", "before", "after"),
+    [
+        ({3}, "", "--xla_cpu_multi_thread_eigen=false"),
+        ({3}, "--xla_cpu_multi_thread_eigen=true", "--xla_cpu_multi_thread_eigen=true"),
+        ({0, 1}, "--a=b", "--a=b"),
+    ],
+)
+def test_one_core_keeps_operators_in_one_piece(monkeypatch, cores, before, after):
+    monkeypatch.setenv("XLA_FLAGS", before)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: cores)
+    settings.fit_to_one_core()
+    assert os.environ["XLA_FLAGS"] == after

@@ -24,7 +24,6 @@ _devices: list[jax.Device] = []
 _default = threading.local()
 _paper = threading.local()
 _default_seed = 0
-_SPLITTING = "xla_cpu_multi_thread_eigen"
 
 
 def start() -> None:
@@ -57,15 +56,8 @@ def _configure() -> None:
     if not world.current().is_rank and (name or "CPU").upper() == "CPU":
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
-        _fit_to_one_core()
+        settings.fit_to_one_core()
     _use_cache()
-
-
-def _fit_to_one_core() -> None:
-    """On a single core keep XLA from splitting operators over threads, which costs time there."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if len(os.sched_getaffinity(0)) == 1 and _SPLITTING not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --{_SPLITTING}=false".strip()
 
 
 def _make_cpu_devices(count: int | None) -> None:
