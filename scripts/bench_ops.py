@@ -118,8 +118,14 @@ ORDER = [
     Case("topk", lambda x: x.topk(10).values, one(512, 4096)),
     Case("cumsum", lambda x: x.cumsum(1), one(1024, 1024)),
     Case("cumsum.long", lambda x: x.cumsum(0), one(1000000)),
-    Case("cumprod", lambda x: x.cumprod(1), one(512, 512)),
+    Case(
+        "cumprod",
+        lambda x: x.cumprod(1),
+        one(512, 512),
+        "torch's formula of its gradient takes three more running sums and products",
+    ),
     Case("cummax", lambda x: x.cummax(1).values, one(512, 1024)),
+    Case("cummin", lambda x: x.cummin(1).values, one(512, 1024)),
     Case("logcumsumexp", lambda x: x.logcumsumexp(1), one(512, 1024)),
 ]
 ATTENTION = [
@@ -187,8 +193,21 @@ CONVOLUTION = [
         "conv3d",
         lambda x, w: F.conv3d(x, w, padding=1),
         pair((2, 16, 8, 28, 28), (32, 16, 3, 3, 3)),
-        "XLA's own 3-d convolution on CPUs: the forward pass alone takes 6.5 times as long as "
-        "oneDNN's",
+    ),
+    Case(
+        "conv_transpose1d",
+        lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=1),
+        pair((16, 64, 128), (64, 32, 4)),
+    ),
+    Case(
+        "conv_transpose3d",
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=1),
+        pair((2, 16, 4, 14, 14), (16, 16, 4, 4, 4)),
+    ),
+    Case(
+        "conv3d.dilated",
+        lambda x, w: F.conv3d(x, w, padding=2, dilation=2),
+        pair((2, 16, 8, 14, 14), (16, 16, 3, 3, 3)),
     ),
 ]
 OTHERS = [
