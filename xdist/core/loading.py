@@ -32,21 +32,22 @@ def _moved(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return moved.requires_grad_(tensor.requires_grad)
 
 
+_load_torch = torch.load
+
+
+@functools.wraps(_load_torch)
+def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`torch.load`, which knows the location "xla"."""
+    named = isinstance(map_location, str | torch.device)
+    if named and str(map_location).partition(":")[0] == "xla":
+        return to_device(_load_torch(f, "cpu", *args, **kwargs), map_location)
+    return _load_torch(f, map_location, *args, **kwargs)
+
+
 def register() -> None:
     """Teach torch.load the location "xla"; a second call changes nothing.
 
     torch restores storages, which device tensors do not have, so the file is loaded onto the CPU
     and its tensors are moved.
     """
-    load_torch = torch.load
-    if hasattr(load_torch, "__wrapped__"):
-        return
-
-    @functools.wraps(load_torch)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        named = isinstance(map_location, str | torch.device)
-        if named and str(map_location).partition(":")[0] == "xla":
-            return to_device(load_torch(f, "cpu", *args, **kwargs), map_location)
-        return load_torch(f, map_location, *args, **kwargs)
-
     torch.load = load

@@ -45,18 +45,19 @@ def openxla(model: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
     return model.forward
 
 
+_compile_torch = torch.compile
+
+
+@functools.wraps(_compile_torch)
+def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
+    """`torch.compile`, whose backend "openxla" is ours."""
+    chosen = openxla if backend in ("openxla", "openxla_eval") else backend
+    return _compile_torch(*args, backend=chosen, **kwargs)
+
+
 def register() -> None:
     """Make `torch.compile(backend="openxla")` use `openxla`; a second call changes nothing.
 
     torch's own backend of that name goes through AOT autograd, which cannot hold device tensors.
     """
-    compile_torch = torch.compile
-    if hasattr(compile_torch, "__wrapped__"):
-        return
-
-    @functools.wraps(compile_torch)
-    def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
-        chosen = openxla if backend in ("openxla", "openxla_eval") else backend
-        return compile_torch(*args, backend=chosen, **kwargs)
-
     torch.compile = compile  # type: ignore[assignment]

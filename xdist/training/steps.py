@@ -80,9 +80,11 @@ class CompiledStep:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         inside = cuts.REASONS.total() - self._cuts_before
         last = cuts.LOG[-1] if inside else None
-        with reports.graph_named(self.name):
-            cuts.end_step(reports.COMPILE)
-        eager_mode(self._was_eager)
+        try:
+            with reports.graph_named(self.name):
+                cuts.end_step(reports.COMPILE)
+        finally:
+            eager_mode(self._was_eager)
         if error is not None:
             return
         if self._full_graph and last is not None:
