@@ -1,8 +1,8 @@
 """The one registry of counters and metrics, and its report in torch_xla's text format.
 
 Counters are numbers that grow; metrics are series of samples, each with a time. Every function
-may be called from any thread. On the hot path only `count` is called, once per cut or compile:
-it takes one lock and adds one number. What a sample measures follows from the metric's name:
+may be called from any thread. `count` and `observe` are called a few times per cut, never per row:
+each takes one lock. What a sample measures follows from the metric's name:
 `...Data` are bytes, `...Time` (and the few names below) durations, the rest plain numbers.
 
 Source of the text format: the metrics report of torch_xla, as its documents print it.

@@ -82,11 +82,6 @@ def world_size() -> int:
     return current().world_size
 
 
-def rank_for_seeds() -> int:
-    """What is folded into random keys so that ranks draw different numbers."""
-    return current().rank
-
-
 def transport() -> str:
     """How collectives travel: "host" (shared memory of one host) or "mesh" (XLA's own)."""
     chosen = settings.current().transport

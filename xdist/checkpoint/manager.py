@@ -5,7 +5,7 @@
     manager.save(step, model=model, optimizer=optimizer, loader=loader, epoch=epoch)
 
 No rank waits for another to save: a step counts when the files of all ranks are there. The layout
-is in `checkpoint_folder`, the format in `checkpoint_file`.
+is in `folder`, the format in `file`.
 """
 
 import threading
@@ -58,11 +58,9 @@ class CheckpointManager:
         directory: the folder; made at the first save.
         keep: how many complete steps stay; 0 keeps all.
         replicated: names whose tensors are equal on every rank: each rank writes a part of them,
-        and
-            they can be restored by another number of ranks. The rest is saved for each rank.
+            and they can be restored by another number of ranks. The rest is saved for each rank.
         asynchronous: `save` copies the tensors and returns; a thread writes them. False writes
-        before
-            it returns, and needs host memory for one tensor only.
+            before it returns, and needs host memory for one tensor only.
         rank, world_size: this process's place; taken from the launcher.
     """
 
@@ -140,8 +138,7 @@ class CheckpointManager:
         this; all restore the same step. None where there is no step.
 
         Raises: CheckpointError for a `step` that is not there or corrupt, a name that was not
-        saved,
-            or a state saved for each rank by another number of ranks.
+            saved, or a state saved for each rank by another number of ranks.
         """
         self.wait()
         candidates = [step] if step is not None else reversed(self.steps())

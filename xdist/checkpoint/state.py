@@ -1,7 +1,7 @@
 """From the objects of a training job to plain data and tensors, and back.
 
 `collected` takes what a checkpoint holds out of the objects; `snapshot` copies its tensors, so that
-training may go on while they are written; `applied` puts it back.
+training may go on while they are written; `joined` puts data and tensors together again.
 """
 
 import random
@@ -25,8 +25,7 @@ CUT_REASON = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Plain data by name, with marker dicts for its tensors; the tensors and their ranks by
-    path."""
+    """Plain data by name, with markers for its tensors; the tensors and their ranks by path."""
 
     states: dict[str, Any]
     values: dict[str, Any]
@@ -89,7 +88,11 @@ def _split(
     if isinstance(value, torch.Tensor):
         if id(value) in seen:
             return dict(seen[id(value)])
-        mark = {MARK: path, "dtype": str(value.dtype)[6:], "shape": list(value.shape)}
+        mark = {
+            MARK: path,
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+        }
         tensors[path] = value
         seen[id(value)] = mark
         return mark

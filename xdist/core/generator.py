@@ -24,7 +24,7 @@ class Generator:
     def next(self) -> tuple[int, int]:
         """The (seed with rank, counter) of one random row."""
         self.counter += 1
-        return self.seed ^ (world.rank_for_seeds() << _SEED_BITS), self.counter
+        return self.seed ^ (world.rank() << _SEED_BITS), self.counter
 
     def set_seed(self, seed: int) -> None:
         """Start the stream of `seed` anew."""

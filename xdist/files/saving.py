@@ -21,8 +21,6 @@ from torch_xdist.core import cuts, ordinals
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.errors import CheckpointError
 
-Reader = Callable[[], torch.Tensor]
-
 
 def is_device_tensor(value: Any) -> bool:
     """True for a tensor whose values live on an xla device."""

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist import metrics, settings, world
+from torch_xdist import metrics, settings
 from torch_xdist.core import device as devices_here
 from torch_xdist.errors import DeviceError
 
-_PRECISIONS = {"default": "default", "high": "high", "highest": "highest"}
+_PRECISIONS = ("default", "high", "highest")
 _precision = ["default"]
 
 
@@ -93,7 +93,7 @@ def set_mat_mul_precision(precision: str) -> None:
         raise ValueError(
             f"set_mat_mul_precision({precision!r}): it must be one of {', '.join(_PRECISIONS)}"
         )
-    chosen = None if precision == "default" else _PRECISIONS[precision]
+    chosen = None if precision == "default" else precision
     jax.config.update("jax_default_matmul_precision", chosen)
     _precision[0] = precision
 
@@ -101,8 +101,3 @@ def set_mat_mul_precision(precision: str) -> None:
 def get_mat_mul_precision() -> str:
     """ "default", "high" or "highest"."""
     return _precision[0]
-
-
-def launched_by_torchrun() -> bool:
-    """True in a rank that a launcher started, which must not start ranks itself."""
-    return world.current().is_rank

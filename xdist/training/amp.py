@@ -91,7 +91,7 @@ class GradScaler(torch.amp.GradScaler):
         **kwargs: Any,
     ) -> float | None:
         """torch's step; what overflowed is decided where the optimizer can tell."""
-        found = sum(flag for flag in optimizer_state["found_inf_per_device"].values())
+        found = sum(optimizer_state["found_inf_per_device"].values())
         if getattr(optimizer, "takes_found_inf", False):
             return optimizer.step(*args, found_inf=found, **kwargs)  # type: ignore[call-overload]
         if not self._zero_grad:

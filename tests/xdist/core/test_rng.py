@@ -61,7 +61,7 @@ def test_ranks_draw_different_numbers_from_one_seed(monkeypatch):
 
     pairs = []
     for rank in (0, 1):
-        monkeypatch.setattr(generator.world, "rank_for_seeds", lambda r=rank: r)
+        monkeypatch.setattr(generator.world, "rank", lambda r=rank: r)
         pairs.append(Generator(3).next())
     assert pairs[0] != pairs[1]
 
