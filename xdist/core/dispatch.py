@@ -38,16 +38,13 @@ def dispatch(
         op = learn(func)
     if op.handler is not None:
         return op.handler(op, args, kwargs or _NO_KWARGS)
-    key = [op]
+    key, slots, values = [op], [], args
+    numbers = trace = None
     if kwargs:
         key.extend(kwargs)
         values = (*args, *kwargs.values())
     else:
         kwargs = _NO_KWARGS
-        values = args  # type: ignore[assignment]
-    slots = []
-    numbers = None
-    trace = None
     for a in values:
         cls = a.__class__
         if cls is XlaTensor:
@@ -58,23 +55,17 @@ def dispatch(
             elif cell.trace is not trace:
                 return op.general(op, args, kwargs)
             key.append(cell.kind)
-            if cell.epoch == epoch and (cell.parent is None or cell.seen == cell.root.generation):
-                slots.append(cell.slot)
-            else:
-                slots.append(slot_of(cell))
+            now = cell.epoch == epoch and (cell.parent is None or cell.seen == cell.root.generation)
+            slots.append(cell.slot if now else slot_of(cell))
         elif cls is int:
             if op.runtime and a not in STATIC_INTS:
                 return op.general(op, args, kwargs)
             key.append(a)
+        elif cls is float and op.runtime:
+            key.append(float)
+            numbers = [a] if numbers is None else [*numbers, a]
         elif cls is float:
-            if op.runtime:
-                key.append(float)
-                if numbers is None:
-                    numbers = [a]
-                else:
-                    numbers.append(a)
-            else:
-                key.append((float, a.hex()))
+            key.append((float, a.hex()))
         elif a is None or cls is bool:
             key.append((cls, a))
         elif cls is list and a and a[0].__class__ in _WHOLE:
