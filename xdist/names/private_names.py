@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_xdist import __version__, world
-from torch_xdist.core import cuts, device, rng, transfer
+from torch_xdist.core import cuts, device, device_names, rng, transfer
 from torch_xdist.errors import CutError
 from torch_xdist.names import runtime_facts
 
@@ -17,8 +17,8 @@ def _xla_get_devices() -> list[str]:
 
 
 def _xla_real_devices(devices: Sequence[str] | None = None) -> list[str]:
-    """["CPU:0", ...]."""
-    return device.real_devices()
+    """["CPU:0", ...]: the hardware behind the devices, or behind all."""
+    return device_names.xla_real_devices(devices)
 
 
 def _xla_get_default_device() -> str:
