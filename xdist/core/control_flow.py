@@ -5,10 +5,12 @@ then holds both bodies, so no value is read from the device and nothing is cut.
 """
 
 import importlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -47,6 +49,21 @@ def _tensors(operands: Any, where: str) -> list[XlaTensor]:
     return leaves
 
 
+def _seeds(like: XlaTensor, *bodies: Body) -> list[XlaTensor]:
+    """A number drawn for this call, where a body draws any; none otherwise."""
+    if not any(body.is_random for body in bodies):
+        return []
+    return [torch.randint(2**31 - 1, (), device=like.device)]  # type: ignore[list-item]
+
+
+def _key(seeds: Sequence[jax.Array], *places: Any) -> jax.Array:
+    """The key of one run of a body: `places` tell the runs of one call apart."""
+    key = jax.random.key(seeds[0] if seeds else 0)
+    for place in places:
+        key = jax.random.fold_in(key, place)
+    return key
+
+
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()
 ) -> Any:
@@ -66,18 +83,19 @@ def cond(
             f"cond: true_fn returns {yes.out_kinds}, false_fn {no.out_kinds}; both must return "
             "tensors of the same shapes and dtypes"
         )
-    n, m = len(inputs), len(yes.captured)
+    seeds = _seeds(pred, yes, no)
+    parts = _lengths(inputs, seeds, yes.captured, no.captured)
 
     def choose(p: jax.Array, *arrays: jax.Array) -> Any:
-        given, first, second = arrays[:n], arrays[n : n + m], arrays[n + m :]
+        given, drawn, first, second = _divided(arrays, parts)
         return jax.lax.cond(
             p.reshape(()),
-            lambda: yes.compute([*given, *first]),
-            lambda: no.compute([*given, *second]),
+            lambda: yes.compute([*given, *first], _key(drawn)),
+            lambda: no.compute([*given, *second], _key(drawn)),
         )
 
     key = (_signature(yes), _signature(no))
-    operands_ = [pred, *inputs, *yes.captured, *no.captured]
+    operands_ = [pred, *inputs, *seeds, *yes.captured, *no.captured]
     return yes.rebuild(differentiable_row("cond", choose, operands_, key))
 
 
@@ -95,18 +113,19 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
             f"while_loop: body_fn returns {body.out_kinds} for {kinds}; shapes and dtypes of what "
             "is carried must not change"
         )
-    n, m = len(inputs), len(test.captured)
-
+    seeds = _seeds(inputs[0], test, body)
+    s = len(seeds)
     run = differentiable_loop(
-        lambda xs, first: test.compute([*xs, *first])[0],
-        lambda xs, second: body.compute([*xs, *second]),
+        lambda xs, read, turn: test.compute([*xs, *read[s:]], _key(read[:s], turn, 0))[0],
+        lambda xs, read, turn: body.compute([*xs, *read[s:]], _key(read[:s], turn, 1)),
     )
+    parts = _lengths(inputs, [*seeds, *test.captured], [*seeds, *body.captured])
+    key = (_signature(test), _signature(body))
+    operands = [*inputs, *seeds, *test.captured, *seeds, *body.captured]
 
     def loop(*arrays: jax.Array) -> Any:
-        return run(arrays[:n], arrays[n : n + m], arrays[n + m :])
+        return run(*_divided(arrays, parts))
 
-    key = (_signature(test), _signature(body))
-    operands = [*inputs, *test.captured, *body.captured]
     return body.rebuild(differentiable_row("while_loop", loop, operands, key))
 
 
@@ -124,7 +143,7 @@ def scan(
     ones: list[Any] = [x[0] for x in rows]
     kinds = [t.cell.kind for t in (*start, *ones)]
     spec_c, spec_x = pytree.tree_structure(init), pytree.tree_structure(xs)
-    n, m = len(start), len(rows)
+    n = len(start)
 
     def step(*flat: Any) -> Any:
         return combine_fn(
@@ -133,18 +152,33 @@ def scan(
 
     body = record_body(step, kinds, start[0])
 
+    seeds = _seeds(start[0], body)
+    parts = _lengths(start, rows, seeds, body.captured)
+
     def run(*arrays: jax.Array) -> Any:
-        captured = arrays[n + m :]
+        first, along, drawn, captured = _divided(arrays, parts)
 
         def turn(carry: Any, x: Any) -> Any:
-            results = body.compute([*carry, *x, *captured])
+            results = body.compute([*carry, *x[1], *captured], _key(drawn, x[0]))
             return tuple(results[:n]), tuple(results[n:])
 
-        carry, ys = jax.lax.scan(turn, arrays[:n], arrays[n : n + m], reverse=reverse)
+        places = jnp.arange(along[0].shape[0])
+        carry, ys = jax.lax.scan(turn, first, (places, along), reverse=reverse)
         return [*carry, *ys]
 
     key = (_signature(body), reverse)
-    return body.rebuild(differentiable_row("scan", run, [*start, *rows, *body.captured], key))
+    operands = [*start, *rows, *seeds, *body.captured]
+    return body.rebuild(differentiable_row("scan", run, operands, key))
+
+
+def _lengths(*parts: Sequence[Any]) -> list[int]:
+    return [len(part) for part in parts]
+
+
+def _divided(arrays: Sequence[jax.Array], lengths: Sequence[int]) -> list[tuple[jax.Array, ...]]:
+    """The operands of a row in the parts they were put together from."""
+    given = iter(arrays)
+    return [tuple(itertools.islice(given, length)) for length in lengths]
 
 
 def register() -> None:

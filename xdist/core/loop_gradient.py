@@ -19,7 +19,10 @@ _KEPT = 64
 def differentiable_loop(
     test: Callable[..., jax.Array], body: Callable[..., Sequence[jax.Array]]
 ) -> Callable[..., State]:
-    """`run(start, of_test, of_body)`: `body(state, of_body)` while `test(state, of_test)`."""
+    """`run(start, of_test, of_body)`, which repeats `body` while `test` is true.
+
+    Both take (state, what it reads, turn), turns counting from 0.
+    """
 
     @jax.custom_vjp
     def run(start: State, of_test: State, of_body: State) -> State:
@@ -27,8 +30,8 @@ def differentiable_loop(
 
     def counted(start: State, of_test: State, of_body: State) -> tuple[jax.Array, State]:
         return lax.while_loop(
-            lambda turn: test(turn[1], of_test).reshape(()),
-            lambda turn: (turn[0] + 1, tuple(body(turn[1], of_body))),
+            lambda turn: test(turn[1], of_test, turn[0]).reshape(()),
+            lambda turn: (turn[0] + 1, tuple(body(turn[1], of_body, turn[0]))),
             (jnp.zeros((), jnp.int32), tuple(start)),
         )
 
@@ -48,7 +51,7 @@ def differentiable_loop(
 def _back(body: Any, count: Any, start: State, of_body: State, grads: State) -> tuple[Any, Any]:
     """The gradients of the first state and of what the body reads; None for integers."""
     apart = jnp.maximum(1, -(-count // _KEPT))
-    advance = lambda turn, state: tuple(body(state, of_body))  # noqa: E731
+    advance = lambda turn, state: tuple(body(state, of_body, turn))  # noqa: E731
 
     def keep(turn: Any, both: Any) -> Any:
         state, rows = both
@@ -61,8 +64,9 @@ def _back(body: Any, count: Any, start: State, of_body: State, grads: State) -> 
 
     def turn_back(done: Any, sums: Any) -> Any:
         turn = count - 1 - done
-        state = lax.fori_loop(0, turn % apart, advance, tuple(r[turn // apart] for r in rows))
-        by_state, by_read = _pulled(body, state, of_body, sums[0])
+        kept = tuple(r[turn // apart] for r in rows)
+        state = lax.fori_loop(turn - turn % apart, turn, advance, kept)
+        by_state, by_read = _pulled(lambda *some: body(*some, turn), state, of_body, sums[0])
         return by_state, [a + b for a, b in zip(sums[1], by_read)]
 
     zeros = [jnp.zeros_like(x) for x in of_body if _is_smooth(x)]

@@ -110,9 +110,17 @@ class Body:
         leaves, self._spec = pytree.tree_flatten(result)
         self.out_kinds = [leaf.cell.kind for leaf in leaves]
 
-    def compute(self, operands: Sequence[jax.Array]) -> list[Any]:
-        """The results on JAX arrays: those of the operands, then those of what was captured."""
-        return self.sheet.compute(operands, jax.random.key(0))
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(row[0].is_random for row in self.sheet.rows)
+
+    def compute(self, operands: Sequence[jax.Array], key: jax.Array) -> list[Any]:
+        """The results on JAX arrays: of the operands and then of what was captured.
+
+        Its random rows draw from `key`.
+        """
+        return self.sheet.compute(operands, key)
 
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         """Flat results in the structure the function returned."""

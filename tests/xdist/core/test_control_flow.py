@@ -139,3 +139,44 @@ def test_a_loop_of_another_length_is_a_reported_recompilation_not_a_failure():
     assert run(3) == ([8.0, 8.0], True)
     assert run(3) == ([8.0, 8.0], False)
     assert run(4) == ([16.0, 16.0], True)
+
+
+def noisy(x):
+    return x + torch.rand_like(x)
+
+
+def test_a_branch_draws_new_numbers_at_every_call_and_the_same_from_one_seed():
+    yes, x = torch.tensor(True, device="xla"), torch.zeros(4, device="xla")
+
+    def draws():
+        torch.manual_seed(7)
+        return [torch.cond(yes, noisy, lambda x: x, (x,)).tolist() for _ in range(2)]
+
+    first, second = draws()
+    assert first != second
+    assert draws() == [first, second]
+
+
+def test_every_turn_of_a_loop_draws_its_own_numbers():
+    steps = torch.zeros(3, 4, device="xla")
+    _, ys = scan(lambda c, x: (c + 1, noisy(x)), torch.zeros((), device="xla"), steps)
+    rows = ys.tolist()
+    assert rows[0] != rows[1] != rows[2]
+
+    def turn(i, x):
+        return i + 1, torch.where(torch.arange(3, device="xla")[:, None] == i, noisy(x), x)
+
+    start = torch.zeros((), dtype=torch.int64, device="xla")
+    _, filled = while_loop(lambda i, x: i < 3, turn, (start, steps))
+    rows = filled.tolist()
+    assert rows[0] != rows[1] != rows[2]
+
+
+def test_the_way_back_draws_the_numbers_of_the_way_there():
+    x = torch.ones(2, device="xla", requires_grad=True)
+    start = torch.zeros((), dtype=torch.int64, device="xla")
+    _, y = while_loop(
+        lambda i, x: i < 70, lambda i, x: (i + 1, x * (0.5 + noisy(x * 0))), (start, x)
+    )
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient.cpu(), y.detach().cpu(), rtol=1e-4, atol=0.0)
