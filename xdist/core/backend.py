@@ -19,6 +19,7 @@ from torch_xdist.core import (
     factories,
     lazy_modules,
     optimizers,
+    precision,
     recurrent,
     rng,
     tensor_methods,
@@ -49,6 +50,7 @@ def register() -> None:
     torch._register_device_module("xla", device_module)
     torch_generator.register()
     _follow_seeds()
+    precision.follow_torch()
     _pass_autocast()
     _skip_dispatch_rules()
 

@@ -11,10 +11,8 @@ import torch
 
 from torch_xdist import metrics, settings
 from torch_xdist.core import device as devices_here
+from torch_xdist.core.precision import PRECISIONS, choose, chosen
 from torch_xdist.errors import DeviceError
-
-_PRECISIONS = ("default", "high", "highest")
-_precision = ["default"]
 
 
 def device_type() -> str:
@@ -89,15 +87,13 @@ def set_mat_mul_precision(precision: str) -> None:
     Args:
         precision: "default", "high" or "highest". Programs compiled before keep theirs.
     """
-    if precision not in _PRECISIONS:
+    if precision not in PRECISIONS:
         raise ValueError(
-            f"set_mat_mul_precision({precision!r}): it must be one of {', '.join(_PRECISIONS)}"
+            f"set_mat_mul_precision({precision!r}): it must be one of {', '.join(PRECISIONS)}"
         )
-    chosen = None if precision == "default" else precision
-    jax.config.update("jax_default_matmul_precision", chosen)
-    _precision[0] = precision
+    choose(precision)
 
 
 def get_mat_mul_precision() -> str:
     """ "default", "high" or "highest"."""
-    return _precision[0]
+    return chosen()
