@@ -1,7 +1,7 @@
 """Run the test suite: two pytest processes side by side, one per core, then the launcher's tests.
 
-`scripts/test` calls it inside .venv. One lane takes tests/xdist, another all the rest, the last
-tests/launcher; each writes its own log under runs/tests/, every line is shown as it comes with its
+`scripts/test` calls it inside .venv. One lane takes the folders of tests/xdist, another all the
+rest (the sweeps beside those folders too), the last tests/launcher; each writes its own log under runs/tests/, every line is shown as it comes with its
 lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
 pytest run.
 """
@@ -41,8 +41,13 @@ def lane_paths(chosen: list[str]) -> list[dict[str, list[str]]]:
     """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
         return [{"tests": []}]
-    others = ["tests", "--ignore=tests/xdist", "--ignore=tests/launcher"]
-    return [{"xdist": ["tests/xdist"], "others": others}, {"launcher": ["tests/launcher"]}]
+    folders = sorted(
+        f"tests/xdist/{folder.name}"
+        for folder in (ROOT / "tests" / "xdist").iterdir()
+        if folder.is_dir() and folder.name != "__pycache__"
+    )
+    others = ["tests", *(f"--ignore={path}" for path in ("tests/launcher", *folders))]
+    return [{"xdist": folders, "others": others}, {"launcher": ["tests/launcher"]}]
 
 
 class Lane:

@@ -25,13 +25,13 @@ def lanes(tmp_path, monkeypatch):
     return module
 
 
-def test_the_suite_runs_in_two_lanes(lanes, tmp_path):
-    (tmp_path / "tests" / "xdist").mkdir(parents=True)
+def test_the_suite_runs_in_two_lanes_and_then_the_launcher(lanes, tmp_path):
+    for folder in ("core", "ops", "__pycache__"):
+        (tmp_path / "tests" / "xdist" / folder).mkdir(parents=True)
+    folders = ["tests/xdist/core", "tests/xdist/ops"]
+    ignored = ["--ignore=tests/launcher", *(f"--ignore={path}" for path in folders)]
     assert lanes.lane_paths([]) == [
-        {
-            "xdist": ["tests/xdist"],
-            "others": ["tests", "--ignore=tests/xdist", "--ignore=tests/launcher"],
-        },
+        {"xdist": folders, "others": ["tests", *ignored]},
         {"launcher": ["tests/launcher"]},
     ]
     assert lanes.lane_paths(["-x"]) == lanes.lane_paths([])
@@ -43,10 +43,10 @@ def test_a_named_path_runs_alone(lanes, tmp_path):
 
 
 def test_the_closing_line_adds_both_lanes_and_names_the_failed_one(lanes, tmp_path, capsys):
-    for folder, body in (("xdist", "assert False"), ("more", "pass")):
+    for folder, body in (("xdist/core", "assert False"), ("more", "pass")):
         path = tmp_path / "tests" / folder
         path.mkdir(parents=True)
-        (path / f"test_{folder}.py").write_text(f"def test_it():\n    {body}\n")
+        (path / f"test_{path.name}.py").write_text(f"def test_it():\n    {body}\n")
     assert lanes.main(["-p", "no:cacheprovider"]) == 1
     out = capsys.readouterr().out
     assert "lane xdist failed with exit code 1; its log is xdist.log" in out
