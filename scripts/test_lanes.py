@@ -1,9 +1,9 @@
 """Run the test suite: two pytest processes side by side, one per core, then the launcher's tests.
 
 `scripts/test` calls it inside .venv. One lane takes the folders of tests/xdist, another all the
-rest (the sweeps beside those folders too), the last tests/launcher; each writes its own log under runs/tests/, every line is shown as it comes with its
-lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
-pytest run.
+rest (the sweeps beside those folders too), the last tests/launcher; each writes its own log under
+runs/tests/, every line is shown as it comes with its lane's name, and the last line adds the counts
+of all. Paths among the arguments make it one plain pytest run.
 """
 
 import re
