@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.conv_forms import (
+    MOST_TAPS,
     Window,
     depthwise,
     depthwise_input_gradient,
@@ -27,9 +28,6 @@ from torch_xdist.ops.conv_forms import (
 )
 from torch_xdist.ops.table import lowers
 
-# Above this many taps a depthwise convolution is left to XLA: each tap is one more operand of a
-# fused loop.
-_MOST_TAPS = 64
 # Above this many groups the program would grow too long.
 _MOST_GROUPS = 64
 
@@ -58,7 +56,7 @@ def _is_pointwise(kernel: Sequence[int], window: Window) -> bool:
 
 def _is_depthwise(weight_shape: Sequence[int], window: Window) -> bool:
     """One input channel per group, and few enough taps to write them out."""
-    return weight_shape[1] == 1 and math.prod(weight_shape[2:]) <= _MOST_TAPS
+    return weight_shape[1] == 1 and math.prod(weight_shape[2:]) <= MOST_TAPS
 
 
 def _is_split(window: Window) -> bool:

@@ -1,5 +1,8 @@
 """Convolutions on the device equal eager torch's, in every form the lowering takes."""
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,6 +85,18 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
 
 def test_an_empty_batch_gives_an_empty_result_and_zero_gradients() -> None:
     both(F.conv2d, *arrays((0, 3, 5, 5), (2, 3, 3, 3), 2))
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((2, 2), {"padding": 1}),
+        ((1, 2), {"padding": (1, 2), "stride": (1, 2)}),
+        ((2, 2), {"padding": 2, "dilation": 2}),
+    ],
+)
+def test_a_kernel_larger_than_its_input_equals_eager(size: Any, options: dict[str, Any]) -> None:
+    both(functools.partial(F.conv2d, **options), *arrays((3, 4, *size), (5, 4, 3, 3), 5))
 
 
 def test_the_second_derivative_equals_eager() -> None:
