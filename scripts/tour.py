@@ -1,4 +1,4 @@
-"""The core in some 250 lines: a device in pure Python, torch in front, JAX behind.
+"""The core in less than 200 lines of code: a device in pure Python, torch in front, JAX behind.
 
 This file is complete and shares no code with the package. Run it: it trains a small network on a
 device of its own, prints what happened, and fails if the losses are not those of eager torch. The
