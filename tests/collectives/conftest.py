@@ -1,12 +1,8 @@
 """One pool of eight rank processes for the tests of the collectives."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from rank_pool import RankPool
 
 

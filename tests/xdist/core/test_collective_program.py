@@ -1,12 +1,7 @@
 """A training step between processes on the mesh transport: XLA's own collectives over gloo."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from device_ranks import DeviceRanks
 
 

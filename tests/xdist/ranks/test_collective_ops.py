@@ -1,14 +1,7 @@
 """Collectives on device tensors, by torch_xla's rules, between real processes."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
 
 from torch_xdist.collectives.errors import ArgumentError, DtypeError
 from torch_xdist.core import backend
@@ -17,12 +10,6 @@ from torch_xdist.ranks import collective_ops as xm
 from torch_xla.distributed import xla_multiprocessing as xmp
 
 backend.register()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[DeviceRanks]:
-    with DeviceRanks(2) as ranks:
-        yield ranks
 
 
 def reduces(rank, size):

@@ -1,21 +1,7 @@
 """torch's own fully_shard and DTensor on meshes of xla devices, over two real ranks."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[DeviceRanks]:
-    with DeviceRanks(2) as ranks:
-        yield ranks
 
 
 def make_model():

@@ -1,29 +1,10 @@
 """Modules whose parameters are divided between ranks, against the undivided ones."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
-
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[DeviceRanks]:
-    with DeviceRanks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[DeviceRanks]:
-    with DeviceRanks(3) as ranks:
-        yield ranks
 
 
 class Block(nn.Module):

@@ -1,25 +1,12 @@
 """Meetings of the ranks, on one rank and between real processes."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
 
 from torch_xdist.core import backend
 from torch_xdist.ranks import meetings
 
 backend.register()
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[DeviceRanks]:
-    with DeviceRanks(3) as ranks:
-        yield ranks
 
 
 def meet(rank, size):

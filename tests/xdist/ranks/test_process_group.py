@@ -1,16 +1,12 @@
 """torch.distributed on the xla device, between real processes, against what c10d promises."""
 
-import sys
 import types
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from device_ranks import DeviceRanks
 
 from torch_xdist import world

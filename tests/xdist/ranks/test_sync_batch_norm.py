@@ -1,24 +1,11 @@
 """Batch norm over the batches of all ranks, against batch norm of one process over all of them."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
-
 # The ranks' batches differ in size.
 ROWS = [3, 5]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[DeviceRanks]:
-    with DeviceRanks(2) as ranks:
-        yield ranks
 
 
 def make_model(momentum):

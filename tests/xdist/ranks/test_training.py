@@ -1,16 +1,10 @@
 """Ways to train, on two ranks with half of each batch, against eager torch on whole batches."""
 
 import contextlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
 
 
 class Whole:
@@ -239,12 +233,6 @@ def on_a_rank(rank, size, way):
     if not dist.is_initialized():
         dist.init_process_group("xla", init_method="xla://")
     return {name: value.cpu() for name, value in way(Part(rank, size)).state_dict().items()}
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[DeviceRanks]:
-    with DeviceRanks(2) as ranks:
-        yield ranks
 
 
 WAYS = [

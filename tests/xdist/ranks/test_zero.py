@@ -1,20 +1,7 @@
 """The optimizer whose state is divided between ranks, against the undivided one."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from device_ranks import DeviceRanks
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[DeviceRanks]:
-    with DeviceRanks(2) as ranks:
-        yield ranks
 
 
 def make_model():
