@@ -75,11 +75,6 @@ def cpu_num_devices() -> int | None:
     return current().cpu_devices
 
 
-def transport() -> str | None:
-    """XDIST_TRANSPORT, None where it is not set."""
-    return current().transport
-
-
 def asks_for_eager() -> bool:
     """Whether a variable asks for eager mode, without fixing the other settings yet."""
     return any(_flag(os.environ, name) for name in _EAGER_NAMES)

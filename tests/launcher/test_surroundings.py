@@ -1,5 +1,6 @@
 """What surrounds a job and must not disturb it: disks, pipes, proxies, host names, other jobs."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -51,16 +52,23 @@ def test_a_log_directory_that_goes_away_is_one_warning(start: Callable, harm: st
     assert ended.err.count("warning: log directory") == 1
 
 
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A file system of its own; skips where this process may not mount one."""
+    disk = folder / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip(f"a file system ({options}) cannot be mounted here: that needs CAP_SYS_ADMIN")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 64 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("a small file system cannot be mounted here: that needs CAP_SYS_ADMIN")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path, "size=64k") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_one_warning(run: Callable, small_disk: Path) -> None:
@@ -87,13 +95,8 @@ def test_a_log_directory_that_cannot_be_made_is_one_warning(run: Callable) -> No
 @pytest.fixture
 def read_only_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system that nobody can write to, not even root."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)]
-    if subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("a read-only file system cannot be mounted here: that needs CAP_SYS_ADMIN")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path, "ro") as disk:
+        yield disk
 
 
 def test_a_read_only_log_directory_is_one_warning(run: Callable, read_only_disk: Path) -> None:
