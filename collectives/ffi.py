@@ -4,9 +4,14 @@ A function registered here gets the program's own buffers as numpy views: nothin
 are written in place, and the program names it by a string, so that it can be stored in the
 persistent compilation cache (a program that holds `jax.pure_callback` cannot). The structures
 follow `xla/ffi/api/c_api.h`, version 0.1 and later: fields are only ever appended.
+
+A call with much data gives XLA a future at once and runs on a thread of ours: the program goes on
+with all that does not need the call's results, on a single core too. A small one runs at once on
+XLA's thread: handing it over would cost more (100 us) than it could win.
 """
 
 import ctypes
+import functools
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any
@@ -14,6 +19,8 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+
+from torch_xdist.collectives.workers import Workers
 
 Target = Callable[[list[np.ndarray], list[np.ndarray], bytes, int], None]
 
@@ -123,13 +130,26 @@ class _OrdinalArgs(Structure):
     _fields_ = [("size", c_size_t), ("ext", c_void_p), ("context", c_void_p), ("ordinal", c_int32)]
 
 
+class _FutureArgs(Structure):
+    _fields_ = [("size", c_size_t), ("ext", c_void_p), ("future", c_void_p)]
+
+
+class _FutureErrorArgs(Structure):
+    _fields_ = [*_FutureArgs._fields_, ("error", c_void_p)]
+
+
 _Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))
 _Create = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArgs))
 _Ordinal = ctypes.CFUNCTYPE(c_void_p, POINTER(_OrdinalArgs))
+_Future = ctypes.CFUNCTYPE(c_void_p, POINTER(_FutureArgs))
+_FutureError = ctypes.CFUNCTYPE(c_void_p, POINTER(_FutureErrorArgs))
 # The table of functions starts with size, extension, version (24 bytes) and a private pointer.
 _TABLE = 2 * _WORD + ctypes.sizeof(_Version) + _WORD
 _ERROR_CREATE, _DEVICE_ORDINAL = 0, 17
+_FUTURE_CREATE, _FUTURE_SET_AVAILABLE, _FUTURE_SET_ERROR = 13, 14, 15
 _KEPT: dict[str, Any] = {}  # ctypes functions live as long as the process: XLA holds their address
+_WORKERS = Workers("xdist-exchange")
+_SMALL_BYTES = 2**18
 
 
 def register(name: str, target: Target) -> None:
@@ -154,10 +174,37 @@ def _serve(frame: _Frame, target: Target) -> int | None:
     try:
         span = frame.attributes.values[0].contents
         spec = ctypes.string_at(span.data, span.length)
-        target(_arrays(frame.inputs), _arrays(frame.outputs), spec, _ordinal(frame))
+        inputs, outputs = _arrays(frame.inputs), _arrays(frame.outputs)
+        job = functools.partial(target, inputs, outputs, spec, _ordinal(frame))
+        if sum(x.nbytes for x in inputs) < _SMALL_BYTES:
+            job()
+        else:
+            frame.future = _handed_over(frame.api, job)
     except BaseException as error:
-        return _failure(frame, f"{type(error).__name__}: {error}")
+        return _failure(frame.api, error)
     return None
+
+
+def _handed_over(api: int, job: Callable[[], None]) -> int:
+    """The future of a job that a thread of ours does; XLA keeps the buffers until it is done."""
+    created = _FutureArgs(ctypes.sizeof(_FutureArgs), None, None)
+    _function(api, _FUTURE_CREATE, _Future)(ctypes.byref(created))
+    _WORKERS.run(functools.partial(_complete, api, created.future, job))
+    return created.future
+
+
+def _complete(api: int, future: int, job: Callable[[], None]) -> None:
+    """Do the job and let the program go on; it does so on this thread."""
+    try:
+        job()
+    except BaseException as error:
+        failed = _FutureErrorArgs(
+            ctypes.sizeof(_FutureErrorArgs), None, future, _failure(api, error)
+        )
+        _function(api, _FUTURE_SET_ERROR, _FutureError)(ctypes.byref(failed))
+        return
+    done = _FutureArgs(ctypes.sizeof(_FutureArgs), None, future)
+    _function(api, _FUTURE_SET_AVAILABLE, _Future)(ctypes.byref(done))
 
 
 def _arrays(values: _Values) -> list[np.ndarray]:
@@ -176,17 +223,18 @@ def _array(buffer: _Buffer) -> np.ndarray:
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def _function(frame: _Frame, index: int, kind: Any) -> Any:
-    return kind(c_void_p.from_address(frame.api + _TABLE + index * _WORD).value)
+@functools.cache
+def _function(api: int, index: int, kind: Any) -> Any:
+    return kind(c_void_p.from_address(api + _TABLE + index * _WORD).value)
 
 
 def _ordinal(frame: _Frame) -> int:
     arguments = _OrdinalArgs(ctypes.sizeof(_OrdinalArgs), None, frame.context, 0)
-    _function(frame, _DEVICE_ORDINAL, _Ordinal)(ctypes.byref(arguments))
+    _function(frame.api, _DEVICE_ORDINAL, _Ordinal)(ctypes.byref(arguments))
     return arguments.ordinal
 
 
-def _failure(frame: _Frame, message: str) -> int:
-    text = message.encode()
+def _failure(api: int, error: BaseException) -> int:
+    text = f"{type(error).__name__}: {error}".encode()
     arguments = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, text, _INTERNAL)
-    return _function(frame, _ERROR_CREATE, _Create)(ctypes.byref(arguments))
+    return _function(api, _ERROR_CREATE, _Create)(ctypes.byref(arguments))

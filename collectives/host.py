@@ -19,10 +19,12 @@ import numpy as np
 
 from torch_xdist.collectives import channel, doorman, exchange, ffi, segment
 from torch_xdist.collectives.board import Board
+from torch_xdist.collectives.deliveries import Deliveries
 from torch_xdist.collectives.doorman import Doorman, fetch
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.groups import Groups, group_of
 from torch_xdist.collectives.mail import Mailbox
+from torch_xdist.collectives.parcels import Parcel, Post, Shelf
 from torch_xdist.collectives.segment import Segment
 
 CALL = "xdist_exchange"
@@ -38,11 +40,12 @@ class Spec:
     """Which collective a custom call is; the JSON of its attribute.
 
     Attributes:
-        op: a function of `exchange`.
+        op: a function of `exchange`, or "send" or "recv".
         title: the name in messages, such as "all_reduce(sum)".
         reduction: for all_reduce and reduce_scatter.
         groups: the groups of ranks; None for all ranks. Ranks in no group take no part.
         sources: for permute: per rank of the world the rank it reads from, -1 for zeros.
+        channel: for send and recv.
     """
 
     op: str
@@ -50,17 +53,19 @@ class Spec:
     reduction: str = ""
     groups: Groups | None = None
     sources: tuple[int, ...] = ()
+    channel: int = 0
 
     def encoded(self) -> str:
         """The attribute's text."""
-        return json.dumps([self.op, self.title, self.reduction, self.groups, self.sources])
+        facts = [self.op, self.title, self.reduction, self.groups, self.sources, self.channel]
+        return json.dumps(facts)
 
 
 @functools.lru_cache(maxsize=4096)
 def _decoded(text: bytes) -> Spec:
-    op, title, reduction, group_lists, sources = json.loads(text)
+    op, title, reduction, group_lists, sources, channel = json.loads(text)
     found = tuple(map(tuple, group_lists)) if group_lists is not None else None
-    return Spec(op, title, reduction, found, tuple(sources))
+    return Spec(op, title, reduction, found, tuple(sources), channel)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -78,9 +83,10 @@ class Endpoint:
         self.rank, self.world_size = rank, world_size
         self.where = ""
         self.error: BaseException | None = None
+        self.post: Post | None = None
         self._memory, self._spin_s = memory, spin_s
         self._segments: dict[tuple[str, tuple[int, ...]], Segment] = {}
-        self._lock = threading.Lock()
+        self._lock, self._saying = threading.Lock(), threading.Lock()
         self._seen: dict[int, int] = {}  # by rank: the version of its status at the last look
 
     def segment(self, ranks: tuple[int, ...] | None = None, kind: str = "program") -> Segment:
@@ -107,47 +113,89 @@ class Endpoint:
         return start.pid(ranks[member]) if start and kind != "start" else 0
 
     def _elsewhere(self, ranks: tuple[int, ...], member: int) -> str:
-        """The call in which that member waits for this rank in another group, seen twice."""
-        start, rank = self._start(), ranks[member]
+        """The call in which that member waits for this rank in another group."""
+        others, call = self._waits(ranks[member])
+        return call if self.rank in others and tuple(others) != ranks else ""
+
+    def _waits(self, rank: int) -> tuple[list[int], str]:
+        """The call in which `rank` waits and for whom ([]: anybody), seen twice; "": none."""
+        start = self._start()
         if start is None:
-            return ""
+            return [], ""
         version, text = start.status(rank)
         seen, self._seen[rank] = self._seen.get(rank), version
-        if not text or seen != version:
-            return ""
-        others, call = json.loads(text)
-        return call if self.rank in others and tuple(others) != ranks else ""
+        return json.loads(text) if text and seen == version else ([], "")
+
+    def stuck(self) -> list[str]:
+        """Why each of the other ranks will send this one nothing; empty while one may."""
+        reasons = []
+        for rank in range(self.world_size):
+            if rank == self.rank:
+                continue
+            others, call = self._waits(rank)
+            if self.lost(rank):
+                reasons.append(f"rank {rank} has ended")
+            elif call and (not others or self.rank in others):
+                reasons.append(f"rank {rank} called {call} and waits there")
+            else:
+                return []
+        return reasons
+
+    def waits(self, call: str) -> None:
+        """Say that this rank waits for anybody to send; "": no longer."""
+        self._say((), call)
 
     def lost(self, rank: int) -> bool:
         """Whether `rank` came to the start and has ended."""
         start = self._start()
         return start is not None and start.ended(rank)
 
+    def is_there(self, rank: int) -> bool:
+        """Whether `rank` has come to the start."""
+        start = self._start()
+        return start is None or bool(start.pid(rank))
+
     def wait_until_started(self, rank: int) -> None:
         """Return when `rank` has come to the start."""
-        start = self._start()
-        while start is not None and not start.pid(rank):
+        while not self.is_there(rank):
             time.sleep(_NAP_S)
 
     def run(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
         """Take part in one collective; blocks until the other members of the group have come."""
-        ranks = group_of(self.rank, spec.groups, self.world_size)
         with self._lock:
             try:
-                self._say(ranks, spec.title)
-                self._run(spec, self.segment(ranks), xs, outs)
+                if spec.op in ("send", "recv"):
+                    self._send_or_receive(spec, xs, outs)
+                else:
+                    ranks = group_of(self.rank, spec.groups, self.world_size)
+                    self._say(ranks, spec.title)
+                    self._run(spec, self.segment(ranks), xs, outs)
             except BaseException as error:
                 # What it was in stays said, for the rank that waits for this one elsewhere.
                 self.error = error
                 raise
             self._say((), "")
 
+    def _send_or_receive(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+        assert self.post is not None, "join and threads give every endpoint its post"
+        kind = exchange.described([*xs, *outs][:1])
+        if spec.op == "send":
+            self.post.send(spec.channel, xs[0], kind, self.where)
+            return
+        try:
+            self.post.receive(spec.channel, outs[0], kind, self)
+        except BaseException:
+            everybody = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+            self._say(everybody, spec.title)
+            raise
+
     def _say(self, ranks: tuple[int, ...], call: str) -> None:
         """Tell the others, whatever group they wait in, where this rank is."""
         start = self._start()
         if start is not None:
             where = f" ({self.where})" if self.where else ""
-            start.set_status(_status(ranks, call + where) if ranks else b"")
+            with self._saying:
+                start.set_status(_status(ranks, call + where) if call else b"")
 
     def _run(
         self, spec: Spec, shared: Segment, xs: list[np.ndarray], outs: list[np.ndarray]
@@ -186,10 +234,9 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
-    _let_programs_go_on()
-    board, mailbox = Board(lambda other: end.lost(other)), Mailbox()
+    board, mailbox, shelf = Board(lambda other: end.lost(other)), Mailbox(), Shelf()
     try:
-        door = Doorman(job, rank, board, mailbox)
+        door = Doorman(job, rank, board, mailbox, shelf)
     except OSError as error:
         raise CollectiveError(
             f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
@@ -215,6 +262,8 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
 
     end: Endpoint = Endpoint(rank, world_size, memory, _spin_s(world_size))
     end.segment(kind="start")
+    hand = functools.partial(doorman.hand, job)
+    end.post = Post(rank, Deliveries(rank, world_size, hand, end.is_there, end.lost).deliver, shelf)
     _endpoints[None] = end
     ffi.register(CALL, _serve)
     channel.use(
@@ -227,16 +276,6 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
         )
     )
     return end
-
-
-def _let_programs_go_on() -> None:
-    """Give XLA a second thread on a single core, before it makes its threads.
-
-    A collective blocks the thread that runs it; with another one XLA meanwhile computes what does
-    not depend on it.
-    """
-    if len(os.sched_getaffinity(0)) == 1:
-        os.environ.setdefault("PJRT_NPROC", "2")
 
 
 def _mail(end: Endpoint, job: str, target: int, source: int, subject: str, payload: bytes) -> None:
@@ -261,12 +300,21 @@ def threads(count: int) -> list[Endpoint]:
     _board = Board()
     _mailboxes[:] = [Mailbox() for _ in range(count)]
     ends = [Endpoint(rank, count, memory, 0.0) for rank in range(count)]
+    shelves = [Shelf() for _ in range(count)]
     for end in ends:
         end.segment(kind="start")
+        end.post = Post(end.rank, functools.partial(_shelve, shelves, end.rank), shelves[end.rank])
     _endpoints.clear()
     _endpoints.update({end.rank: end for end in ends})
     ffi.register(CALL, _serve)
     return ends
+
+
+def _shelve(shelves: Sequence[Shelf], source: int, parcel: Parcel) -> None:
+    """Put a parcel on the shelves of the other threads."""
+    for rank, shelf in enumerate(shelves):
+        if rank != source:
+            shelf.put(parcel.copy())
 
 
 def be_thread(rank: int | None) -> None:

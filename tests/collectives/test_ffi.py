@@ -1,0 +1,93 @@
+"""Python functions as custom calls of a program."""
+
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from torch_xdist.collectives import ffi
+
+MANY = 2**17  # float32: more than what runs on XLA's thread
+
+
+def call(name, x):
+    kind = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    made = jax.ffi.ffi_call(name, kind, has_side_effect=True, input_output_aliases={0: 0})
+    return made(x, spec="some words")
+
+
+@pytest.mark.parametrize("size", [3, MANY])
+def test_a_call_sees_the_buffers_the_words_and_the_device(size):
+    seen = []
+
+    def double(inputs, outputs, spec, device):
+        seen.append((inputs[0].shape, spec, device))
+        outputs[0][:] = 2 * inputs[0]
+
+    ffi.register(f"double {size}", double)
+    result = jax.jit(lambda x: call(f"double {size}", x + 1))(jnp.zeros(size))
+    assert np.array_equal(result, np.full(size, 2.0))
+    assert seen == [((size,), b"some words", 0)]
+
+
+@pytest.mark.parametrize("size", [3, MANY])
+def test_an_exception_is_the_error_of_the_program(size):
+    def refuse(inputs, outputs, spec, device):
+        raise ValueError(f"no room for {inputs[0].size} numbers")
+
+    ffi.register(f"refuse {size}", refuse)
+    with pytest.raises(Exception, match=f"ValueError: no room for {size} numbers"):
+        jax.jit(lambda x: call(f"refuse {size}", x))(jnp.zeros(size)).block_until_ready()
+
+
+def test_a_large_call_runs_on_a_thread_of_ours_and_a_small_one_on_that_of_xla():
+    names = []
+    ffi.register("who", lambda *_: names.append(threading.current_thread().name))
+    for size in (3, MANY):
+        jax.jit(lambda x: call("who", x))(jnp.zeros(size)).block_until_ready()
+    assert names[0] != "xdist-exchange" and names[1] == "xdist-exchange"
+
+
+ONE_CORE = f"""
+import os
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+import threading
+import jax, jax.numpy as jnp
+from torch_xdist.collectives import ffi
+later = threading.Event()
+
+def wait(inputs, outputs, spec, device):
+    if not later.wait(60):
+        raise TimeoutError("the rest of the program did not run")
+
+def go_on(inputs, outputs, spec, device):
+    outputs[0][:] = inputs[0]
+    later.set()
+
+def call(name, x):
+    kind = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    made = jax.ffi.ffi_call(name, kind, has_side_effect=True, input_output_aliases={{0: 0}})
+    return made(x, spec="")
+
+def step(gradient, x):
+    reduced = call("wait", gradient + 1)
+    for _ in range(20):
+        x = jnp.tanh(x @ x)
+    return reduced, call("go_on", x)
+
+ffi.register("wait", wait)
+ffi.register("go_on", go_on)
+jax.block_until_ready(jax.jit(step)(jnp.zeros({MANY}), jnp.ones((64, 64))))
+print("went on")
+"""
+
+
+def test_a_program_goes_on_while_a_large_call_waits_even_on_one_core():
+    ran = subprocess.run(
+        [sys.executable, "-c", ONE_CORE], capture_output=True, text=True, timeout=120
+    )
+    assert "went on" in ran.stdout, ran.stderr
