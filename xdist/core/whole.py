@@ -19,6 +19,8 @@ from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.ops.attention import attend
 
 _libraries: list[torch.library.Library] = []
+# Elsewhere torch makes these of other operators, whose results of half precision it rounds each.
+_ARRIVE = ("linear", "matmul.out", "mish_backward", "native_channel_shuffle", "silu_backward")
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -140,13 +142,14 @@ def register() -> None:
     library = torch.library.Library("aten", "IMPL", "AutogradLazy")
     library.impl("scaled_dot_product_attention", attention)
     below = torch.library.Library("aten", "IMPL", "Lazy")
-    below.impl("linear", _unreached)
+    for name in _ARRIVE:
+        below.impl(name, _unreached)
     _libraries.extend([library, below])
 
 
 def _unreached(*args: Any) -> torch.Tensor:
-    """torch has a gradient for `linear`, and uses it where the device has a kernel of its own.
+    """torch calls these operators whole only where the device has a kernel of its own.
 
-    Calls of it arrive in dispatch.py before any kernel.
+    Calls of them arrive in dispatch.py before any kernel.
     """
-    raise AssertionError("aten::linear reached the kernel of the device underneath")
+    raise AssertionError(f"one of {', '.join(_ARRIVE)} reached the kernel of the device underneath")

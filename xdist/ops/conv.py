@@ -66,7 +66,7 @@ def _is_split(window: Window) -> bool:
 def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
     """x [n, c, *in], w [o, c / groups, *kernel] -> [n, o, *out]."""
     if _is_pointwise(w.shape[2:], window):
-        return pointwise(x, w, window)
+        return pointwise(x, w, window, wide(x.dtype))
     if _is_depthwise(w.shape, window):
         return depthwise(x, w, window)
     if _is_split(window):

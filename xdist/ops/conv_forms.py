@@ -96,9 +96,11 @@ def _by_planes(
     return jnp.moveaxis(made.reshape(n, out, *made.shape[1:]), 1, 2)
 
 
-def pointwise(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
-    kernel = w.reshape(w.shape[:2])
-    return jnp.einsum("nc...,oc->no...", _strided(x, window), kernel)
+def pointwise(
+    x: jax.Array, w: jax.Array, window: Window, accumulate: jnp.dtype | None = None
+) -> jax.Array:
+    kernel, seen = w.reshape(w.shape[:2]), _strided(x, window)
+    return jnp.einsum("nc...,oc->no...", seen, kernel, preferred_element_type=accumulate)
 
 
 def pointwise_weight_gradient(

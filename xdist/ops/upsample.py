@@ -2,8 +2,8 @@
 
 Every mode is a table per dimension: which positions of the input each output position reads, and
 with which weights. The tables are computed in torch's arithmetic (float32, unless the images are
-float64) while the program is built. Backward is a product with the table as a matrix, because
-adding up single elements is a serial loop on the CPU.
+float64 or bytes) while the program is built. Backward is a product with the table as a matrix,
+because adding up single elements is a serial loop on the CPU.
 """
 
 import math
@@ -87,8 +87,8 @@ def _cubic_weights(t: np.ndarray, a: float) -> np.ndarray:
 
 def _cubic(size: int, out: int, align: bool, scale: float | None, number: type) -> Table:
     places, _ = _source(size, out, align, scale, number)
-    floor = np.floor(places)
-    part = places - floor
+    floor = np.minimum(np.floor(places), size - 1)
+    part = np.minimum(places - floor, 1)
     offsets = np.arange(-1, 3)[:, None]
     positions = np.clip(floor.astype(np.int64) + offsets, 0, size - 1)
     return Table(positions, _cubic_weights(np.abs(part - offsets.astype(number)), -0.75))
@@ -113,7 +113,7 @@ def _smooth(kernel: Callable[[np.ndarray], np.ndarray], radius: int) -> _Mode:
         first = np.maximum((centre - support + number(0.5)).astype(np.int64), 0)
         end = np.minimum((centre + support + number(0.5)).astype(np.int64), size)
         taps = np.arange(int((end - first).max(initial=1)))[:, None]
-        weights = kernel((taps + first - centre + number(0.5)) / grown)
+        weights = kernel((taps + first - centre + number(0.5)) * (number(1) / grown))
         weights = np.where(first + taps < end, weights, 0)
         total = weights.sum(0)
         weights = weights / np.where(total == 0, 1, total)
@@ -135,20 +135,64 @@ def _resample(
     x: jax.Array, mode: _Mode, outs: Sequence[int], align: bool, scales: Sequence[float | None]
 ) -> jax.Array:
     sizes = x.shape[2:]
+    if x.dtype == jnp.uint8 and len(sizes) == 2:
+        number: type = np.float64
+    else:
+        number = _number(x.dtype)
     tables = [
-        mode(size, out, align, scale, _number(x.dtype))
-        for size, out, scale in zip(sizes, outs, scales)
+        mode(size, out, align, scale, number) for size, out, scale in zip(sizes, outs, scales)
     ]
     if all(len(table.weights) == 1 for table in tables):
         for axis, table in enumerate(tables, 2):
             x = read(x, axis, table.positions[0])
         return x
+    if x.dtype == jnp.uint8 and len(sizes) == 2:
+        return _resample_bytes(x, tables)
     y = _wide(x)
     for axis, table in enumerate(tables, 2):
         column = (-1, *(1,) * (x.ndim - 1 - axis))
         weights = [jnp.asarray(w, y.dtype).reshape(column) for w in table.weights]
         y = sum(read(y, axis, p) * w for p, w in zip(table.positions, weights))
     return y if jnp.issubdtype(x.dtype, jnp.floating) else _to_integer(y, x.dtype)
+
+
+def _resample_bytes(x: jax.Array, tables: Sequence[Table]) -> jax.Array:
+    """`x` [n, c, h, w] resampled along its rows, and the bytes this gives along its columns.
+
+    As CPU torch and Pillow do it: sums of 16-bit weights, each pass rounded to bytes.
+    """
+    y = x.astype(jnp.int32)
+    for axis in (3, 2):
+        table = tables[axis - 2]
+        if table.positions.shape[1] == x.shape[axis]:
+            continue
+        weights, bits = _whole_weights(table)
+        column = (-1, *(1,) * (x.ndim - 1 - axis))
+        shares = [
+            read(y, axis, p) * jnp.asarray(w, jnp.int32).reshape(column)
+            for p, w in zip(table.positions, weights)
+        ]
+        y = jnp.clip((sum(shares) + (1 << bits - 1)) >> bits, 0, 255)
+    return y.astype(x.dtype)
+
+
+def _whole_weights(table: Table) -> tuple[np.ndarray, int]:
+    """The weights of a table times 2^bits as 16-bit integers [taps, out], and bits.
+
+    Taps that read one position are added up before they are rounded; the largest sum on the way
+    says how many bits there are.
+    """
+    totals = np.zeros(table.weights.shape)
+    columns = np.arange(totals.shape[1])
+    home, most = np.zeros_like(columns), 0.0
+    for tap, (taken, weight) in enumerate(zip(table.positions, table.weights)):
+        before = table.positions[max(tap - 1, 0)]
+        home = np.where(taken == before, home, tap)
+        totals[home, columns] += weight
+        most = max(most, float(totals[home, columns].max()))
+    bits = next((b for b in range(22) if int(0.5 + most * 2.0 ** (b + 1)) >= 1 << 15), 22)
+    scaled = totals * 2.0**bits
+    return np.trunc(scaled + np.where(scaled < 0, -0.5, 0.5)).astype(np.int32), bits
 
 
 def _to_integer(y: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -170,6 +170,17 @@ def test_half_precision_is_computed_in_float32_and_rounded_once() -> None:
     assert torch.equal(F.gelu(x.to("xla")).cpu(), expected)
 
 
+@pytest.mark.parametrize("activation", [F.silu, F.mish])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_halves_are_rounded_once(activation, dtype) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(activation(x).sum(), x)[0]
+
+    x = torch.linspace(-6, 6, 97, dtype=dtype)
+    assert torch.equal(gradient(x.to("xla")).cpu(), gradient(x.double()).to(dtype))
+
+
 def test_scalars_change_nothing_in_the_dtype() -> None:
     x = torch.arange(4, dtype=torch.int32)
     for function in (lambda x: x + 2, lambda x: x + 2.5, lambda x: x > 1.5, lambda x: x / 2):

@@ -59,3 +59,21 @@ def test_volumes_sampled_by_an_affine_grid_equal_eager() -> None:
 def test_the_tables_of_every_ratio_are_torchs() -> None:
     for size, out in itertools.product((3, 8), (2, 5, 16)):
         both(lambda x, out=out: F.interpolate(x, out), image(1, 1, size).float())
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [3, 5])
+def test_bytes_are_resized_in_eagers_fixed_point_to_the_bit(mode: str, channels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, (2, channels, 9, 17), dtype=torch.uint8)
+
+    def resized(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            F.interpolate(x, (14, 6), mode=mode, align_corners=True),
+            F.interpolate(x, scale_factor=(1.0, 1.7), mode=mode),
+            F.interpolate(x, scale_factor=(0.4, 2.3), mode=mode),
+            F.interpolate(x, (4, 23), mode=mode, antialias=True),
+        ]
+
+    for want, have in zip(resized(x), resized(x.to("xla"))):
+        assert torch.equal(have.cpu(), want)
