@@ -86,7 +86,7 @@ class StoreChannel:
             self._turns[tag, ranks] += 1
         place = f"xdist/{tag}/{'-'.join(map(str, ranks))}/{turn}"
         self._client.key_value_set_bytes(f"{place}/{self.rank}", payload)
-        found = [self._read(tag, place, rank) for rank in ranks]
+        found = [self._read(f"rendezvous {tag!r}", f"{place}/{r}", f"rank {r}") for r in ranks]
         # All have written this turn, so all have read the one before: its key is free to go.
         old = self._old.get((tag, ranks))
         if old is not None:
@@ -112,17 +112,41 @@ class StoreChannel:
             turn = self._turns["receive", (source, self.rank), subject]
             self._turns["receive", (source, self.rank), subject] += 1
         place = f"xdist-mail/{subject}/{source}-{self.rank}/{turn}"
-        payload = self._client.blocking_key_value_get_bytes(place, self._timeout_ms)
+        payload = self._read(f"recv on {subject!r}", place, f"rank {source}")
         self._client.key_value_delete(place)
         return source, payload
 
-    def _read(self, tag: str, place: str, rank: int) -> bytes:
+    def post(self, subject: str, payload: bytes) -> None:
+        """Leave a letter for whoever fetches this subject next; returns when the store has it."""
+        place = self._place_of(subject)
         try:
-            return self._client.blocking_key_value_get_bytes(f"{place}/{rank}", self._timeout_ms)
+            self._client.key_value_set_bytes(place, self.rank.to_bytes(4, "big") + payload)
         except RuntimeError as error:
             raise CollectiveError(
-                f"rendezvous {tag!r}: rank {rank} did not answer rank {self.rank} ({error}); every "
-                f"rank must call it; look at the output of rank {rank}"
+                f"send on {subject!r}: rank {self.rank} cannot ({error}); only one rank may send "
+                "there, and another one receive"
+            ) from None
+
+    def fetch(self, subject: str) -> tuple[int, bytes]:
+        """The next letter that somebody posts: (source, payload)."""
+        place = self._place_of(subject)
+        letter = self._read(f"recv on {subject!r}", place, "whoever sends there")
+        self._client.key_value_delete(place)
+        return int.from_bytes(letter[:4], "big"), letter[4:]
+
+    def _place_of(self, subject: str) -> str:
+        with self._lock:
+            turn = self._turns["post", subject]
+            self._turns["post", subject] += 1
+        return f"xdist-post/{subject}/{turn}"
+
+    def _read(self, what: str, place: str, whom: str) -> bytes:
+        try:
+            return self._client.blocking_key_value_get_bytes(place, self._timeout_ms)
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"{what}: {whom} did not answer rank {self.rank} ({error}); every rank must call "
+                f"it; look at the output of {whom}"
             ) from None
 
 
@@ -158,6 +182,16 @@ def use(channel: Channel | None, *, thread_only: bool = False) -> None:
 def current() -> Channel:
     """The channel of this thread, else of this process, else that of a world of one."""
     return getattr(_thread, "channel", None) or _process
+
+
+def store() -> StoreChannel:
+    """The channel of a process on the mesh transport."""
+    here = current()
+    if not isinstance(here, StoreChannel):
+        raise CollectiveError(
+            "post: this process has not joined the mesh transport; call mesh.join first"
+        )
+    return here
 
 
 def exchange(tag: str, payload: bytes = b"", ranks: tuple[int, ...] | None = None) -> list[bytes]:

@@ -20,17 +20,19 @@ from torch_xdist.collectives import wire
 from torch_xdist.collectives.board import Board
 from torch_xdist.collectives.errors import JoinError, RankLostError
 from torch_xdist.collectives.mail import Mailbox
+from torch_xdist.collectives.parcels import Parcel, Shelf
 
-_FILE, _BOARD, _MAIL = "file", "board", "mail"
+_FILE, _BOARD, _MAIL, _PARCEL = "file", "board", "mail", "parcel"
 _PATIENCE_S = 0.002
 _NOTICE_S = 10.0
 
 
 class Doorman:
-    """The memory files this rank leads, and its board, served to the other ranks of the host."""
+    """The memory files this rank leads, its board, mailbox and shelf, served to the other ranks of
+    the host."""
 
-    def __init__(self, job: str, rank: int, board: Board, mailbox: Mailbox) -> None:
-        self._board, self._mailbox = board, mailbox
+    def __init__(self, job: str, rank: int, board: Board, mailbox: Mailbox, shelf: Shelf) -> None:
+        self._board, self._mailbox, self._shelf = board, mailbox, shelf
         self._files: dict[str, int] = {}
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -63,8 +65,11 @@ class Doorman:
                 elif kind == _BOARD:
                     tag, ranks, rank = question
                     self._post(guest, tag, ranks, rank, blobs[0])
-                else:
+                elif kind == _MAIL:
                     self._mailbox.put(*question, blobs[0])  # type: ignore[call-arg]
+                    wire.send(guest, "", [])
+                else:
+                    self._shelf.put(Parcel(*question, _descriptor_from(guest)))
                     wire.send(guest, "", [])
             except OSError as error:
                 print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)
@@ -72,8 +77,7 @@ class Doorman:
     def _hand_over(self, guest: socket.socket, name: str, size_bytes: int) -> None:
         descriptor = self.file(name, size_bytes)
         try:
-            passed = array.array("i", [descriptor])
-            guest.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            _pass(guest, descriptor)
         finally:
             os.close(descriptor)
 
@@ -124,11 +128,20 @@ def fetch(
 def _ask(job: str, leader: int, name: str, size_bytes: int) -> int:
     with _door(job, leader) as door:
         wire.send(door, [_FILE, name, size_bytes], [])
-        _, ancillary, _, _ = door.recvmsg(1, socket.CMSG_SPACE(struct.calcsize("i")))
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                return struct.unpack("i", data[:4])[0]
-        raise ConnectionResetError(f"rank {leader} closed its door")
+        return _descriptor_from(door)
+
+
+def _pass(peer: socket.socket, descriptor: int) -> None:
+    passed = array.array("i", [descriptor])
+    peer.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+
+
+def _descriptor_from(peer: socket.socket) -> int:
+    _, ancillary, _, _ = peer.recvmsg(1, socket.CMSG_SPACE(struct.calcsize("i")))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            return struct.unpack("i", data[:4])[0]
+    raise ConnectionResetError("the other end of a local socket passed no file")
 
 
 def post(
@@ -168,6 +181,19 @@ def mail(job: str, target: int, source: int, subject: str, payload: bytes) -> No
             f"send: rank {target} has ended ({error}), so rank {source} cannot send to it; look "
             f"at the output of rank {target}"
         ) from None
+
+
+def hand(job: str, target: int, parcel: Parcel) -> None:
+    """Leave a parcel on the shelf of rank `target`.
+
+    Raises:
+        ConnectionError, FileNotFoundError: it has ended.
+    """
+    with _door(job, target) as door:
+        question = [parcel.source, parcel.channel, parcel.kind, parcel.what]
+        wire.send(door, [_PARCEL, *question], [])
+        _pass(door, parcel.descriptor)
+        wire.receive(door)
 
 
 def _door(job: str, rank: int) -> socket.socket:

@@ -185,6 +185,26 @@ def broadcast(x: jax.Array, root: int, groups: Groups | None = None) -> jax.Arra
     return x if here.world_size == 1 else _transport(here).broadcast(here, x, root, groups)
 
 
+def send(x: jax.Array, channel: int) -> jax.Array:
+    """`x`, which goes to the rank that receives on `channel`; does not wait for it."""
+    return on_host.send(_on_host("send"), x, channel)
+
+
+def receive(like: jax.Array, channel: int) -> jax.Array:
+    """What a rank sends on `channel`, of the shape and dtype of `like`."""
+    return on_host.receive(_on_host("recv"), like, channel)
+
+
+def _on_host(of: str) -> Program:
+    here = _current()
+    if here.kind != "host":
+        raise CollectiveError(
+            f"{of}: a program over the mesh holds what all ranks do alike, and only two ranks take "
+            "part in this; use permute, or send it between programs through the channel"
+        )
+    return here
+
+
 def barrier(groups: Groups | None = None) -> None:
     """Every rank of a group waits here for the others."""
     all_reduce([jnp.zeros(1, jnp.int32)], "sum", groups)

@@ -108,5 +108,16 @@ def broadcast(here: Any, x: jax.Array, root: int, groups: Groups | None) -> jax.
     return _call(here, Spec("permute", title, "", groups, tuple(sources)), [x], [x])[0]
 
 
+def send(here: Any, x: jax.Array, channel: int) -> jax.Array:
+    """`x`, in place, when it is on its way."""
+    spec = Spec("send", f"send(channel {channel})", channel=channel)
+    return _call(here, spec, [x], [x], in_place=True)[0]
+
+
+def receive(here: Any, like: jax.Array, channel: int) -> jax.Array:
+    """What somebody sends, of the shape and dtype of `like`."""
+    return _call(here, Spec("recv", f"recv(channel {channel})", channel=channel), [], [like])[0]
+
+
 def _title(name: str, groups: Groups | None) -> str:
     return name if groups is None else f"{name} in groups {listed(groups)}"

@@ -70,10 +70,8 @@ from torch_xdist.ranks.collective_ops import (
     collective_broadcast,
     collective_permute,
     optimization_barrier_,
-    recv,
     reduce_scatter,
     reduce_scatter_bucketized,
-    send,
 )
 from torch_xdist.ranks.gradients import (
     all_reduce_bucketized_gradients,
@@ -89,6 +87,10 @@ from torch_xdist.ranks.meetings import (
     mesh_reduce,
     rendezvous,
     xla_rendezvous,
+)
+from torch_xdist.ranks.point_to_point import (
+    recv,
+    send,
 )
 from torch_xdist.ranks.replicas import (
     set_replication,

@@ -23,7 +23,6 @@ from torch_xdist.core import cuts, device
 from torch_xdist.core.own import own_row
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.core.views import slot_of, write
-from torch_xdist.errors import WorldError
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -273,31 +272,6 @@ def collective_broadcast(
     overwrite(tensors, record("xla.broadcast", broadcast, tensors, (root_ordinal, found)))
 
 
-def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Send `value` to the other rank of a world of two, which calls `recv`; returns `value`."""
-    _between_two("send", value, channel_id, world.rank())
-    return value
-
-
-def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Receive into `output` what the other rank of a world of two sends; returns it."""
-    received = _between_two("recv", output, channel_id, 1 - world.rank())
-    overwrite([output], [received])
-    return output
-
-
-def _between_two(name: str, tensor: torch.Tensor, channel_id: int, source: int) -> XlaTensor:
-    if world.world_size() != 2:
-        raise WorldError(
-            f"xm.{name}(channel_id={channel_id}): the world has {world.world_size()} ranks, and a "
-            "channel does not name the other end; use collective_permute, or "
-            "torch.distributed.send and recv"
-        )
-    pairs = ((source, 1 - source),)
-    key = ("channel", channel_id, pairs)
-    return record("xla.send_recv", lambda x: inside.permute(x, pairs), [tensor], key)[0]
-
-
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Keep XLA from moving work across this point, for these tensors, in place."""
     tensors = list(tensors)
@@ -362,7 +336,7 @@ def _applied(
     for target, result in zip(outputs, results):
         if target.shape != result.shape or target.dtype != result.dtype:
             raise ArgumentError(
-                f"{name}: output is {_told(target)}, and the result {_told(result)}; give it a "
+                f"{name}: output is {told(target)}, and the result {told(result)}; give it a "
                 "tensor of the result's shape and dtype"
             )
     overwrite(outputs, results)
@@ -383,7 +357,8 @@ def _check_lists(name: str, inputs: Any, outputs: Any) -> None:
         )
 
 
-def _told(tensor: torch.Tensor) -> str:
+def told(tensor: torch.Tensor) -> str:
+    """A tensor's dtype and shape, as messages show them: "float32[2, 3]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 

@@ -1,0 +1,228 @@
+"""Arrays that go from one rank to another of the same host, matched by the number of a channel.
+
+A sender knows neither who receives nor when: `send` writes the array to an anonymous memory file
+and leaves its descriptor, a `Parcel`, on the shelf of every rank. The rank that receives on that
+channel takes it by sealing the file, which the kernel lets only one do and everybody sees; the
+others then drop theirs. So no rank but these two has to come, or to be alive.
+"""
+
+import fcntl
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from torch_xdist.collectives import segment
+from torch_xdist.collectives.errors import CollectiveError, MismatchError
+
+_LOOK_S = 0.25
+
+
+class Parcel:
+    """One array on its way.
+
+    Args:
+        what: dtype, shape and the sender's line, for messages.
+        kind: dtype and shape, which the receiver's must equal.
+        descriptor: of the memory file, which the parcel closes.
+    """
+
+    def __init__(self, source: int, channel: int, kind: str, what: str, descriptor: int) -> None:
+        self.source, self.channel, self.kind, self.what = source, channel, kind, what
+        self.descriptor = descriptor
+
+    @classmethod
+    def packed(cls, source: int, channel: int, kind: str, where: str, data: np.ndarray) -> "Parcel":
+        """A parcel with a copy of these bytes."""
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        descriptor = os.memfd_create("xdist-parcel", flags)
+        parcel = cls(source, channel, kind, f"{kind} ({where})" if where else kind, descriptor)
+        rest, view = 0, memoryview(data)
+        while rest < len(view):
+            rest += os.pwrite(descriptor, view[rest:], rest)
+        return parcel
+
+    def copy(self) -> "Parcel":
+        """The same parcel once more: for a shelf of this process, or to be delivered later."""
+        again = os.dup(self.descriptor)
+        return Parcel(self.source, self.channel, self.kind, self.what, again)
+
+    def is_taken(self) -> bool:
+        """Whether some rank has taken it."""
+        return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL)
+
+    def take(self) -> bool:
+        """Make it this rank's; False where another one was sooner."""
+        try:
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        except PermissionError:
+            return False
+        return True
+
+    def unpack(self, into: np.ndarray) -> None:
+        """Move the bytes into an array of the same length; the file is empty then."""
+        rest, view = 0, memoryview(into)
+        while rest < len(view):
+            rest += os.preadv(self.descriptor, [view[rest:]], rest)
+        os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)
+
+
+class Shelf:
+    """The parcels that came to this rank. One thread takes at a time; any may put."""
+
+    def __init__(self) -> None:
+        self._parcels: deque[Parcel] = deque()
+        self._changed = threading.Condition()
+        self._awaited: tuple[int, Waiting] | None = None
+
+    def put(self, parcel: Parcel) -> None:
+        """Leave a parcel; those that others took meanwhile go."""
+        with self._changed:
+            kept = [held for held in self._parcels if not _dropped(held)]
+            self._parcels = deque([*kept, parcel])
+            if self._awaited and self._awaited[0] == parcel.channel:
+                # Before the sender goes on: else who looks at both could take both for waiting.
+                self._awaited[1].came()
+            self._changed.notify_all()
+
+    def take(self, channel: int, waiting: "Waiting") -> Parcel:
+        """The oldest parcel of the channel that nobody has taken; waits for it.
+
+        Raises:
+            MismatchError: what `waiting.problem` gives, if there is no parcel after it either.
+        """
+        start_s = time.monotonic()
+        refused: Exception | None = None
+        with self._changed:
+            self._awaited = channel, waiting
+            try:
+                while True:
+                    parcel = self._taken(channel)
+                    if parcel is not None:
+                        return parcel
+                    if refused is not None:
+                        raise refused
+                    if not self._changed.wait(_LOOK_S):
+                        refused = waiting.problem(time.monotonic() - start_s)
+            finally:
+                self._awaited = None
+
+    def _taken(self, channel: int) -> Parcel | None:
+        for parcel in [held for held in self._parcels if held.channel == channel]:
+            self._parcels.remove(parcel)
+            if parcel.take():
+                return parcel
+            parcel.close()
+        return None
+
+
+def _dropped(parcel: Parcel) -> bool:
+    if not parcel.is_taken():
+        return False
+    parcel.close()
+    return True
+
+
+class Watch(Protocol):
+    """What a receiver tells the other ranks, and sees of them."""
+
+    def waits(self, call: str) -> None:
+        """Say that this rank waits in this recv; "": no longer."""
+
+    def stuck(self) -> Sequence[str]:
+        """Why each of the other ranks will send nothing; empty while one of them may."""
+
+
+class Post:
+    """One rank's way to send and receive parcels.
+
+    Args:
+        deliver: puts a parcel on the shelf of every other rank.
+        shelf: this rank's.
+    """
+
+    def __init__(self, rank: int, deliver: Callable[[Parcel], None], shelf: Shelf) -> None:
+        self._rank, self._deliver, self._shelf = rank, deliver, shelf
+
+    def send(self, channel: int, x: np.ndarray, kind: str, where: str) -> None:
+        """Send an array on a channel; returns when it is on the shelves.
+
+        Raises:
+            CollectiveError: this rank, or another, has no room for it.
+        """
+        data = x.reshape(-1).view(np.uint8)
+        try:
+            parcel = Parcel.packed(self._rank, channel, kind, where, data)
+        except OSError as error:
+            raise CollectiveError(
+                f"send(channel {channel}) of {kind}: rank {self._rank} has no room for one more "
+                f"message ({error}); receive those that wait, or raise `ulimit -n`"
+            ) from None
+        try:
+            self._deliver(parcel)
+        finally:
+            parcel.close()
+
+    def receive(self, channel: int, out: np.ndarray, kind: str, watch: Watch) -> None:
+        """Fill `out` with what some rank sends on the channel.
+
+        Raises:
+            MismatchError: another shape or dtype was sent, or all other ranks have ended or wait
+                for this one.
+        """
+        call = f"recv(channel {channel}) of {kind}"
+        parcel = self._shelf.take(channel, Waiting(self._rank, channel, call, watch))
+        try:
+            if parcel.kind != kind:
+                raise MismatchError(
+                    f"channel {channel}: rank {parcel.source} sent {parcel.what}, and rank "
+                    f"{self._rank} called {call}; give recv a tensor of the shape and dtype that "
+                    "is sent"
+                )
+            parcel.unpack(out.reshape(-1).view(np.uint8))
+        finally:
+            parcel.close()
+
+
+class Waiting:
+    """A receiver to whom nothing has come yet."""
+
+    def __init__(self, rank: int, channel: int, call: str, watch: Watch) -> None:
+        self._rank, self._channel, self._call, self._watch = rank, channel, call, watch
+        self._is_said = False
+        self._told_s = 0.0
+
+    def came(self) -> None:
+        """A parcel came."""
+        self._watch.waits("")
+        self._is_said = False
+
+    def problem(self, waited_s: float) -> MismatchError | None:
+        """Look around: the error that ends the wait, if nothing can come any more."""
+        if not self._is_said:
+            self._watch.waits(self._call)
+            self._is_said = True
+        reasons = self._watch.stuck()
+        if reasons:
+            return MismatchError(
+                f"rank {self._rank} called {self._call}, and nobody is left to send on channel "
+                f"{self._channel}: {'; '.join(reasons)}; every recv needs a send on its channel"
+            )
+        if waited_s - self._told_s > segment.NARRATE_S:
+            self._told_s = waited_s
+            print(
+                f"torch-xdist: rank {self._rank} has waited {waited_s:.0f} s in {self._call} for "
+                "a rank to send on that channel",
+                file=sys.stderr,
+                flush=True,
+            )
+        return None
