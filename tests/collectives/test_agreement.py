@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from torch_xdist.collectives import agreement, segment
 from torch_xdist.collectives.agreement import Agreement
-from torch_xdist.collectives.errors import MismatchError
+from torch_xdist.collectives.errors import CollectiveError
 
 
 class Store:
@@ -46,9 +47,9 @@ def launching(launches):
 
     def run(rank):
         try:
-            for calls, is_new in launches[rank]:
-                ranks[rank].launch(calls, is_new=is_new)
-        except MismatchError as error:
+            for calls, meets in launches[rank]:
+                ranks[rank].launch(calls, meets=meets)
+        except CollectiveError as error:
             errors[rank] = str(error)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(launches))]
@@ -82,6 +83,43 @@ def test_the_line_may_differ_between_ranks():
     assert launching([[([SUM], True)], [([elsewhere], True)]])[0] == [None, None]
 
 
+def waiting(monkeypatch, then):
+    """What rank 0 says of rank 1, which does `then` instead of coming."""
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.05)
+    ranks = [Agreement(rank, 2, store) for store in [Store()] for rank in range(2)]
+    timer = threading.Timer(0.5, then, [ranks[1]])
+    timer.start()
+    try:
+        ranks[0].launch([SUM], meets=True)
+    except CollectiveError as error:
+        return str(error)
+    finally:
+        timer.join()
+        for rank in ranks:
+            rank.close()
+    return ""
+
+
+def test_a_rank_that_ended_is_named(monkeypatch):
+    message = waiting(monkeypatch, Agreement.close)
+    assert "rank 1 has ended, while rank 0 waited" in message
+    assert "in program #1 with collectives, which starts with all_reduce(f32[2]) sum (tr" in message
+
+
+def test_a_rank_without_a_sign_of_life_is_named(monkeypatch):
+    monkeypatch.setattr(agreement, "_LOST_S", 0.3)
+    silent = lambda rank: setattr(rank, "_post", lambda beat: None)  # noqa: E731
+    assert "rank 1 gave no sign of life for 0 s, while rank 0" in waiting(monkeypatch, silent)
+
+
+def test_a_late_rank_is_told_of_and_waited_for(monkeypatch, capsys):
+    monkeypatch.setattr(segment, "NARRATE_S", 0.2)
+    assert waiting(monkeypatch, lambda rank: rank.launch([SUM], meets=False)) == ""
+    told = capsys.readouterr().err
+    assert "rank 0 has waited 0 s in program #1 with collectives" in told
+    assert "for rank 1" in told
+
+
 @pytest.mark.parametrize("again", [SUM, MAX])
 def test_a_rank_that_runs_a_program_again_is_found_within_a_second(again):
     first = [([SUM], True), ([again], True)]
@@ -104,5 +142,5 @@ def test_another_failure_of_the_store_is_raised():
 
     store.blocking_key_value_get_bytes = gone
     with pytest.raises(RuntimeError, match="UNAVAILABLE"):
-        rank.launch([SUM], is_new=True)
+        rank.launch([SUM], meets=True)
     rank.close()

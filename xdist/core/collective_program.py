@@ -54,20 +54,27 @@ class _OnMesh:
         self._calls = calls
         self._count = count
         self._mesh = mesh.devices()
+        self._is_gloo = self._mesh.devices.flat[0].platform == "cpu"
         self._program: Any = None
         self._scalar_results: list[bool] = []
 
     def __call__(self, donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
-        mesh.agreement().launch(self._calls, is_new=self._program is None)
-        if self._program is None:
-            self._program = self._built([x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept])
-        results = self._program(
+        is_new = self._program is None
+        if not self._is_gloo:
+            mesh.agreement().launch(self._calls, meets=is_new)
+        operands = (
             [self._wide(x) for x in donated],
             [self._wide(x) for x in kept],
             # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
             self._wide(jax.numpy.asarray(floats[None])),
             self._wide(jax.numpy.asarray(ints[None])),
         )
+        if is_new:
+            built = self._built([x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept])
+            self._program = built.lower(*operands).compile()
+        if self._is_gloo:  # who is here sooner, also for having compiled sooner, waits outside gloo
+            mesh.agreement().launch(self._calls, meets=True)
+        results = self._program(*operands)
         return [self._local(x, flag) for x, flag in zip(results, self._scalar_results)]
 
     def _built(self, donated_flags: list[bool], kept_flags: list[bool]) -> Any:
