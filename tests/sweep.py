@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -24,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sweep_compare import agrees_up_to_ties, as_near_to_exact, compare, compare_kinds
+from sweep_compare import (
+    Distances,
+    agrees_up_to_ties,
+    as_near,
+    as_near_on_average,
+    compare,
+    compare_kinds,
+    distances,
+)
 from sweep_expected import reason
 from sweep_forms import (
     Form,
@@ -33,6 +42,7 @@ from sweep_forms import (
     can_be_exact,
     forms_of,
     in_double,
+    nearby,
     on_cpu,
     on_device,
     out_resized,
@@ -40,18 +50,23 @@ from sweep_forms import (
     tensors_of,
 )
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import SampleInput
 
 import torch_xdist.core.backend  # noqa: F401
 from torch_xdist import metrics
 
 # Samples of one operator that are recorded before the first result is read.
 AT_ONCE = 8
-# A whole sweep compiles thousands of programs that run once, so XLA spends little on each.
+# Inputs beside a sample's own that are tried where ours round worse than CPU torch.
+DRAWS = 15
+# A whole sweep compiles thousands of programs that run once, so XLA spends little on each; what
+# fails is tried again as users compile it.
 QUICK = (
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
+_SLOW = "--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
 
 
 @dataclass
@@ -109,14 +124,39 @@ class Trial:
         return None
 
     def only_rounds(self, inputs: Inputs) -> bool:
-        if not can_be_exact(inputs):
+        """Whether ours are as near to double precision as CPU torch's.
+
+        Chance may favour one of them: then inputs nearby decide, on average.
+        """
+        found = self.distances(inputs)
+        if found is None:
             return False
+        if as_near(found, expected=self.expected, got=self.got):
+            return True
+        generator = torch.Generator().manual_seed(0)
+        others = [self.moved(nearby(inputs, generator)) for _ in range(DRAWS)]
+        draws = [None if t is None else t.distances(inputs_of(t.sample)) for t in others]
+        return None not in draws and as_near_on_average([found, *draws])  # type: ignore[list-item]
+
+    def distances(self, inputs: Inputs) -> Distances | None:
+        """See `sweep_compare.distances`; None also where double precision cannot say."""
+        if not can_be_exact(inputs):
+            return None
         try:
             like = tensors_of(call_only(self.op, in_double(inputs), [], _as_it_is))
             exact = replace(self, like=like).run(in_double(inputs))
         except Exception:
-            return False
-        return as_near_to_exact(self.expected, self.got, exact)
+            return None
+        return distances(self.expected, self.got, exact)
+
+    def moved(self, inputs: Inputs) -> "Trial | None":
+        """The trial with other inputs, done; None where it fails."""
+        sample = SampleInput(inputs[0], args=inputs[1], kwargs=inputs[2])
+        sample.output_process_fn_grad = self.sample.output_process_fn_grad
+        other = on_the_cpu(replace(self, sample=sample))
+        if other is not None:
+            other.record()
+        return None if other is None or other.error is not None else other
 
     def words(self, error: Exception) -> str:
         text = str(error).strip().replace("\n", " | ")[:400]
@@ -270,16 +310,38 @@ def main() -> None:
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--record", action="store_true", help="write docs/ops_sweep.json")
     options = parser.parse_args()
-    outcomes = {}
+    outcomes: dict[str, Outcome] = {}
     for op in operators(getattr(torch, options.dtype), options.match, options.shard):
         started = time.perf_counter()
         outcome = check(op, getattr(torch, options.dtype), options.samples)
         outcomes[full_name(op)] = outcome
         tell(full_name(op), outcome, time.perf_counter() - started)
+    for name in passing_as_compiled_for_users(options, outcomes):
+        outcomes[name].failures.clear()
     known = figures(options, {n: o for n, o in outcomes.items() if o.samples})
     print(f"{options.dtype}: {known}")
     if options.record:
         record(options.dtype, known)
+
+
+def passing_as_compiled_for_users(
+    options: argparse.Namespace, outcomes: dict[str, Outcome]
+) -> list[str]:
+    """Which failed operators pass without QUICK, whose code rounds differently."""
+    failed = [name for name, outcome in outcomes.items() if outcome.failures]
+    if not failed or _SLOW in os.environ["XLA_FLAGS"]:
+        return []
+    names = "|".join(re.escape(name) for name in failed)
+    command = [sys.executable, __file__, "--dtype", options.dtype, "--match", f"^({names})$"]
+    ran = subprocess.run(
+        [*command, "--samples", str(options.samples)],
+        env={**os.environ, "XLA_FLAGS": _SLOW},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(*(f"compiled for users: {line}\n" for line in ran.stdout.splitlines()), sep="", end="")
+    return re.findall(r"^ok (\S+)", ran.stdout, re.M)
 
 
 def tell(name: str, outcome: Outcome, took_s: float) -> None:

@@ -33,6 +33,10 @@ def copied(t: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> tor
     return view.detach().requires_grad_(t.requires_grad)
 
 
+# They make tensors of numbers: where, says device=, which not every sample has.
+_FACTORIES = ("arange", "linspace", "logspace")
+
+
 def on_device(op: Any, inputs: Inputs) -> Inputs:
     """The inputs on the device; leaves that want a gradient still do."""
 
@@ -45,7 +49,10 @@ def on_device(op: Any, inputs: Inputs) -> Inputs:
     if op.name == "tensor_split":
         # It takes sizes as tensors, which torch wants on the CPU whatever the device.
         return (move(inputs[0]), *inputs[1:])
-    return pytree.tree_map(move, inputs)
+    value, args, kwargs = pytree.tree_map(move, inputs)
+    if op.name in _FACTORIES:
+        kwargs.setdefault("device", torch.device(DEVICE))
+    return value, args, kwargs
 
 
 def on_cpu(inputs: Inputs) -> Inputs:
@@ -76,6 +83,21 @@ def in_double(inputs: Inputs) -> Inputs:
         return copied(value, lambda t: t.to(_DOUBLE.get(t.dtype, t.dtype), copy=True))
 
     return pytree.tree_map(widen, inputs)
+
+
+def nearby(inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """A copy of the inputs whose numbers differ by up to 5 %, for other roundings on the way."""
+
+    def vary(t: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(t.shape, generator=generator, dtype=torch.float64)
+        return (t * (0.95 + 0.1 * noise)).to(t.dtype)
+
+    def varied(value: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor)
+        is_real = is_tensor and (value.is_floating_point() or value.is_complex())
+        return copied(value, vary if is_real else torch.clone) if is_tensor else value
+
+    return pytree.tree_map(varied, inputs)
 
 
 def gradients(result: Any, inputs: Any) -> list[Any] | None:

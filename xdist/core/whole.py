@@ -20,7 +20,7 @@ from torch_xdist.ops.attention import attend
 
 _libraries: list[torch.library.Library] = []
 # Elsewhere torch makes these of other operators, whose results of half precision it rounds each.
-_ARRIVE = ("linear", "matmul.out", "mish_backward", "native_channel_shuffle", "silu_backward")
+_ARRIVE = ("linear", "mish_backward", "native_channel_shuffle", "silu_backward")
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 

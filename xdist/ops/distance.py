@@ -32,11 +32,12 @@ def _norm(diff: jax.Array, p: float) -> jax.Array:
 @lowers("aten._euclidean_dist.default")
 def euclidean_dist(x1: jax.Array, x2: jax.Array) -> jax.Array:
     """[..., p, m] and [..., r, m]: [..., p, r], by one matrix product."""
-    batch = tuple(range(x1.ndim - 2))
-    last = (x1.ndim - 1,)
-    cross = product(x1, x2, (last, last), (batch, batch))
-    squares = jnp.sum(x1 * x1, -1)[..., :, None] + jnp.sum(x2 * x2, -1)[..., None, :]
-    return jnp.sqrt(jnp.maximum(squares - 2 * cross, 0))
+    # The squares are summed in the product as well: near rows cancel to the last bits there.
+    batch, last = tuple(range(x1.ndim - 2)), (x1.ndim - 1,)
+    square1, square2 = (jnp.sum(x * x, -1, keepdims=True) for x in (x1, x2))
+    wide1 = jnp.concatenate([-2 * x1, square1, jnp.ones_like(square1)], -1)
+    wide2 = jnp.concatenate([x2, jnp.ones_like(square2), square2], -1)
+    return jnp.sqrt(jnp.maximum(product(wide1, wide2, (last, last), (batch, batch)), 0))
 
 
 @lowers("aten._cdist_forward.default")
@@ -76,7 +77,9 @@ def cdist_backward(
 ) -> jax.Array:
     """The gradient [..., p, m] of x1 from that of the distances [..., p, r]."""
     diff = x1[..., :, None, :] - x2[..., None, :, :]
-    return jnp.sum(_weights(diff, grad, cdist, p), -2)
+    whole = jnp.sum(_weights(diff, grad, cdist, p), -2)
+    # Only an empty batch arrives with an x1 that is not expanded.
+    return whole if whole.size or whole.shape == x1.shape else jnp.zeros_like(x1)
 
 
 @lowers("aten._pdist_forward.default")

@@ -92,7 +92,7 @@ def embedding(
 @lowers("aten.nonzero_static.default")
 def nonzero_static(self: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
     """[size, ndim]: the places of the first `size` nonzero elements, then `fill_value`."""
-    if not self.ndim:
-        return jnp.zeros((size, 0), jnp.int64)
+    if not self.size or not self.ndim:
+        return jnp.full((size, self.ndim), fill_value, jnp.int64)
     places = jnp.nonzero(self, size=size, fill_value=fill_value)
     return jnp.stack(places, axis=-1).astype(jnp.int64)

@@ -1,5 +1,7 @@
 """Reading and writing by an index, where JAX alone would do something else."""
 
+import math
+
 import pytest
 import torch
 from devices_agree import both, served_by_cpu
@@ -125,3 +127,9 @@ def test_embedding_bags_weigh_their_samples() -> None:
         return torch.nn.functional.embedding_bag(indices, w, mode="sum", per_sample_weights=weights)
 
     both(bags, X[0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (5, 0, 5)], ids=str)
+def test_a_fixed_number_of_nonzero_places_is_filled_up(shape: tuple[int, ...]) -> None:
+    x = torch.arange(math.prod(shape)).reshape(shape) % 2
+    both(lambda x: torch.nonzero_static(x, size=3, fill_value=-7), x)

@@ -100,6 +100,10 @@ def test_distances_between_rows_equal_eager(p: float) -> None:
     both(lambda a: torch.pdist(a, p), A)
 
 
+def test_distances_of_an_empty_batch_have_gradients_of_the_inputs_shapes() -> None:
+    both(lambda a, b: torch.cdist(a, b, 1.0), torch.zeros(0, 4, 5), torch.ones(3, 5))
+
+
 def test_empty_matrices_have_factors() -> None:
     empty = torch.zeros(2, 0, 0)
     both(lambda a: (torch.linalg.cholesky(a), torch.linalg.det(a), torch.linalg.inv(a)), empty)

@@ -1,5 +1,7 @@
 """Matrix products as BLAS and torch define them."""
 
+import math
+
 import torch
 from devices_agree import both
 
@@ -75,3 +77,12 @@ def test_a_complex_linear_layer_has_conjugated_gradients():
         return [leaf.grad.cpu() for leaf in leaves]
 
     torch.testing.assert_close(gradients("xla"), gradients("cpu"))
+
+
+def test_products_of_every_rank_are_written_into_an_empty_out() -> None:
+    def written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x.detach(), y.detach(), out=torch.empty(0, device=x.device))
+
+    for a, b in (((2, 3, 4), (4,)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((4,), (4,))):
+        x, y = (torch.arange(math.prod(size)).float().view(size) for size in (a, b))
+        both(written, x, y)
