@@ -102,7 +102,7 @@ def percentages() -> list[str]:
         "torch's operator database (`tests/sweep.py`) against CPU torch, in every form it has:",
         "forward and backward, in-place, `out=` with a strided and with an empty tensor.",
         "Expected to fail, each with its reason in `tests/sweep_expected.py`: sparse layouts,",
-        "complex32, float32 statistics of half precision. A call is one form of one sample.",
+        "complex32. A call is one form of one sample.",
         "",
         "| dtype | operators | pass | share | expected to fail | other failures | through the CPU "
         "| samples each | calls | measured |",

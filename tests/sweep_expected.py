@@ -3,8 +3,6 @@
 import torch
 
 _SPARSE = "sparse layouts do not exist on the device"
-_STATISTICS = "the statistics of half precision stay float32, as on cuda; CPU torch rounds them"
-_HALVES = (torch.float16, torch.bfloat16)
 # Names of operators, why they fail, and in which dtypes (None: in all).
 EXPECTED: dict[str, tuple[str, tuple[torch.dtype, ...] | None]] = {
     "sparse.sampled_addmm": (_SPARSE, None),
@@ -13,8 +11,6 @@ EXPECTED: dict[str, tuple[str, tuple[torch.dtype, ...] | None]] = {
     "chalf": ("JAX has no complex32", None),
     "complex": ("JAX has no complex32", (torch.float16,)),
     "view_as_complex": ("JAX has no complex32", (torch.float16,)),
-    "native_layer_norm": (_STATISTICS, _HALVES),
-    "_batch_norm_with_update": (_STATISTICS, _HALVES),
 }
 
 

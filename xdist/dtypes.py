@@ -36,6 +36,7 @@ NARROWED: dict[torch.dtype, np.dtype] = {
     for wide, narrow in settings.current().narrowed.items()
 }
 _TO_JAX.update(NARROWED)
+_NOMINAL = {t: np.dtype(j) for t, j in _PAIRS.items()}
 _ADVICE = {torch.complex32: "complex64"} | dict.fromkeys(
     [torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4],
     "an integer tensor with its scale beside it: quantized tensors live on the CPU",
@@ -51,6 +52,11 @@ def to_jax(dtype: torch.dtype) -> np.dtype:
         raise UnsupportedDtypeError(
             f"dtype {dtype} does not exist on xla devices; use {advice}"
         ) from None
+
+
+def nominal(dtype: torch.dtype) -> np.dtype:
+    """The JAX dtype of what a tensor reports, however narrow the device stores it."""
+    return _NOMINAL[dtype]
 
 
 def to_torch(dtype: np.dtype) -> torch.dtype:

@@ -17,7 +17,8 @@ import torch, torch_xdist.core.backend
 x = torch.tensor([1.0, 1 / 3]).to("xla")
 n = torch.tensor([1, 2]).to("xla")
 y, m = x * 2, n + 1
-print(y.dtype, m.dtype, y.cpu().dtype, y.cell.kind.dtype)
+normal = torch.layer_norm(y, (2,))
+print(y.dtype, m.dtype, y.cpu().dtype, y.cell.kind.dtype, normal.dtype)
 print(x.cell.buffer.dtype, n.cell.buffer.dtype, y.cpu().tolist()[0], m.tolist())
 """
 
@@ -51,7 +52,7 @@ def test_switches_narrow_what_the_device_stores_but_not_what_torch_sees(
     )
     assert done.returncode == 0, done.stderr
     seen, stored = done.stdout.strip().splitlines()
-    assert seen == "torch.float32 torch.int64 torch.float32 torch.float32"
+    assert seen == "torch.float32 torch.int64 torch.float32 torch.float32 torch.float32"
     assert stored == f"{float_type} {int_type} 2.0 [2, 3]"
 
 

@@ -4,6 +4,7 @@ The quick path of dispatch.py looks into `PLANS` by itself; `find` serves the ca
 `make_plan` makes the plan of a call that was never seen.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,9 @@ class Found:
             self.take_tensor(value)
         elif cls is list or cls is tuple:
             self.key.append((cls, len(value)))
+            if value and value[0].__class__ is int and not self.op.runtime_lists:
+                self.key.extend(value)
+                return
             for part in value:
                 self.take(part)
         elif cls is float or cls is int:
@@ -159,6 +163,7 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
         return None
     try:
         if str(func) in SHAPED:
+            check(func, metas, named)
             result = shapes.of_lowering(str(func), metas, named)
         else:
             result = infer(func, metas, named)
@@ -205,6 +210,17 @@ def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
         raise
 
 
+def check(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> None:
+    """Raise torch's own error for a wrong call of an operator whose lowering tells its results."""
+    with contextlib.suppress(NotImplementedError):
+        try:
+            func(*metas, **named)
+        except NotImplementedError:
+            raise
+        except Exception:
+            cpu_only.ask(func, metas, named)
+
+
 class Template:
     """Turns arguments into meta tensors, and into the marks a plan keeps of them."""
 
@@ -232,7 +248,8 @@ class Template:
             self.marks += 1
             return Slot(self.marks - 1)
         if isinstance(value, list | tuple):
-            return type(value)(self.mark(part) for part in value)
+            is_sizes = value and value[0].__class__ is int and not self.op.runtime_lists
+            return value if is_sizes else type(value)(self.mark(part) for part in value)
         cls = value.__class__
         if cls in GENERATORS:
             return None

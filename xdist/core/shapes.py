@@ -11,7 +11,7 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_xdist.dtypes import to_jax, to_torch
+from torch_xdist.dtypes import nominal, to_torch
 from torch_xdist.ops.table import LOWERINGS
 
 
@@ -29,7 +29,7 @@ def of_lowering(name: str, metas: Sequence[Any], named: Mapping[str, Any]) -> An
         args, kwargs = pytree.tree_unflatten(filled, tree)
         return LOWERINGS[name](*args, **kwargs)
 
-    abstract = [jax.ShapeDtypeStruct(tuple(t.shape), to_jax(t.dtype)) for t in tensors]
+    abstract = [jax.ShapeDtypeStruct(tuple(t.shape), nominal(t.dtype)) for t in tensors]
     try:
         results = jax.eval_shape(call, abstract)
     except Exception as error:

@@ -12,6 +12,7 @@ from torch_xdist.core.bind import bind, own_plan
 from torch_xdist.core.plan import SINGLE, Op, Plan, Slot
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import Cell, Kind, View, contiguous_strides, kind_of, kind_of_meta
+from torch_xdist.dtypes import to_jax
 from torch_xdist.errors import DeviceError
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.ops.views import INVERSES, storage_positions, write_by_position
@@ -72,6 +73,7 @@ def make_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any] | None = None)
 def _make_step(op: Op, kind: Kind, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     meta = op.func(kind.meta, *args[1:], **kwargs)
     kind_out = kind_of_meta(meta)
+    to_jax(kind_out.dtype)  # a dtype that JAX lacks is refused here, not when the trace runs
     plan = Plan(op.name, op, (Slot(0), *args[1:]), dict(kwargs), [kind], [kind_out], SINGLE)
     return bind(plan, LOWERINGS[op.name])
 

@@ -1,7 +1,8 @@
 """Normalisation: batch, layer, group, RMS and weight norms, forward and backward.
 
-Half precision is computed in float32 and rounded once by the caller. Variances are taken in two
-passes (mean first), which XLA fuses into two loops over the input.
+Half precision is computed in float32 and rounded once. The statistics that are returned have the
+dtype of the parameters, as on the CPU (torch's meta kernels say float32, as on cuda). Variances
+are taken in two passes (mean first), which XLA fuses into two loops over the input.
 """
 
 import math
@@ -25,6 +26,21 @@ def _moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance over `axes`, which are kept with size 1."""
     mean = x.mean(axes, keepdims=True)
     return mean, jnp.square(x - mean).mean(axes, keepdims=True)
+
+
+def _saved_dtype(input: jax.Array, *others: _Maybe) -> jnp.dtype:
+    """The dtype of the parameters, where there are any."""
+    return next((other.dtype for other in others if other is not None), input.dtype)
+
+
+def _unrounded(mean: jax.Array, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The mean of `x` over `axes`, kept with size 1; `mean` is what the forward pass saved of it.
+
+    Half precision rounds that, which would shift every normalised value where the mean is large.
+    """
+    if mean.dtype != x.dtype:
+        return x.mean(axes, keepdims=True)
+    return mean.reshape([1 if i in axes else n for i, n in enumerate(x.shape)])
 
 
 def _scaled(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array:
@@ -114,12 +130,7 @@ def native_batch_norm_functional(
     return out.astype(input.dtype), mean.astype(dtype), invstd.astype(dtype), new_mean, new_var
 
 
-def _saved_dtype(input: jax.Array, *others: _Maybe) -> jnp.dtype:
-    """The dtype of the parameters, where there are any."""
-    return next((other.dtype for other in others if other is not None), input.dtype)
-
-
-@lowers("aten.native_batch_norm.default")
+@lowers("aten.native_batch_norm.default", shaped=True)
 def native_batch_norm(
     input: jax.Array,
     weight: _Maybe,
@@ -137,7 +148,7 @@ def native_batch_norm(
     )[:3]
 
 
-@lowers("aten._native_batch_norm_legit.no_stats")
+@lowers("aten._native_batch_norm_legit.no_stats", shaped=True)
 def native_batch_norm_no_stats(
     input: jax.Array,
     weight: _Maybe,
@@ -145,11 +156,11 @@ def native_batch_norm_no_stats(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return _normalise_by_batch(input, weight, bias, eps)[:3]
+) -> tuple[_Maybe, ...]:
+    return native_batch_norm(input, weight, bias, None, None, training, momentum, eps)
 
 
-@lowers("aten._batch_norm_with_update_functional.default")
+@lowers("aten._batch_norm_with_update_functional.default", shaped=True)
 def batch_norm_with_update_functional(
     input: jax.Array,
     weight: _Maybe,
@@ -165,7 +176,7 @@ def batch_norm_with_update_functional(
     return out, mean, invstd, jnp.zeros((0,), jnp.uint8), new_mean, new_var
 
 
-@lowers("aten._batch_norm_no_update.default")
+@lowers("aten._batch_norm_no_update.default", shaped=True)
 def batch_norm_no_update(
     input: jax.Array,
     weight: _Maybe,
@@ -174,10 +185,11 @@ def batch_norm_no_update(
     running_var: _Maybe,
     momentum: float,
     eps: float,
-) -> tuple[jax.Array, ...]:
-    out = _normalise_by_running(input, weight, bias, running_mean, running_var, eps)
-    empty = jnp.zeros((0,), out.dtype)
-    return out, empty, empty, jnp.zeros((0,), jnp.uint8)
+) -> tuple[_Maybe, ...]:
+    out, mean, invstd = native_batch_norm(
+        input, weight, bias, running_mean, running_var, False, momentum, eps
+    )
+    return out, mean, invstd, jnp.zeros((0,), jnp.uint8)
 
 
 def _statistics(
@@ -191,7 +203,7 @@ def _statistics(
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and 1 / standard deviation that the forward pass used, in the rank of `x`."""
     if train and save_mean is not None and save_invstd is not None:
-        return _per_channel(save_mean, x), _per_channel(save_invstd, x)
+        return _unrounded(save_mean, x, _channel_axes(x)), _per_channel(save_invstd, x)
     if running_mean is None or running_var is None:
         raise NotImplementedError("batch norm backward: no statistics of the forward pass")
     return _per_channel(running_mean, x), lax.rsqrt(_per_channel(running_var, x) + eps)
@@ -258,7 +270,7 @@ def _leading_sum(x: jax.Array, normalized_shape: Sequence[int]) -> jax.Array:
     return x.sum(tuple(range(x.ndim - len(normalized_shape))))
 
 
-@lowers("aten.native_layer_norm.default")
+@lowers("aten.native_layer_norm.default", shaped=True)
 def native_layer_norm(
     input: jax.Array,
     normalized_shape: Sequence[int],
@@ -269,7 +281,9 @@ def native_layer_norm(
     x = _wide(input)
     mean, var = _moments(x, _trailing_axes(x, normalized_shape))
     rstd = lax.rsqrt(var + eps)
-    return _scaled((x - mean) * rstd, weight, bias), mean, rstd
+    out = _scaled((x - mean) * rstd, weight, bias).astype(input.dtype)
+    dtype = _saved_dtype(input, weight, bias)
+    return out, mean.astype(dtype), rstd.astype(dtype)
 
 
 @lowers("aten.native_layer_norm_backward.default")
@@ -285,7 +299,7 @@ def native_layer_norm_backward(
 ) -> tuple[_Maybe, _Maybe, _Maybe]:
     x, grad, rstd = _wide(input), _wide(grad_out), _wide(rstd)
     axes = _trailing_axes(x, normalized_shape)
-    normal = (x - _wide(mean)) * rstd
+    normal = (x - _unrounded(mean, x, axes)) * rstd
     inner = _scaled(grad, weight, None)
     grad_mean = inner.mean(axes, keepdims=True)
     product_mean = (inner * normal).mean(axes, keepdims=True)
@@ -332,7 +346,7 @@ def fused_rms_norm_backward(
 # Group norm: statistics over the channels of a group and all positions; x [N, C, HxW].
 
 
-@lowers("aten.native_group_norm.default")
+@lowers("aten.native_group_norm.default", shaped=True)
 def native_group_norm(
     input: jax.Array,
     weight: _Maybe,
@@ -347,9 +361,10 @@ def native_group_norm(
     mean, var = _moments(x, (2, 3))
     rstd = lax.rsqrt(var + eps)
     out = ((x - mean) * rstd).reshape(N, C, HxW)
-    weight, bias = _channel_column(weight), _channel_column(bias)
-    out = _scaled(out, weight, bias).reshape(input.shape)
-    return out, mean.reshape(N, group), rstd.reshape(N, group)
+    out = _scaled(out, _channel_column(weight), _channel_column(bias)).reshape(input.shape)
+    dtype = _saved_dtype(input, weight, bias)
+    mean, rstd = (s.reshape(N, group).astype(dtype) for s in (mean, rstd))
+    return out.astype(input.dtype), mean, rstd
 
 
 def _channel_column(values: _Maybe) -> _Maybe:
@@ -371,7 +386,8 @@ def native_group_norm_backward(
 ) -> tuple[_Maybe, _Maybe, _Maybe]:
     grouped = (N, group, C // group, HxW)
     rstd = _wide(rstd).reshape(N, group, 1, 1)
-    normal = (_wide(input).reshape(grouped) - _wide(mean).reshape(N, group, 1, 1)) * rstd
+    x = _wide(input).reshape(grouped)
+    normal = (x - _unrounded(mean, x, (2, 3))) * rstd
     grad = _wide(grad_out).reshape(N, C, HxW)
     inner = _scaled(grad, _channel_column(weight), None).reshape(grouped)
     grad_mean = inner.mean((2, 3), keepdims=True)

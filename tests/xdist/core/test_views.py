@@ -13,7 +13,7 @@ import torch_xdist.core.backend  # noqa: F401
 from torch_xdist.core import cuts
 from torch_xdist.core.tensor import wrap
 from torch_xdist.core.trace import Cell
-from torch_xdist.errors import DeviceError
+from torch_xdist.errors import DeviceError, UnsupportedDtypeError
 
 EXAMPLES = int(os.environ.get("VIEW_EXAMPLES", 8))
 
@@ -189,6 +189,14 @@ def test_bits_can_be_viewed_as_another_dtype_and_written():
         assert torch.equal(there.view(dtype).cpu(), host.view(dtype))
         there.view(dtype).zero_()
         assert there.tolist() == [0.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+def test_a_view_in_a_dtype_that_jax_lacks_is_refused_and_harms_no_other_tensor():
+    pairs, other = torch.ones(3, 2).half().to("xla"), torch.ones(3).to("xla") + 1
+    with pytest.raises(UnsupportedDtypeError, match=r"torch\.complex32 does not exist on xla"):
+        torch.view_as_complex(pairs)
+    assert other.tolist() == [2, 2, 2]
 
 
 def test_complex_parts_are_views():

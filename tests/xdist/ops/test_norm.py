@@ -58,6 +58,44 @@ def test_layer_norm_of_half_precision_is_computed_in_float32(dtype: torch.dtype)
     torch.testing.assert_close(found, wide, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("parameters", [None, torch.bfloat16, torch.float32])
+def test_statistics_have_the_dtype_of_the_parameters_as_on_the_cpu(parameters) -> None:
+    x, w = (t.bfloat16() for t in normal((3, 4, 6), (6,)))
+    w = w.to(parameters) if parameters else None
+    c = w[:4] if parameters else None
+
+    def statistics(x, w, c) -> list[torch.Tensor]:
+        layer = torch.native_layer_norm(x, (6,), w, w, 1e-5)
+        group = torch.native_group_norm(x, c, c, 3, 4, 6, 2, 1e-5)
+        batch = torch.native_batch_norm(x, c, c, None, None, True, 0.1, 1e-5)
+        return [*layer[1:], *group[1:], *batch[1:]]
+
+    expected = statistics(x, w, c)
+    found = statistics(x.to("xla"), *(t if t is None else t.to("xla") for t in (w, c)))
+    for want, have in zip(expected, found):
+        assert have.shape == want.shape
+        torch.testing.assert_close(have.cpu(), want)
+
+
+def test_gradients_in_half_precision_do_not_suffer_from_a_large_mean() -> None:
+    x, grad, weight = (t.bfloat16() for t in normal((8, 64), (8, 64), (64,)))
+
+    def gradients(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.to(dtype).to(device).detach().requires_grad_() for t in (x + 30, weight)]
+        out = F.layer_norm(leaves[0], (64,), leaves[1], torch.zeros_like(leaves[1]))
+        found = torch.autograd.grad(out, leaves, grad.to(dtype).to(device))
+        return [t.cpu().double() for t in found]
+
+    for ours, exact in zip(gradients("xla", torch.bfloat16), gradients("cpu", torch.float64)):
+        assert (ours - exact).norm() < 0.004 * exact.norm()
+
+
+def test_a_shape_that_does_not_fit_is_refused_in_torchs_words() -> None:
+    x = torch.zeros(3, 4, device="xla")
+    with pytest.raises(RuntimeError, match=r"Given normalized_shape=\[5\], expected input with"):
+        F.layer_norm(x, (5,))
+
+
 def test_the_second_derivative_of_batch_norm_equals_eager() -> None:
     def penalty(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         out = F.batch_norm(x, None, None, weight, training=True).sin().sum()
