@@ -95,18 +95,20 @@ def _gradients(
             if want
         ]
 
-    results = iter(own_row(f"{name}.backward", row, [*inputs, *outputs, *given], key))  # type: ignore[list-item]
+    # A row with a gradient again, so that there are second derivatives.
+    results = iter(differentiable_row(f"{name}.backward", row, [*inputs, *outputs, *given], key))
     return tuple(next(results) if want else None for want in wanted)
 
 
 def _vjp(function: Callable[..., Any], inputs: Any, outputs: Any, grads: Any) -> tuple[Any, ...]:
     results, pull = jax.vjp(lambda *xs: tuple(jax.tree.leaves(function(*xs))), *inputs)
     float0 = jax.dtypes.float0
+    # JAX's gradients by complex numbers are the conjugates of torch's.
     seeds = tuple(
-        g if jnp.issubdtype(r.dtype, jnp.inexact) else _no_gradient(r)
+        jnp.conj(g) if jnp.issubdtype(r.dtype, jnp.inexact) else _no_gradient(r)
         for g, r in zip(grads, results)
     )
-    return tuple(None if g.dtype == float0 else g for g in pull(seeds))
+    return tuple(None if g.dtype == float0 else jnp.conj(g) for g in pull(seeds))
 
 
 def _no_gradient(result: jax.Array) -> Any:

@@ -2,8 +2,10 @@
 
 The way back needs the state before every turn. At most `_KEPT` of them are kept, at even distances;
 those between are computed again from the one before, so memory has a bound whatever the length.
+The way back is itself made of such loops where it is differentiated, so gradients have any order.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +14,23 @@ import jax.numpy as jnp
 from jax import lax
 
 State = tuple[jax.Array, ...]
+# `body(state, of_body, turn)`: the state after a turn.
+Body = Callable[..., Sequence[jax.Array]]
+# `repeat(count, body, state, of_body)`: the state after `count` turns.
+Repeat = Callable[[jax.Array, Body, State, State], State]
 # Loops of up to this many turns compute no state twice on the way back.
 _KEPT = 64
+# The same where the way back is differentiated, which keeps several of all these.
+_KEPT_TWICE = 8
 
 
-def differentiable_loop(
-    test: Callable[..., jax.Array], body: Callable[..., Sequence[jax.Array]]
-) -> Callable[..., State]:
+def differentiable_loop(test: Callable[..., jax.Array], body: Body) -> Callable[..., State]:
     """`run(start, of_test, of_body)`, which repeats `body` while `test` is true.
 
     Both take (state, what it reads, turn), turns counting from 0.
     """
 
     @jax.custom_vjp
-    def run(start: State, of_test: State, of_body: State) -> State:
-        return counted(start, of_test, of_body)[1]
-
     def counted(start: State, of_test: State, of_body: State) -> tuple[jax.Array, State]:
         return lax.while_loop(
             lambda turn: test(turn[1], of_test, turn[0]).reshape(()),
@@ -35,44 +38,94 @@ def differentiable_loop(
             (jnp.zeros((), jnp.int32), tuple(start)),
         )
 
-    def forward(start: State, of_test: State, of_body: State) -> tuple[State, Any]:
+    def forward(start: State, of_test: State, of_body: State) -> Any:
+        # Not the bare while_loop: a second derivative comes through here.
         count, last = counted(start, of_test, of_body)
-        return last, (count, start, of_test, of_body)
+        return (count, last), (count, start, of_test, of_body)
+
+    def backward(kept: Any, grads: Any) -> tuple[Any, ...]:
+        count, start, of_test, of_body = kept
+        found = _way_back(body, len(start))(count, *start, *of_body, *_smooth(grads[1], start))
+        gaps = _with_gaps(found, (*start, *of_body))
+        return gaps[: len(start)], tuple(None for _ in of_test), gaps[len(start) :]
+
+    counted.defvjp(forward, backward)
+    return lambda start, of_test, of_body: counted(tuple(start), of_test, of_body)[1]
+
+
+def _way_back(body: Body, states: int) -> Callable[..., State]:
+    """`back(count, *start, *of_body, *grads)`: gradients of the smooth of start and of_body."""
+
+    def computed(repeat: Repeat, kept: int, count: jax.Array, arrays: State) -> State:
+        whole = len(arrays) - sum(map(_is_smooth, arrays[:states]))
+        parts = arrays[:states], arrays[states:whole], arrays[whole:]
+        return _back(repeat, kept, body, count, *parts)
+
+    @jax.custom_vjp
+    def back(count: jax.Array, *arrays: jax.Array) -> State:
+        return computed(_repeat, _KEPT, count, arrays)
+
+    def forward(count: jax.Array, *arrays: jax.Array) -> Any:
+        return back(count, *arrays), (count, arrays)
 
     def backward(kept: Any, grads: State) -> tuple[Any, ...]:
-        count, start, of_test, of_body = kept
-        found = _back(body, count, start, of_body, grads)
-        return found[0], tuple(None for _ in of_test), found[1]
+        count, arrays = kept
+        smooth = tuple(x for x in arrays if _is_smooth(x))
 
-    run.defvjp(forward, backward)
-    return run
+        def again(*some: jax.Array) -> State:
+            return computed(_differentiable, _KEPT_TWICE, count, _merged(some, arrays))
+
+        return None, *_with_gaps(jax.vjp(again, *smooth)[1](tuple(grads)), arrays)
+
+    back.defvjp(forward, backward)
+    return back
 
 
-def _back(body: Any, count: Any, start: State, of_body: State, grads: State) -> tuple[Any, Any]:
-    """The gradients of the first state and of what the body reads; None for integers."""
-    apart = jnp.maximum(1, -(-count // _KEPT))
-    advance = lambda turn, state: tuple(body(state, of_body, turn))  # noqa: E731
+def _repeat(count: jax.Array, body: Body, state: State, of_body: State) -> State:
+    return lax.fori_loop(0, count, lambda turn, s: tuple(body(s, of_body, turn)), tuple(state))
 
-    def keep(turn: Any, both: Any) -> Any:
-        state, rows = both
+
+def _differentiable(count: jax.Array, body: Body, state: State, of_body: State) -> State:
+    run = differentiable_loop(lambda state, of_test, turn: turn < of_test[0], body)
+    return run(tuple(state), (count,), tuple(of_body))
+
+
+def _back(
+    repeat: Repeat,
+    kept: int,
+    body: Body,
+    count: jax.Array,
+    start: State,
+    of_body: State,
+    grads: State,
+) -> State:
+    apart = jnp.maximum(1, -(-count // kept))
+    n, k = len(start), len(of_body)
+
+    def keep(both: State, read: State, turn: Any) -> State:
+        state, rows, (apart, *of_body) = both[:n], both[n:], read
         here = [r.at[turn // apart].set(s) for r, s in zip(rows, state)]
-        rows = [jnp.where(turn % apart == 0, h, r) for h, r in zip(here, rows)]
-        return advance(turn, state), rows
+        rows = tuple(jnp.where(turn % apart == 0, h, r) for h, r in zip(here, rows))
+        return *body(state, of_body, turn), *rows
 
-    room = [jnp.zeros((_KEPT, *s.shape), s.dtype) for s in start]
-    _, rows = lax.fori_loop(0, count, keep, (tuple(start), room))
+    room = [jnp.zeros((kept, *s.shape), s.dtype) for s in start]
+    rows = repeat(count, keep, (*start, *room), (apart, *of_body))[n:]
 
-    def turn_back(done: Any, sums: Any) -> Any:
+    def advance(state: State, read: State, turn: Any) -> State:
+        return tuple(body(state, read[1:], read[0] + turn))
+
+    def turn_back(sums: State, read: State, done: Any) -> State:
+        count, apart = read[:2]
+        of_body, rows = read[2 : 2 + k], read[2 + k :]
         turn = count - 1 - done
-        kept = tuple(r[turn // apart] for r in rows)
-        state = lax.fori_loop(turn - turn % apart, turn, advance, kept)
-        by_state, by_read = _pulled(lambda *some: body(*some, turn), state, of_body, sums[0])
-        return by_state, [a + b for a, b in zip(sums[1], by_read)]
+        state = tuple(r[turn // apart] for r in rows)
+        first = turn - turn % apart
+        state = repeat(turn - first, advance, state, (first, *of_body))
+        found = _pulled(lambda *some: body(*some, turn), state, of_body, sums[: len(grads)])
+        return *found[0], *(a + b for a, b in zip(sums[len(grads) :], found[1], strict=True))
 
     zeros = [jnp.zeros_like(x) for x in of_body if _is_smooth(x)]
-    smooth = [g for g, s in zip(grads, start) if _is_smooth(s)]
-    by_state, by_read = lax.fori_loop(0, count, turn_back, (smooth, zeros))
-    return _with_gaps(by_state, start), _with_gaps(by_read, of_body)
+    return repeat(count, turn_back, (*grads, *zeros), (count, apart, *of_body, *rows))
 
 
 def _pulled(body: Any, state: State, of_body: State, grads: Any) -> tuple[Any, Any]:
@@ -80,14 +133,18 @@ def _pulled(body: Any, state: State, of_body: State, grads: Any) -> tuple[Any, A
 
     def smooth_part(some: Any, read: Any) -> Any:
         results = body(_merged(some, state), _merged(read, of_body))
-        return [r for r, s in zip(results, state) if _is_smooth(s)]
+        return _smooth(results, state)
 
-    parts = [[x for x in whole if _is_smooth(x)] for whole in (state, of_body)]
-    return jax.vjp(smooth_part, *parts)[1](grads)
+    return jax.vjp(smooth_part, _smooth(state, state), _smooth(of_body, of_body))[1](grads)
 
 
 def _is_smooth(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _smooth(arrays: Sequence[Any], like: Sequence[jax.Array]) -> State:
+    """Those of the arrays where `like` is smooth."""
+    return tuple(itertools.compress(arrays, map(_is_smooth, like)))
 
 
 def _merged(smooth: Sequence[Any], whole: State) -> State:

@@ -121,6 +121,79 @@ def test_a_jax_function_is_a_torch_operator_with_its_gradient():
     torch.testing.assert_close(there.grad.cpu(), here.grad)
 
 
+def _orders(function, leaves, orders):
+    """The gradients of a function, then of the sum of their absolute squares, and so on."""
+    found, value = [], function(*leaves)
+    for _ in range(orders):
+        grads = torch.autograd.grad(value.sum(), leaves, create_graph=True)
+        found += [g.detach().cpu() for g in grads]
+        value = sum((g.abs() ** 2).sum() for g in grads)
+    return found
+
+
+def _in_turns(x, w):
+    n = torch.tensor(0, device="xla")
+    return while_loop(lambda n, y: n < 10, lambda n, y: (n + 1, (y * w + n).sin()), (n, x))[1]
+
+
+def _in_plain_turns(x, w):
+    for n in range(10):
+        x = (x * w + n).sin()
+    return x
+
+
+def _along(x, w):
+    return scan(lambda c, row: ((c * w[0]).sin() * row, c * c), x.sum(), x)[1]
+
+
+def _along_plainly(x, w):
+    carry, rows = x.sum(), []
+    for row in x:
+        rows.append(carry * carry)
+        carry = (carry * w[0]).sin() * row
+    return torch.stack(rows)
+
+
+_ONE_OF = (torch.add, torch.mul)
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "orders"),
+    [
+        (from_jax(lambda x, w: x**3 * jnp.sin(w)), lambda x, w: x**3 * w.sin(), 3),
+        (
+            lambda x, w: torch.cond(x.sum() > 0, *_ONE_OF, (x * x, w * x)),
+            lambda x, w: x * x + w * x,
+            2,
+        ),
+        (_along, _along_plainly, 2),
+        (_in_turns, _in_plain_turns, 2),
+        pytest.param(_in_turns, _in_plain_turns, 3, marks=pytest.mark.long),
+    ],
+    ids=["from_jax", "cond", "scan", "while_loop", "while_loop, third"],
+)
+def test_second_derivatives_equal_eager(ours, plain, orders):
+    def run(function, device):
+        x = torch.tensor([0.3, 0.9], dtype=torch.float64, device=device, requires_grad=True)
+        w = torch.tensor([1.2, -0.7], dtype=torch.float64, device=device, requires_grad=True)
+        # Times x: what a derivative leaves out would be missed without an error.
+        return _orders(lambda x, w: function(x, w) * x, (x, w), orders)
+
+    torch.testing.assert_close(run(ours, "xla"), run(plain, "cpu"))
+
+
+def test_gradients_by_complex_numbers_are_torchs():
+    def run(function, device):
+        z = torch.tensor([1 + 2j, 3 - 1j], device=device, requires_grad=True)
+        return _orders(lambda z: (function(z) * (2 + 1j)).abs(), (z,), 2)
+
+    yes = torch.tensor(True).to("xla")
+    expected = run(lambda z: z * z * z, "cpu")
+    torch.testing.assert_close(run(from_jax(lambda z: z * z * z), "xla"), expected)
+    branch = run(lambda z: torch.cond(yes, lambda z: z * z * z, lambda z: z, (z,)), "xla")
+    torch.testing.assert_close(branch, expected)
+
+
 def test_a_gradient_can_be_given_by_hand():
     halve = from_jax(lambda x: x / 2, gradient=lambda inputs, outputs, grads: (grads[0] * 100,))
     x = torch.ones(2, device="xla", requires_grad=True)
