@@ -1,7 +1,8 @@
-"""out= forms that torch's own composites leave unwritten for tensor subclasses.
+"""out= forms that torch's own composites do not serve for tensor subclasses.
 
-For them torch returns a new tensor instead of writing to the given one. The kernels entered here
-compute the functional form and write it.
+For some torch returns a new tensor instead of writing to the given one; matmul takes a view of
+the given tensor for another, as neither has storage. The kernels entered here compute the
+functional form and write it.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,19 @@ _NAMES = (
     "linalg_matrix_rank.out_tol_tensor",
     "linalg_matrix_rank.atol_rtol_tensor_out",
     "linalg_matrix_rank.atol_rtol_float_out",
+    "matmul.out",
 )
 _libraries: list[torch.library.Library] = []
 
 
-def _writing(functional: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _writing(name: str, functional: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def kernel(*args: Any, out: XlaTensor, **kwargs: Any) -> torch.Tensor:
         result = functional(*args, **kwargs)
+        if result.requires_grad:
+            raise RuntimeError(
+                f"{name}(): functions with out=... arguments don't support automatic "
+                "differentiation, but one of the arguments requires grad."
+            )
         if out.shape != result.shape:
             writes.resize(out, tuple(result.shape))
         return out.copy_(result)
@@ -39,5 +46,5 @@ def register() -> None:
         for name in _NAMES:
             packet, overload = name.split(".")
             func = getattr(getattr(torch.ops.aten, packet), overload)
-            library.impl(name, _writing(functional_form(func)))  # type: ignore[arg-type]
+            library.impl(name, _writing(packet, functional_form(func)))  # type: ignore[arg-type]
         _libraries.append(library)

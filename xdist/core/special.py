@@ -126,6 +126,15 @@ def as_strided(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor
     return wrap(views.make_as_strided(x.cell, size, stride, offset))
 
 
+@handles("polygamma_.default")
+def polygamma_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Not derived: the functional form takes its arguments in another order."""
+    target, n = (*args, *kwargs.values())
+    writes.check_targets(op, [target])
+    result = torch.ops.aten.polygamma.default(n, target)
+    return writes.finish(op, [result.cell], [target], is_out=False)
+
+
 _REVIEWED = {
     "transpose_.default": "transpose.int",
     "t_.default": "t.default",

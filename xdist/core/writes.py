@@ -9,7 +9,7 @@ import torch
 from torch_xdist.core.bind import own_plan
 from torch_xdist.core.plan import Op, Plan
 from torch_xdist.core.tensor import XlaTensor, wrap, wrap_roomy
-from torch_xdist.core.trace import Cell, Kind, Trace, dense_kind
+from torch_xdist.core.trace import Cell, Kind, Trace, dense_kind, kind_of
 from torch_xdist.core.views import make_as_strided, overlaps, slot_of, write
 from torch_xdist.errors import DeviceError
 from torch_xdist.ops.table import LOWERINGS
@@ -61,8 +61,8 @@ def finish(op: Op, cells: Sequence[Cell | None], targets: Sequence[Any], *, is_o
     for cell, target in zip(cells[fresh:], targets):
         if target is None or cell is None:
             continue
-        if is_out and target.cell.kind.shape != cell.kind.shape:
-            resize(target, cell.kind.shape)
+        if is_out and _is_laid_out_anew(op, target.cell.kind, cell.kind):
+            resize(target, cell.kind.shape, _memory_order(op, cell.kind))
         check_result(cell.kind, target.cell.kind)
         write(target.cell, slot_as(cell, target.cell.kind.dtype))
     results = [None if c is None else wrap(c) for c in cells[:fresh]]
@@ -73,6 +73,35 @@ def finish(op: Op, cells: Sequence[Cell | None], targets: Sequence[Any], *, is_o
     # An operator may write to more than it returns: _amp_update_scale_ does.
     count = len(op.func._schema.returns)
     return targets[0] if count == 1 else tuple(targets[:count])
+
+
+# torch's kernels of these lay out every out= tensor that has no elements.
+_ANEW_WHERE_EMPTY = frozenset(
+    f"aten.{name}"
+    for name in (
+        "cholesky_inverse.out",
+        "linalg_eig.out",
+        "linalg_eigvals.out",
+        "linalg_householder_product.out",
+        "linalg_lstsq.out",
+        "ormqr.out",
+        "triangular_solve.X",
+    )
+)
+
+# Others have results in another order of dims, but leave a resized out= row-major.
+_ROW_MAJOR = frozenset(["aten._fft_c2r.out", "aten._fft_r2c.out", "aten.cholesky.out"])
+
+
+def _is_laid_out_anew(op: Op, target: Kind, result: Kind) -> bool:
+    """Whether an out= tensor takes the shape and the strides of the result."""
+    return target.shape != result.shape or (not target.numel and op.name in _ANEW_WHERE_EMPTY)
+
+
+def _memory_order(op: Op, result: Kind) -> tuple[int, ...] | None:
+    """The strides an out= tensor takes from a result; None for row-major ones."""
+    is_dense = _extent(result) == result.offset + result.numel and not overlaps(result)
+    return result.stride if is_dense and op.name not in _ROW_MAJOR else None
 
 
 def check_result(result: Kind, target: Kind) -> None:
@@ -122,10 +151,17 @@ def _cast_plan(kind: Kind, dtype: torch.dtype) -> Plan:
     return own_plan(f"cast.{dtype}", cast, [kind], [dense_kind(kind.shape, dtype)])
 
 
-def resize(target: XlaTensor, shape: tuple[int, ...]) -> None:
-    """Give a tensor that is about to be overwritten another shape, as out= does."""
+def resize(
+    target: XlaTensor, shape: tuple[int, ...], stride: tuple[int, ...] | None = None
+) -> None:
+    """Give a tensor that is about to be overwritten another shape, as out= does.
+
+    Without `stride` the last dim is the innermost.
+    """
     old = target.cell
     kind = dense_kind(shape, old.kind.dtype)
+    if stride is not None:
+        kind = kind_of(shape, old.kind.dtype, stride)
     if 0 < kind.numel <= old.kind.numel:
         # Its memory is large enough, and may be looked at through other views.
         move_cell(target, make_as_strided(old, shape, kind.stride, old.kind.offset))
@@ -134,9 +170,10 @@ def resize(target: XlaTensor, shape: tuple[int, ...]) -> None:
 
 
 def set_layout(target: XlaTensor, kind: Kind) -> None:
-    """Change sizes and strides of the wrapper in place, by torch's meta kernels."""
+    """Change dtype, sizes and strides of the wrapper in place, by torch's meta kernels."""
     layout = kind.shape, kind.stride, kind.offset
-    if _extent(kind) > _extent(target.cell.kind):
+    before = target.cell.kind
+    if _extent(kind) > _extent(before) or kind.dtype != before.dtype:
         # torch checks layouts against the size of the wrapper: it becomes a large one.
         torch.Tensor.data.__set__(target, wrap_roomy(Cell(kind, target.cell.trace)))  # type: ignore[attr-defined]
     torch.ops.aten.as_strided_.default.redispatch(_META, target, *layout)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices_agree import served_by_cpu
 
 import torch_xdist.core.backend  # noqa: F401
 
@@ -74,3 +75,59 @@ def test_matrix_rank_writes_its_out_tensor():
     out = torch.empty(0, dtype=torch.int64, device="xla")
     assert torch.linalg.matrix_rank(torch.eye(3).to("xla"), out=out) is out
     assert out.item() == 3
+
+
+MATRIX = torch.tensor([[4.0, 1.0], [1.0, 3.0]])
+_LAID_OUT = {
+    "inv": lambda a, out: torch.linalg.inv(a, out=out),
+    "cholesky": lambda a, out: torch.cholesky(a, out=out),
+    "rfft": lambda a, out: torch.fft.rfft(a, dim=0, out=out),
+    "mul": lambda a, out: torch.mul(a.mT, 2, out=out),
+    "eigvals": lambda a, out: torch.linalg.eigvals(a, out=out),
+    "cholesky_inverse": lambda a, out: torch.cholesky_inverse(a, out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [*((name, 3) for name in _LAID_OUT), ("inv", 0), ("eigvals", 0), ("cholesky_inverse", 0)],
+)
+def test_an_out_tensor_has_the_strides_torch_gives_it(name, batch):
+    def strides(device):
+        a = MATRIX.expand(batch, 2, 2).contiguous().to(device)
+        kind = a if name not in ("rfft", "eigvals") else a + 0j
+        shape = _LAID_OUT[name](a, None).shape
+        outs = [torch.empty(0, dtype=kind.dtype, device=device)]
+        outs.append(
+            torch.empty(shape[::-1], dtype=kind.dtype, device=device).permute(*_flip(shape))
+        )
+        for out in outs:
+            assert _LAID_OUT[name](a, out) is out
+        return [out.stride() for out in outs]
+
+    assert strides("xla") == strides("cpu")
+
+
+def _flip(shape):
+    return reversed(range(len(shape)))
+
+
+def test_matmul_refuses_an_out_tensor_where_a_gradient_is_wanted():
+    a = torch.ones(2, 2, device="xla", requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"matmul\(\): functions with out=... arguments don't"):
+        torch.matmul(a, a, out=torch.empty(0, device="xla"))
+
+
+def test_polygamma_is_written_in_place_on_the_device():
+    def written(device):
+        memory = torch.tensor([[0.5, 1.5], [2.5, 3.5]], device=device)
+        assert memory[1].polygamma_(2) is not None
+        return memory
+
+    assert served_by_cpu(lambda: written("xla")) == []
+    torch.testing.assert_close(*on_both(written))
+    with pytest.raises(
+        RuntimeError, match="result type Float can't be cast to the desired output type Long"
+    ):
+        torch.ones(2, dtype=torch.int64, device="xla").polygamma_(1)
