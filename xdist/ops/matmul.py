@@ -13,6 +13,7 @@ import torch
 from jax import lax
 
 from torch_xdist.dtypes import to_jax
+from torch_xdist.ops.operands import opmath
 from torch_xdist.ops.table import add_rows, lowers
 
 Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
@@ -44,8 +45,28 @@ def scaled(x: jax.Array, factor: Scalar) -> jax.Array:
 
 def _plus(self: jax.Array, prod: jax.Array, beta: Scalar, alpha: Scalar) -> jax.Array:
     """`beta * self + alpha * prod` in the dtype of the product."""
-    prod = prod if isinstance(alpha, int | float) and alpha == 1 else prod * _like(alpha, prod)
+    if prod.dtype == jnp.complex64 and not (_is_one(alpha) and _is_one(beta)):
+        return _rounded_once([(beta, jnp.broadcast_to(self, prod.shape)), (alpha, prod)])
+    prod = prod if _is_one(alpha) else prod * _like(alpha, prod)
     return scaled(jnp.broadcast_to(self, prod.shape).astype(prod.dtype), beta) + prod
+
+
+def _rounded_once(terms: Sequence[tuple[Scalar, jax.Array]]) -> jax.Array:
+    """The sum of factor * array over complex64 arrays, each part in double: products cancel."""
+    real = imag = jnp.zeros((), jnp.float64)
+    for factor, x in terms:
+        factor = jnp.asarray(factor)
+        f_real, f_imag, x_real, x_imag = (
+            part.astype(jnp.float64) for part in (factor.real, factor.imag, x.real, x.imag)
+        )
+        # A factor of 0 gives 0 even where x is nan, as in BLAS.
+        real = real + jnp.where(factor == 0, 0, f_real * x_real - f_imag * x_imag)
+        imag = imag + jnp.where(factor == 0, 0, f_real * x_imag + f_imag * x_real)
+    return lax.complex(real.astype(jnp.float32), imag.astype(jnp.float32))
+
+
+def _is_one(factor: Scalar) -> bool:
+    return isinstance(factor, int | float | complex) and factor == 1
 
 
 def _like(factor: Scalar, x: jax.Array) -> jax.Array:
@@ -150,6 +171,7 @@ def addbmm(
 
 
 @lowers("aten.addr.default")
+@opmath
 def addr(
     self: jax.Array, vec1: jax.Array, vec2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
 ) -> jax.Array:

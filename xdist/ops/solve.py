@@ -237,7 +237,26 @@ def pinv(
         size = values
     limit = _cutoff(size, max(self.shape[-2:]), atol, rtol)
     inverse = jnp.where(size > limit, 1 / jnp.where(values == 0, 1, values), 0)
-    return (mh(vh) * inverse[..., None, :].astype(self.dtype)) @ mh(u)
+    rough = (mh(vh) * inverse[..., None, :].astype(self.dtype)) @ mh(u)
+    return _polished(rough, _of_lower_triangle(self) if hermitian else self)
+
+
+def _of_lower_triangle(a: jax.Array) -> jax.Array:
+    """The Hermitian matrix of which only the lower triangle is given."""
+    lower = jnp.tril(a, -1)
+    diagonal = jnp.where(jnp.eye(a.shape[-1], dtype=bool), a.real, 0)
+    return lower + diagonal.astype(a.dtype) + mh(lower)
+
+
+def _polished(x: jax.Array, a: jax.Array) -> jax.Array:
+    """A pseudoinverse x of a after one step of Newton's, which takes the factors' rounding out.
+
+    Source: Schulz 1933; Ben-Israel 1966. The step keeps the rank of x.
+    """
+    m, n = a.shape[-2:]
+    if m <= n:
+        return x + x @ (jnp.eye(m, dtype=a.dtype) - a @ x)
+    return x + (jnp.eye(n, dtype=a.dtype) - x @ a) @ x
 
 
 def _cutoff(
@@ -264,7 +283,13 @@ def lstsq(
     tol = jnp.finfo(s.dtype).eps * max(m, n) if rcond is None else rcond
     kept = s > tol * s.max(-1, keepdims=True, initial=0)
     inverse = jnp.where(kept, 1 / jnp.where(s == 0, 1, s), 0).astype(self.dtype)
-    x = mh(vh) @ (inverse[..., None] * (mh(u) @ rhs))
+
+    def solve(right: jax.Array) -> jax.Array:
+        return mh(vh) @ (inverse[..., None] * (mh(u) @ right))
+
+    x = solve(rhs)
+    # Solving once more for what is left takes the rounding of the factors out.
+    x = x + solve(rhs - self @ x)
     rank = jnp.sum(kept, -1)
     residuals = jnp.zeros(0, s.dtype)
     if m > n and driver != "gelsy":

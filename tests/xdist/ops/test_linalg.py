@@ -1,5 +1,7 @@
 """Factorizations and what rests on them, with gradients, as CPU torch defines them."""
 
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 from devices_agree import both
@@ -92,6 +94,46 @@ def test_exponentials_and_least_squares() -> None:
     both(torch.linalg.matrix_exp, torch.stack([A / 5, 3 * A]))
     both(lambda a: torch.linalg.matrix_exp(a).detach(), torch.stack([A / 5, 3 * A]).float())
     both(lambda a, b: torch.linalg.lstsq(a, b[:, :1]).solution, B, A)
+
+
+@pytest.mark.parametrize("driver", ["gelsy", "gelsd", "gelss"])
+def test_least_squares_of_dependent_columns_are_the_shortest(driver: str) -> None:
+    def solved(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = torch.linalg.lstsq(a.detach(), b.detach(), driver=driver)
+        return found.solution, found.rank, found.singular_values
+
+    dependent = torch.cat([A, A[:, :1] + A[:, 1:2]], 1)
+    both(solved, dependent, B)
+    both(solved, torch.stack([dependent.mT, dependent.mT * 2]), torch.ones(2, 4, 1).double())
+
+
+def _squares(function: Callable[..., torch.Tensor], inputs: Iterable[torch.Tensor]) -> list[float]:
+    """The squared distances from double precision: of CPU torch, and of the device."""
+    sums = [0.0, 0.0]
+    for x in inputs:
+        exact = function(x.to(torch.complex128 if x.is_complex() else torch.float64))
+        for side, device in enumerate(("cpu", "xla")):
+            sums[side] += (function(x.to(device)).cpu() - exact).abs().max().item() ** 2
+    return sums
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: torch.linalg.pinv(a),
+        lambda a: torch.linalg.pinv(a + a.mH, hermitian=True),
+        lambda a: torch.linalg.lstsq(a[..., 1:], a[..., :1]).solution,
+    ],
+    ids=["pinv", "pinv of hermitian", "lstsq"],
+)
+def test_pseudoinverses_round_less_than_in_eager(
+    function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = [torch.randn(5, 5, 5, dtype=dtype, generator=generator) for _ in range(3)]
+    eager, device = _squares(function, draws)
+    assert 0 < device < eager / 2
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])

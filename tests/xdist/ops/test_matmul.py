@@ -24,6 +24,21 @@ def test_batches_of_products_may_be_summed() -> None:
     both(lambda x, a, b: torch.addbmm(x, a, b, beta=2), torch.ones(3, 2), a, b)
 
 
+def test_complex_factors_are_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, a = (torch.randn(9, 9, dtype=torch.complex64, generator=generator) for _ in range(2))
+
+    def mix(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, a, torch.eye(9).to(a), beta=1 + 2j, alpha=2 + 3j)
+
+    exact = mix(x.to(torch.complex128), a.to(torch.complex128))
+    got = torch.view_as_real(mix(x.to("xla"), a.to("xla")).cpu())
+    # Half of the distance between neighbours in float32: nothing is nearer.
+    assert got.equal(torch.view_as_real(exact).float())
+    nan = torch.full((3, 2), torch.nan, dtype=torch.complex64)
+    both(lambda x, a, b: torch.addmm(x, a, b, beta=0, alpha=2j), nan, A + 1j, B + 0j)
+
+
 def test_integer_products_are_exact() -> None:
     big = torch.tensor([[2**40 + 1, 3]])
     both(torch.mm, big, torch.tensor([[2**20 + 1], [7]]))
@@ -33,6 +48,14 @@ def test_integer_products_are_exact() -> None:
 def test_half_precision_accumulates_in_float32() -> None:
     ones = torch.ones(1, 4096, dtype=torch.bfloat16)
     assert (ones.to("xla") @ ones.T.to("xla")).item() == 4096
+
+
+def test_outer_products_of_halves_are_rounded_once() -> None:
+    torch.manual_seed(0)
+    self, a, b = torch.randn(4, 9).half(), torch.randn(4).half(), torch.randn(9).half()
+    exact = torch.addr(self.double(), a.double(), b.double(), beta=0.6, alpha=0.2).half()
+    found = torch.addr(self.to("xla"), a.to("xla"), b.to("xla"), beta=0.6, alpha=0.2).cpu()
+    torch.testing.assert_close(found, exact, rtol=0, atol=0)
 
 
 def test_complex_products_conjugate_only_where_asked() -> None:
