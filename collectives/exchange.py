@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_xdist.collectives.flat import Flat
 from torch_xdist.collectives.fold import fold
-from torch_xdist.collectives.segment import Segment
+from torch_xdist.collectives.segment import TOLD, Segment
 
 CHUNK_BYTES = 2 * 2**20
 _DIRECT_BYTES = 2**17  # below, each member folds everything by itself: one meeting, not two
@@ -29,13 +29,14 @@ def slot_bytes(members: int) -> int:
 
 def announce(segment: Segment, call: str, arrays: Sequence[np.ndarray]) -> None:
     """Tell the other members what is called; the shapes are part of it."""
-    sentence = f"{call} of {described(arrays)}"
-    segment.announce(zlib.crc32(sentence.encode()) | len(sentence) << 32, sentence)
+    sentence = f"{call} of {segment.what or described(arrays)}"
+    fingerprint = zlib.crc32(sentence.encode()) | len(sentence) << 32
+    segment.announce(fingerprint, sentence, lambda: [described([x]) for x in arrays])
 
 
 def described(arrays: Sequence[np.ndarray]) -> str:
     """The dtypes and shapes, as a message shows them: "float32[3, 4]"."""
-    if len(arrays) > 3:
+    if len(arrays) > TOLD:
         total = sum(array.size for array in arrays)
         sizes = zlib.crc32(repr([array.shape for array in arrays]).encode())
         return f"{len(arrays)} x {arrays[0].dtype.name}, {total} elements (shapes {sizes:08x})"

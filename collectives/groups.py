@@ -5,6 +5,7 @@ number; results are ordered by it.
 """
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 from torch_xdist.collectives.errors import ArgumentError
@@ -22,9 +23,11 @@ def checked(
     """
     if groups is None:
         return None
-    found = tuple(tuple(int(rank) for rank in group) for group in groups)
+    found = _lists_of_ranks("groups", groups, of)
     if not found:
         return None
+    if not all(found):
+        raise ArgumentError(f"{of}: groups={listed(found)} has a group without ranks; leave it out")
     seen = [rank for group in found for rank in group]
     _refuse("is not a rank", [r for r in seen if not 0 <= r < world_size], found, world_size, of)
     twice = sorted({rank for rank in seen if seen.count(rank) > 1})
@@ -67,7 +70,7 @@ def shard_length(shape: Sequence[int], dim: int, parts: int, *, of: str) -> int:
 
 def checked_pairs(pairs: Iterable[Iterable[int]], world_size: int, *, of: str) -> Groups:
     """Pairs (source, target). Raises ArgumentError for bad ranks and for repeated ends."""
-    found = tuple(tuple(int(rank) for rank in pair) for pair in pairs)
+    found = _lists_of_ranks("pairs", pairs, of)
     for pair in found:
         if len(pair) != 2 or not all(0 <= rank < world_size for rank in pair):
             raise ArgumentError(
@@ -83,6 +86,15 @@ def checked_pairs(pairs: Iterable[Iterable[int]], world_size: int, *, of: str) -
                 f"may be {name} once; use a broadcast, or several calls"
             )
     return found
+
+
+def _lists_of_ranks(name: str, lists: Iterable[Iterable[int]], of: str) -> Groups:
+    try:
+        return tuple(tuple(operator.index(rank) for rank in ranks) for ranks in lists)
+    except TypeError:
+        raise ArgumentError(
+            f"{of}: {name}={lists!r} is no list of lists of ranks; write it as [[0, 1], [2, 3]]"
+        ) from None
 
 
 def listed(groups: Groups) -> str:

@@ -31,6 +31,7 @@ CALL = "xdist_exchange"
 _JOIN_TIMEOUT_S = 300.0
 _SPIN_S = 0.0001
 _NAP_S = 0.01
+_FAILED = -1  # stands among the ranks that a recv waited for when it failed
 
 Memory = Callable[[str, tuple[int, ...]], mmap.mmap]
 
@@ -46,6 +47,7 @@ class Spec:
         groups: the groups of ranks; None for all ranks. Ranks in no group take no part.
         sources: for permute: per rank of the world the rank it reads from, -1 for zeros.
         channel: for send and recv.
+        what: the user's tensor and dims, where the arrays exchanged are shaped otherwise.
     """
 
     op: str
@@ -54,18 +56,28 @@ class Spec:
     groups: Groups | None = None
     sources: tuple[int, ...] = ()
     channel: int = 0
+    what: str = ""
 
     def encoded(self) -> str:
         """The attribute's text."""
-        facts = [self.op, self.title, self.reduction, self.groups, self.sources, self.channel]
-        return json.dumps(facts)
+        return json.dumps(
+            [
+                self.op,
+                self.title,
+                self.reduction,
+                self.groups,
+                self.sources,
+                self.channel,
+                self.what,
+            ]
+        )
 
 
 @functools.lru_cache(maxsize=4096)
 def _decoded(text: bytes) -> Spec:
-    op, title, reduction, group_lists, sources, channel = json.loads(text)
+    op, title, reduction, group_lists, sources, channel, what = json.loads(text)
     found = tuple(map(tuple, group_lists)) if group_lists is not None else None
-    return Spec(op, title, reduction, found, tuple(sources), channel)
+    return Spec(op, title, reduction, found, tuple(sources), channel, what)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -84,6 +96,8 @@ class Endpoint:
         self.where = ""
         self.error: BaseException | None = None
         self.post: Post | None = None
+        self._is_stuck = False
+        self._stale: dict[int, int] = {}  # by rank: the version at the start of a recv
         self._memory, self._spin_s = memory, spin_s
         self._segments: dict[tuple[str, tuple[int, ...]], Segment] = {}
         self._lock, self._saying = threading.Lock(), threading.Lock()
@@ -129,16 +143,18 @@ class Endpoint:
     def stuck(self) -> list[str]:
         """Why each of the other ranks will send this one nothing; empty while one may."""
         reasons = []
-        for rank in range(self.world_size):
-            if rank == self.rank:
-                continue
+        for rank, version in self._stale.items():
             others, call = self._waits(rank)
+            has_failed = _FAILED in others
+            is_old = has_failed and self._seen[rank] == version  # it may have gone on since
             if self.lost(rank):
                 reasons.append(f"rank {rank} has ended")
-            elif call and (not others or self.rank in others):
-                reasons.append(f"rank {rank} called {call} and waits there")
+            elif call and not is_old and (not others or self.rank in others):
+                state = "failed" if has_failed else "waits"
+                reasons.append(f"rank {rank} called {call} and {state} there")
             else:
                 return []
+        self._is_stuck = bool(reasons)
         return reasons
 
     def waits(self, call: str) -> None:
@@ -179,14 +195,18 @@ class Endpoint:
     def _send_or_receive(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
         assert self.post is not None, "join and threads give every endpoint its post"
         kind = exchange.described([*xs, *outs][:1])
+        self._say((), "")
         if spec.op == "send":
             self.post.send(spec.channel, xs[0], kind, self.where)
             return
+        self._is_stuck = False
+        start, others = self._start(), [r for r in range(self.world_size) if r != self.rank]
+        self._stale = {rank: start.status(rank)[0] for rank in others} if start else {}
         try:
             self.post.receive(spec.channel, outs[0], kind, self)
         except BaseException:
-            everybody = tuple(rank for rank in range(self.world_size) if rank != self.rank)
-            self._say(everybody, spec.title)
+            if self._is_stuck:
+                self._say((_FAILED, *others), spec.title)
             raise
 
     def _say(self, ranks: tuple[int, ...], call: str) -> None:
@@ -200,7 +220,7 @@ class Endpoint:
     def _run(
         self, spec: Spec, shared: Segment, xs: list[np.ndarray], outs: list[np.ndarray]
     ) -> None:
-        shared.where = self.where
+        shared.where, shared.what = self.where, spec.what
         if spec.op == "all_reduce":
             exchange.all_reduce(shared, spec.title, spec.reduction, xs, outs)
         elif spec.op == "reduce_scatter":

@@ -16,6 +16,7 @@ rank has: on a world of one they copy.
 """
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -110,8 +111,8 @@ def all_reduce(
 
 def all_gather(x: jax.Array, dim: int, groups: Groups | None = None) -> jax.Array:
     """Every rank's `x` along `dim`, in the order of the group; same on every rank of a group."""
-    stacked = all_gather_stacked(x, groups)
-    dim = _dim(x, dim)
+    dim = _dim(x, dim, of="all_gather")
+    stacked = _stacked(x, groups, f"{_told(x)} along dim {dim}")
     if x.ndim == 0:
         return stacked
     joined = (*x.shape[:dim], stacked.shape[0] * x.shape[dim], *x.shape[dim + 1 :])
@@ -120,12 +121,16 @@ def all_gather(x: jax.Array, dim: int, groups: Groups | None = None) -> jax.Arra
 
 def all_gather_stacked(x: jax.Array, groups: Groups | None = None) -> jax.Array:
     """Every rank's `x`, stacked: [ranks of the group, *x.shape]."""
+    return _stacked(x, groups, "")
+
+
+def _stacked(x: jax.Array, groups: Groups | None, what: str) -> jax.Array:
     here = _current()
     groups = _checked(groups, here, of="all_gather")
     size = equal_sized(groups, here.world_size, of="all_gather")
     if here.world_size == 1:
         return x[None]
-    return _transport(here).all_gather(here, x, size, groups)
+    return _transport(here).all_gather(here, x, size, groups, what)
 
 
 def reduce_scatter(
@@ -137,13 +142,14 @@ def reduce_scatter(
     size = equal_sized(groups, here.world_size, of="reduce_scatter")
     _expect_count("reduce_scatter", "shard_count", shards, size)
     fold.check(reduction, np.dtype(x.dtype), of="reduce_scatter")
-    dim = _dim(x, dim)
+    dim = _dim(x, dim, of="reduce_scatter")
     length = shard_length(x.shape, dim, size, of="reduce_scatter")
     if here.world_size == 1:
         return x
     split = x.reshape(*x.shape[:dim], size, length, *x.shape[dim + 1 :])
     rows = jnp.moveaxis(split, dim, 0)
-    return _transport(here).reduce_scatter(here, rows, reduction, groups)
+    what = f"{_told(x)} along dim {dim}"
+    return _transport(here).reduce_scatter(here, rows, reduction, groups, what)
 
 
 def all_to_all(
@@ -158,12 +164,13 @@ def all_to_all(
     groups = _checked(groups, here, of="all_to_all")
     size = equal_sized(groups, here.world_size, of="all_to_all")
     _expect_count("all_to_all", "split_count", split_count, size)
-    split_dim, concat_dim = _dim(x, split_dim), _dim(x, concat_dim)
+    split_dim, concat_dim = (_dim(x, dim, of="all_to_all") for dim in (split_dim, concat_dim))
     length = shard_length(x.shape, split_dim, size, of="all_to_all")
     if here.world_size == 1:
         return x
     split = x.reshape(*x.shape[:split_dim], size, length, *x.shape[split_dim + 1 :])
-    rows = _transport(here).all_to_all(here, jnp.moveaxis(split, split_dim, 0), groups)
+    what = f"{_told(x)} from dim {split_dim} to dim {concat_dim}"
+    rows = _transport(here).all_to_all(here, jnp.moveaxis(split, split_dim, 0), groups, what)
     return jnp.concatenate([rows[m] for m in range(size)], axis=concat_dim)
 
 
@@ -218,12 +225,15 @@ def _checked(groups: Groups | None, here: Program, *, of: str) -> Groups | None:
     return checked(groups, here.world_size, of=of, partial=True)
 
 
-def _dim(x: jax.Array, dim: int) -> int:
+def _told(x: jax.Array) -> str:
+    return f"{x.dtype.name}{list(x.shape)}"
+
+
+def _dim(x: jax.Array, dim: int, *, of: str) -> int:
     rank = max(x.ndim, 1)
-    if not -rank <= dim < rank:
+    if not -rank <= operator.index(dim) < rank:
         raise ArgumentError(
-            f"collective: dim {dim} is out of range for shape {tuple(x.shape)}; use {-rank} to "
-            f"{rank - 1}"
+            f"{of}: dim {dim} is out of range for shape {tuple(x.shape)}; use {-rank} to {rank - 1}"
         )
     return dim % rank
 

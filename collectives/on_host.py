@@ -69,22 +69,28 @@ def all_reduce(
     return results
 
 
-def all_gather(here: Any, x: jax.Array, size: int, groups: Groups | None) -> jax.Array:
-    """[size, *x.shape]."""
+def all_gather(
+    here: Any, x: jax.Array, size: int, groups: Groups | None, what: str = ""
+) -> jax.Array:
+    """[size, *x.shape]. `what`, here and below: what the user gave, for messages."""
     out = jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
-    return _call(here, Spec("all_gather", _title("all_gather", groups), "", groups), [x], [out])[0]
+    spec = Spec("all_gather", _title("all_gather", groups), "", groups, what=what)
+    return _call(here, spec, [x], [out])[0]
 
 
-def reduce_scatter(here: Any, rows: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
+def reduce_scatter(
+    here: Any, rows: jax.Array, reduction: str, groups: Groups | None, what: str = ""
+) -> jax.Array:
     """[members, ...] to this member's row of the reduction."""
     title = _title(f"reduce_scatter({reduction})", groups)
     out = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-    return _call(here, Spec("reduce_scatter", title, reduction, groups), [rows], [out])[0]
+    spec = Spec("reduce_scatter", title, reduction, groups, what=what)
+    return _call(here, spec, [rows], [out])[0]
 
 
-def all_to_all(here: Any, rows: jax.Array, groups: Groups | None) -> jax.Array:
+def all_to_all(here: Any, rows: jax.Array, groups: Groups | None, what: str = "") -> jax.Array:
     """[members, ...] to [members, ...]."""
-    spec = Spec("all_to_all", _title("all_to_all", groups), "", groups)
+    spec = Spec("all_to_all", _title("all_to_all", groups), "", groups, what=what)
     return _call(here, spec, [rows], [rows])[0]
 
 

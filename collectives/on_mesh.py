@@ -52,13 +52,17 @@ def _reduced(x: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
     return functools.reduce(_FOLDS[reduction], list(gathered))
 
 
-def all_gather(here: Any, x: jax.Array, size: int, groups: Groups | None) -> jax.Array:
-    """[size, *x.shape]."""
+def all_gather(
+    here: Any, x: jax.Array, size: int, groups: Groups | None, what: str = ""
+) -> jax.Array:
+    """[size, *x.shape]. `what`, here and below, is for the messages of the host transport."""
     _whole(groups, here.world_size, "all_gather")
     return lax.all_gather(x, AXIS, axis_index_groups=_lists(groups))
 
 
-def reduce_scatter(here: Any, rows: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
+def reduce_scatter(
+    here: Any, rows: jax.Array, reduction: str, groups: Groups | None, what: str = ""
+) -> jax.Array:
     """[members, ...] to this member's row of the reduction."""
     _whole(groups, here.world_size, "reduce_scatter")
     if reduction == "sum" and rows.dtype != jnp.bool_:
@@ -67,7 +71,7 @@ def reduce_scatter(here: Any, rows: jax.Array, reduction: str, groups: Groups | 
     return lax.dynamic_index_in_dim(reduced, _member(groups, here.world_size), 0, keepdims=False)
 
 
-def all_to_all(here: Any, rows: jax.Array, groups: Groups | None) -> jax.Array:
+def all_to_all(here: Any, rows: jax.Array, groups: Groups | None, what: str = "") -> jax.Array:
     """[members, ...] to [members, ...]."""
     _whole(groups, here.world_size, "all_to_all")
     return lax.all_to_all(rows, AXIS, 0, 0, axis_index_groups=_lists(groups))

@@ -10,6 +10,8 @@ meeting per exchange is enough: whoever writes parity m again has seen all other
 hence done with reading.
 """
 
+import contextlib
+import json
 import mmap
 import os
 import struct
@@ -17,11 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 
 import numpy as np
 
 from torch_xdist.collectives import futex
-from torch_xdist.collectives.errors import MismatchError, RankLostError
+from torch_xdist.collectives.errors import CollectiveError, MismatchError, RankLostError
 from torch_xdist.collectives.liveness import Process
 
 _PAGE = 4096
@@ -33,6 +36,7 @@ _STATUS, _STATUS_BYTES = 2304, 1536
 _STATUS_HEAD = struct.Struct("=II")  # version (odd while it is written), length
 _SLICE_S = 0.25  # between two looks at whether the others live
 NARRATE_S = 60.0
+TOLD = 3  # tensors that a sentence shows one by one
 
 
 def size_bytes(members: int, slot_bytes: int) -> int:
@@ -65,7 +69,7 @@ class Segment:
         spin_s: float = 0.0,
     ) -> None:
         self.ranks, self.member, self.slot_bytes = ranks, member, slot_bytes
-        self.where = ""
+        self.where = self.what = ""  # the user's line, and the user's tensors, for messages
         self._pid_of, self._elsewhere, self._spin_s = pid_of, elsewhere, spin_s
         self._bytes = np.frombuffer(memory, np.uint8)
         self._words = memoryview(memory).cast("I")
@@ -77,6 +81,7 @@ class Segment:
         self._fence = threading.Lock()
         self._calls = 0
         self._own_note = np.zeros(_NOTE_HEAD.size, np.uint8)
+        self._details: Callable[[], list[str]] = list
         self._met = self._words[self._heads[member] // 4 + _COUNT]
         self._words[self._heads[member] // 4 + _PID] = os.getpid()
 
@@ -97,9 +102,15 @@ class Segment:
         """The process of a member, 0 while it is unknown."""
         return self._words[self._heads[member] // 4 + _PID] or self._pid_of(member)
 
-    def announce(self, fingerprint: int, sentence: str) -> None:
-        """Say which collective this member is in, from the next meeting on."""
+    def announce(
+        self, fingerprint: int, sentence: str, details: Callable[[], list[str]] = list
+    ) -> None:
+        """Say which collective this member is in, from the next meeting on.
+
+        `details` gives its tensors one by one; the sentence may be too short for them.
+        """
         self._calls += 1
+        self._details = details
         text = f"{sentence} #{self._calls}"
         if self.where:
             text += f" ({self.where})"
@@ -111,7 +122,8 @@ class Segment:
         """After the meeting: raise MismatchError unless all members announced the same."""
         own = self._fingerprint(self.member)
         if any(self._fingerprint(m) != own for m in self._others):
-            raise MismatchError(self._difference())
+            told = self._difference()
+            raise MismatchError(told + self._first_different_tensor())
 
     def _fingerprint(self, member: int) -> int:
         return self._note(member, self._met)[:8].view(np.uint64)[0].item()
@@ -126,6 +138,22 @@ class Segment:
             "must call the same collectives in the same order with the same shapes and dtypes; "
             "look for a branch or a batch that differs between these ranks"
         )
+
+    def _first_different_tensor(self) -> str:
+        """One more meeting, to which all members come, because all have seen a difference."""
+        slot, text = self.own_slot(), json.dumps(self._details()).encode()
+        fitting = text if len(text) < len(slot) else b"[]"
+        slot[: len(fitting) + 1] = np.frombuffer(fitting + b"\0", np.uint8)
+        with contextlib.suppress(CollectiveError, ValueError):  # the difference is what counts
+            self.meet()
+            slots = [self.slot(m).tobytes() for m in range(len(self.ranks))]
+            lists = [json.loads(slot[: slot.index(b"\0")]) for slot in slots]
+            is_short = max(map(len, lists)) <= TOLD
+            for at in zip_longest(*lists, fillvalue="no more"):
+                if len(set(at)) > 1 and not is_short:
+                    told = ", ".join(f"rank {rank} has {one}" for rank, one in zip(self.ranks, at))
+                    return f"; the first tensors that differ: {told}"
+        return ""
 
     def _note(self, member: int, meeting: int) -> np.ndarray:
         start = self._heads[member] + _NOTES + (meeting & 1) * _NOTE_BYTES
@@ -142,7 +170,16 @@ class Segment:
 
         Raises:
             RankLostError: a member ended without coming.
+            MismatchError: a member waits for this one elsewhere. The meeting did not take place.
         """
+        try:
+            self._meet()
+        except MismatchError:
+            self._met = (self._met - 1) & _MASK
+            self._words[self._heads[self.member] // 4 + _COUNT] = self._met
+            raise
+
+    def _meet(self) -> None:
         self._met = (self._met + 1) & _MASK
         self._note(self.member, self._met)[: len(self._own_note)] = self._own_note
         # Taking a lock is the only full fence Python has; x86 does not need it, ARM does.

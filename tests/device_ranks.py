@@ -2,9 +2,11 @@
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 from rank_pool import RankPool
 
 _PRELOAD = ["torch", "torch_xdist.core.backend", "torch_xdist.ranks.process_group", "cloudpickle"]
@@ -21,6 +23,10 @@ class DeviceRanks:
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120.0) -> Any:
         """What the function returned on each rank."""
         return self._pool.run(self.size, function, *arguments, timeout_s=timeout_s, join=False)
+
+    def outcomes(self, function: Callable[..., Any], *arguments: Any) -> list[tuple[bool, Any]]:
+        """What happened on each rank, as `RankPool.outcomes` says; a rank that died is no more."""
+        return self._pool.outcomes(self.size, function, *arguments, join=False)
 
     def __enter__(self) -> "DeviceRanks":
         return self
@@ -45,6 +51,29 @@ def _become(rank: int, size: int, port: int, environment: dict[str, str]) -> Non
     settings.reread()
     world.forget()
     backend.register()
+
+
+def on_threads(count: int, function: Callable[..., Any], timeout_s: float = 120.0) -> list[Any]:
+    """What the function (rank, count) returned in each thread of one process with that many
+    devices."""
+    module = sys.modules[function.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        with RankPool(1, _PRELOAD) as fresh:
+            return fresh.run(1, _threads, count, function, timeout_s=timeout_s, join=False)[0]
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _threads(rank: int, size: int, count: int, function: Callable[..., Any]) -> list[Any]:
+    from torch_xdist import settings
+    from torch_xdist.core import backend
+    from torch_xdist.ranks import replicas
+
+    os.environ["CPU_NUM_DEVICES"] = str(count)
+    settings.reread()
+    backend.register()
+    return list(replicas.spawn_threads(lambda thread: function(thread, count)).values())
 
 
 def _free_port() -> int:

@@ -7,7 +7,7 @@ group must record the same ones in the same order. `pin_layout`, `channel_id` an
 
 import atexit
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch_xdist import settings, world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.errors import ArgumentError
-from torch_xdist.collectives.groups import Groups, checked
+from torch_xdist.collectives.groups import Groups, checked, checked_pairs
 from torch_xdist.core import cuts, device
-from torch_xdist.core.own import own_row
+from torch_xdist.core.own import own_row, plan_of, trace_of
 from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.trace import Kind
 from torch_xdist.core.views import slot_of, write
 
 REDUCE_SUM = "sum"
@@ -50,6 +51,17 @@ def record(
         _run_at_exit()
     lowering = inside.standing_alone(function, count)
     return own_row(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+
+
+def results_of(
+    name: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor], key: Hashable
+) -> list[Kind]:
+    """The shapes and dtypes that `record` would give; records nothing."""
+    count = world.world_size()
+    trace_of(name, tensors)  # type: ignore[arg-type]
+    lowering = inside.standing_alone(function, count)
+    is_collective = count > 1
+    return plan_of(name, lowering, tensors, (count, key), collective=is_collective).kinds  # type: ignore[arg-type]
 
 
 def run_pending() -> None:
@@ -104,7 +116,7 @@ def all_reduce(
     On a world of one a tensor is cloned, a list is left alone, and `scale` is not applied.
     """
     is_single = isinstance(inputs, torch.Tensor)
-    tensors: list[torch.Tensor] = [inputs] if is_single else list(inputs)  # type: ignore[list-item]
+    tensors = _tensors("all_reduce", inputs)
     found = _groups(groups, "all_reduce")
     if world.world_size() == 1 and not settings.current().always_all_reduce:
         return inputs.clone() if is_single else inputs  # type: ignore[union-attr]
@@ -243,7 +255,7 @@ def collective_permute(value: Any, pairs: Sequence[Sequence[int]]) -> Any:
 
     A list of tensors gives a list.
     """
-    found = tuple(tuple(int(rank) for rank in pair) for pair in pairs)
+    found = checked_pairs(pairs, world.world_size(), of="collective_permute")
 
     def permute(*arrays: jax.Array) -> list[jax.Array]:
         return [inside.permute(x, found) for x in arrays]
@@ -262,7 +274,7 @@ def collective_broadcast(
     With groups, ranks of a group without the root get zeros.
     """
     found = _groups(groups, "collective_broadcast")
-    tensors = list(tensors)
+    tensors = _tensors("collective_broadcast", tensors)
     if world.world_size() == 1 or not tensors:
         return
 
@@ -325,30 +337,47 @@ def _applied(
 ) -> Any:
     """Record the function of one or several tensors, and fill `output` where it is given."""
     is_single = isinstance(value, torch.Tensor)
-    tensors = [value] if is_single else list(value)
+    tensors = _tensors(name, value)
     outputs = None if output is None else [output] if is_single else output
     _check_lists(name, tensors, outputs)
     if not tensors:
         return tensors if output is None else output
+    if outputs is not None:
+        _check_outputs(name, outputs, results_of(f"xla.{name}", function, tensors, key))
     results = record(f"xla.{name}", function, tensors, key)
     if outputs is None:
         return results[0] if is_single else results
-    for target, result in zip(outputs, results):
-        if target.shape != result.shape or target.dtype != result.dtype:
-            raise ArgumentError(
-                f"{name}: output is {told(target)}, and the result {told(result)}; give it a "
-                "tensor of the result's shape and dtype"
-            )
     overwrite(outputs, results)
     return output
 
 
+def _tensors(name: str, value: Any) -> list[torch.Tensor]:
+    """The tensor, or those of a list, as a list."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    tensors = list(value) if isinstance(value, Iterable) else value
+    _check_lists(name, tensors, None)
+    return tensors
+
+
+def _check_outputs(name: str, outputs: Sequence[Any], kinds: Sequence[Kind]) -> None:
+    """Before anything is recorded, so that the call can be made again."""
+    trace_of(f"{name}: output", outputs)
+    for target, kind in zip(outputs, kinds):
+        if tuple(target.shape) != kind.shape or target.dtype != kind.dtype:
+            raise ArgumentError(
+                f"{name}: output is {told(target)}, and the result {kind!r}; give it a tensor of "
+                "the result's shape and dtype"
+            )
+
+
 def _check_lists(name: str, inputs: Any, outputs: Any) -> None:
     for what, values in (("input", inputs), ("output", outputs)):
-        if values is None:
+        if values is None and what == "output":
             continue
-        wrong = [v for v in values if not isinstance(v, torch.Tensor)]
-        if not isinstance(values, list) or wrong:
+        is_list = isinstance(values, list)
+        wrong = [v for v in values if not isinstance(v, torch.Tensor)] if is_list else []
+        if not is_list or wrong:
             found = type(wrong[0] if wrong else values).__name__
             raise TypeError(f"{name}: {what} holds a {found}; give it a tensor or a list of them")
     if outputs is not None and len(outputs) != len(inputs):

@@ -16,3 +16,9 @@ def two() -> Iterator[DeviceRanks]:
 def three() -> Iterator[DeviceRanks]:
     with DeviceRanks(3) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[DeviceRanks]:
+    with DeviceRanks(4) as ranks:
+        yield ranks
