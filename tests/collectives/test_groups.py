@@ -22,6 +22,8 @@ def test_groups_become_tuples():
         ([[0, 5]], r"all_reduce: rank 5 is not a rank of groups=\[\[0, 5\]\]; each rank from 0"),
         ([[0, 1], [1, 2]], "all_reduce: rank 1 is there twice"),
         ([[0], [2]], "all_reduce: rank 1 is in no group"),
+        ([[0, 1, 2], []], r"all_reduce: groups=\[\[0, 1, 2\], \[\]\] has a group without ranks"),
+        ([0, 1, 2], r"all_reduce: groups=\[0, 1, 2\] is no list of lists of ranks; write it as"),
     ],
 )
 def test_wrong_groups_name_the_rank(given, message):

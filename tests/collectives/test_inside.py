@@ -220,6 +220,15 @@ def test_wrong_arguments_are_refused_while_tracing(function, error, message):
         traced(function, X)
 
 
+def test_messages_are_no_part_of_a_program_over_the_mesh():
+    for call, name in ((inside.send, "send"), (inside.receive, "recv")):
+        with (
+            inside.program("mesh", 2),
+            pytest.raises(CollectiveError, match=f"{name}: a program over the mesh holds what all"),
+        ):
+            call(X, 1)
+
+
 def test_a_collective_outside_a_program_says_what_is_missing():
     with pytest.raises(CollectiveError, match="no program is being traced"):
         inside.all_reduce([X], "sum")
