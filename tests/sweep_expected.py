@@ -11,6 +11,8 @@ EXPECTED: dict[str, tuple[str, tuple[torch.dtype, ...] | None]] = {
     "chalf": ("JAX has no complex32", None),
     "complex": ("JAX has no complex32", (torch.float16,)),
     "view_as_complex": ("JAX has no complex32", (torch.float16,)),
+    # Elsewhere ours, which round once, are nearer to the exact gradient.
+    "special.i0e": ("CPU torch computes one bfloat16 in bfloat16, by luck well", (torch.bfloat16,)),
 }
 
 

@@ -12,6 +12,7 @@ from torch._library import simple_registry
 
 from torch_xdist.core import (
     autocast,
+    chunked_losses,
     composite_outs,
     control_flow,
     device_module,
@@ -42,6 +43,7 @@ def register() -> None:
     _share_guard()
     factories.register()
     composite_outs.register()
+    chunked_losses.register()
     optimizers.register()
     lazy_modules.register()
     control_flow.register()

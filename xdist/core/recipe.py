@@ -6,14 +6,16 @@ lowering that does not fit is noticed at the user's line, where the CPU can stil
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import torch
+from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch._decomp import global_decomposition_table
+from torch._ops import OpOverload
 
 from torch_xdist.core import paper
 from torch_xdist.core.bind import Recipe, fill, fit
@@ -118,16 +120,26 @@ def _number_dtype(plan: Plan) -> np.dtype:
     return np.dtype(np.float32) if half else to_jax(out.dtype)
 
 
+def _made_of_others(func: OpOverload) -> Callable[..., Any] | None:
+    """An operator's own implementation, where that serves every device: it calls other operators.
+
+    That of torch's own may reach for the memory of its operands; those of libraries and of users
+    (`torch.library.custom_op`) do not, and what reads a value fails on paper.
+    """
+    if func._can_decompose():
+        return func.decompose
+    key = DispatchKey.CompositeExplicitAutograd
+    if func.namespace == "aten" or not _dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        return None
+    return partial(func._op_dk, key)
+
+
 def _of_decomposition(plan: Plan) -> Recipe | None:
     func = plan.op.functional if plan.op is not None else None
     if func is None:
         return None
-    decompose = global_decomposition_table["post_autograd"].get(func)
-    if decompose is None:
-        if not func._can_decompose():
-            return None
-        decompose = func.decompose
-    if number_types(plan):
+    decompose = global_decomposition_table["post_autograd"].get(func) or _made_of_others(func)
+    if decompose is None or number_types(plan):
         return None
     try:
         sheet = paper.record(plan, decompose)

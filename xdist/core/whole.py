@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from torch_xdist.core.own import own_row
 from torch_xdist.core.tensor import XlaTensor
-from torch_xdist.ops.attention import attend
+from torch_xdist.ops.attention import attend_as_torch
 
 _libraries: list[torch.library.Library] = []
 # Elsewhere torch makes these of other operators, whose results of half precision it rounds each.
@@ -103,7 +103,7 @@ def attention(
 
     def row(*arrays: jax.Array) -> jax.Array:
         q, k, v, *mask = arrays
-        return attend(q, k, v, mask[0] if mask else None, is_causal, factor)
+        return attend_as_torch(q, k, v, mask[0] if mask else None, is_causal, factor)
 
     return WholeRow.apply("scaled_dot_product_attention", (is_causal, factor), row, *tensors)[0]
 

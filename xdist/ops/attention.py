@@ -109,6 +109,24 @@ def _mask_gradient(mask: _Maybe, grad_scores: jax.Array) -> _Maybe:
 attend.defvjp(_attend_forward, _attend_backward)
 
 
+def attend_as_torch(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: _Maybe,
+    is_causal: bool,
+    scale: float,
+) -> jax.Array:
+    """Attention whose halves stay float32 within, as in torch, unless it is [b, heads, t, d].
+
+    torch has fused kernels for that shape, which round the weights and their gradients too.
+    """
+    if query.ndim == 4:
+        return attend(query, key, value, mask, is_causal, scale)
+    wide = (x.astype(_wide(x.dtype)) for x in (query, key, value))
+    return attend(*wide, mask, is_causal, scale).astype(query.dtype)
+
+
 @lowers("aten._scaled_dot_product_flash_attention_for_cpu.default")
 def flash_attention(
     query: jax.Array,

@@ -36,6 +36,20 @@ def test_grouped_heads_equal_eager() -> None:
     both(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), *queries(4, 2))
 
 
+@pytest.mark.parametrize("lead", [(), (3,), (2, 2, 2)], ids=str)
+def test_halves_without_a_batch_of_heads_are_rounded_at_the_ends_only(lead) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(*lead, n, 8).bfloat16() for n in (3, 6, 6)]
+
+    def gradients(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.to(dtype).to(device).detach().requires_grad_() for t in tensors]
+        out = F.scaled_dot_product_attention(*leaves)
+        return [t.cpu().bfloat16() for t in (out, *torch.autograd.grad(out.sum(), leaves))]
+
+    for ours, exact in zip(gradients("xla", torch.bfloat16), gradients("cpu", torch.float64)):
+        torch.testing.assert_close(ours, exact, rtol=0.008, atol=1e-6)
+
+
 def test_one_row_is_recorded_forward_and_one_backward() -> None:
     torch_xla.sync()
     q, k, v = (t.to("xla").requires_grad_() for t in queries())

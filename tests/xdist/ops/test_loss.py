@@ -104,3 +104,18 @@ def test_losses_without_a_meta_kernel_stay_on_the_device() -> None:
         )
 
     assert served_by_cpu(losses, pair()[0]) == []
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="new in torch 2.13")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_chunked_linear_cross_entropy_of_halves_stays_on_the_device(reduction: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(8, 3).half(), torch.randn(4, 3).half()
+    target = torch.randint(4, (8,))
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        how = {"reduction": reduction, "options": options}
+        return F.linear_cross_entropy(x, weight, target, **how)
+
+    assert served_by_cpu(loss, x, weight, target) == []
