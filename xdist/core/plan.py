@@ -63,6 +63,7 @@ class Op:
         "out_names",
         "returns_mutated",
         "runtime",
+        "runtime_lists",
     )
 
     def __init__(self, func: OpOverload) -> None:
@@ -95,6 +96,10 @@ class Op:
         )
         packet = func._schema.name.removeprefix("aten::")
         self.runtime = packet in RUNTIME or packet.rstrip("_") in RUNTIME
+        # Lists of scalars are inputs too, sizes are not.
+        self.runtime_lists = self.runtime and all(
+            str(a.type) not in ("List[int]", "List[SymInt]") for a in schema.arguments
+        )
 
 
 class Plan:

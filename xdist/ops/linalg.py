@@ -144,8 +144,8 @@ def ormqr(
     """`input3` times the whole Q of the reflectors `self` [..., m, k], factors `input2`."""
     if not input3.size:
         return input3
-    m, k = self.shape[-2:]
-    wide = jnp.pad(self, [(0, 0)] * (self.ndim - 1) + [(0, m - k)])
+    m, k = self.shape[-2], input2.shape[-1]
+    wide = jnp.pad(self[..., :k], [(0, 0)] * (self.ndim - 1) + [(0, m - k)])
     q = lax.linalg.householder_product(wide, input2)
     q = mh(q) if transpose else q
     return q @ input3 if left else input3 @ q

@@ -315,6 +315,7 @@ def fractional_max_pool3d(
 @lowers(
     "aten.fractional_max_pool2d_backward.default",
     "aten.fractional_max_pool3d_backward.default",
+    shaped=True,
 )
 def fractional_max_pool_backward(
     grad_output: jax.Array,
@@ -323,6 +324,8 @@ def fractional_max_pool_backward(
     output_size: Sequence[int],
     indices: jax.Array,
 ) -> jax.Array:
+    if not self.size:
+        return jnp.zeros_like(self)
     sizes = _trailing(self, len(output_size))
     return spread_by_indices(_wide(grad_output), indices, sizes, None)
 
