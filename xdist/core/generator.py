@@ -13,18 +13,23 @@ DEFAULT_SEED = 0
 
 
 class Generator:
-    """The stream of one device: `seed` and how many random rows were recorded since."""
+    """The stream of one device: `seed` and how many random rows were recorded since.
 
-    __slots__ = ("counter", "seed")
+    `lane` is what is folded into the key in the place of the rank, where it is not None.
+    """
+
+    __slots__ = ("counter", "lane", "seed")
 
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
         self.seed = seed
         self.counter = 0
+        self.lane: int | None = None
 
     def next(self) -> tuple[int, int]:
         """The (seed with rank, counter) of one random row."""
         self.counter += 1
-        return self.seed ^ (world.rank() << _SEED_BITS), self.counter
+        lane = world.rank() if self.lane is None else self.lane
+        return self.seed ^ (lane << _SEED_BITS), self.counter
 
     def set_seed(self, seed: int) -> None:
         """Start the stream of `seed` anew."""

@@ -72,6 +72,24 @@ class DeviceStorage:
         return self
 
 
+class TypedDeviceStorage:
+    """The same by elements: what torch's `FullyShardedDataParallel` frees and fills again."""
+
+    def __init__(self, tensor: XlaTensor) -> None:
+        self._untyped_storage = DeviceStorage(tensor.cell)
+        self.dtype = tensor.dtype
+
+    def _size(self) -> int:
+        return self._untyped_storage.nbytes() // self.dtype.itemsize
+
+    def _resize_(self, size: int) -> None:
+        self._untyped_storage.resize_(size * self.dtype.itemsize)
+
+    @property
+    def _cdata(self) -> int:
+        return self._untyped_storage._cdata
+
+
 def _repr(self: XlaTensor, *, tensor_contents: Any = None) -> str:
     host = special.host_value(self).detach()
     text = torch._tensor_str._str(host, tensor_contents=tensor_contents)
@@ -194,6 +212,7 @@ def register() -> None:
         "tolist": lambda self: special.host_value(self).tolist(),
         "untyped_storage": lambda self: DeviceStorage(self.cell),
         "storage": lambda self: DeviceStorage(self.cell),
+        "_typed_storage": lambda self: TypedDeviceStorage(self),
         "data_ptr": lambda self: id(views.storage_root(self.cell)),
         "data": property(_get_data, _set_data),
         "is_shared": lambda self: False,

@@ -1,7 +1,7 @@
 """`torch.distributed.device_mesh` on "xla", for `fully_shard`, DTensor and hybrid sharding.
 
 torch leaves a mesh of "xla" without process groups and coordinates: it expects SPMD there. Here it
-gets both, over the backend "xla".
+gets both, over the backend "xla", and `distribute_tensor` does what it does on other devices.
 """
 
 import functools
@@ -29,6 +29,9 @@ def register() -> None:
         usual(self, device_type, *arguments, **options)
         if device_type == "xla":
             _complete(self, **options)
+            from torch_xdist.ranks import dtensors
+
+            dtensors.register()
 
     DeviceMesh.__init__ = init  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch_xdist.collectives.buckets import CAP_BYTES
 from torch_xdist.core import cuts, device
 from torch_xdist.core.tensor import XlaTensor, wrap
-from torch_xdist.ranks import fsdp_state
+from torch_xdist.ranks import fsdp_state, overflow
 from torch_xdist.ranks.fsdp_flatten import Owner, XlaFlattenParamsWrapper, owners_of
 from torch_xdist.ranks.fsdp_options import (
     Groups,
@@ -124,6 +124,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self.buffer_dtype = buffer_dtype or compute_dtype
         self.fp32_reduce_scatter = fp32_reduce_scatter
         self.sharding_groups = sharding_groups
+        overflow.register()
         self._members = members_of(sharding_groups, sharding_rank, sharding_world_size)
         self.rank, self.world_size = self._members.member, self._members.count
         self.gradient_predivide_factor = predivide_factor(self.world_size)
@@ -184,7 +185,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         dtype = self.compute_dtype if self.compute_dtype and is_float else whole.dtype
         data = cut_shard(whole, layout, self._members).to(self.xla_device)
         shard = nn.Parameter(data, requires_grad=whole.requires_grad)
-        shard._is_sharded = True  # type: ignore[attr-defined]
+        shard._is_sharded, shard.sharding_groups = True, self.sharding_groups  # type: ignore[attr-defined]
         shard._orig_size, shard._orig_name = whole.shape, name  # type: ignore[attr-defined]
         shard._name = f"_fsdp_shard.{name}".replace(".", _SEPARATOR)  # type: ignore[attr-defined]
         self.register_parameter(shard._name, shard)  # type: ignore[attr-defined]

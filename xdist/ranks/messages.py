@@ -4,24 +4,13 @@ They travel at once, outside any program: object collectives and set-up use them
 change at every call, for which a program each would be compiled.
 """
 
-import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from torch_xdist.collectives import channel
 from torch_xdist.ranks import collective_ops
-
-_COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "mul": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
-}
 
 
 def packed(tensors: Sequence[torch.Tensor]) -> bytes:
@@ -55,11 +44,3 @@ def received(source: int | None, subject: str) -> tuple[int, list[torch.Tensor]]
     collective_ops.run_pending()
     rank, payload = channel.current().receive(source, subject)
     return rank, unpacked(payload)
-
-
-def folded(reduction: str, values: Sequence[torch.Tensor], parts: int) -> torch.Tensor:
-    """The reduction of the values, divided by `parts`."""
-    total = functools.reduce(_COMBINE[reduction], values)
-    if parts == 1:
-        return total
-    return total.div(parts) if total.is_floating_point() or total.is_complex() else total // parts

@@ -21,20 +21,10 @@ from torch_xdist.collectives import inside
 from torch_xdist.core import device
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import collective_ops, device_mesh
-from torch_xdist.ranks.messages import folded, received, sent, shared
+from torch_xdist.ranks import collective_ops, device_mesh, functional, torchs_fsdp
+from torch_xdist.ranks.messages import received, sent, shared
+from torch_xdist.ranks.reductions import Reduction, reduction
 from torch_xdist.ranks.works import Receiving, done, fill, finished, on_device
-
-_REDUCTIONS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "sum",
-    dist.ReduceOp.PRODUCT: "mul",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "and",
-    dist.ReduceOp.BOR: "or",
-    dist.ReduceOp.BXOR: "xor",
-}
 
 
 class ProcessGroupXla(dist.ProcessGroup):
@@ -52,11 +42,28 @@ class ProcessGroupXla(dist.ProcessGroup):
         everybody = self.ranks == tuple(range(world.world_size()))
         self._groups = None if everybody else (self.ranks,)
         self._label = name
+        self._name = self._desc = ""
+
+    # torch keeps these in its own backends only.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
-        """What torch.distributed calls the group; torch gives names to its own backends only."""
-        return dist.distributed_c10d._world.pg_names[self]
+        """What torch.distributed calls the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:  # type: ignore[override]
+        """What the group is for, as its maker said."""
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:  # type: ignore[override]
+        return [torch.device("xla"), torch.device("cpu")]
 
     def getBackendName(self) -> str:
         """The name `init_process_group` knows."""
@@ -82,28 +89,27 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """Reduce several tensors in place, as one row."""
-        return done(tensors, self._reduced("all_reduce", tensors, _reduce_op(opts)))
+        return done(tensors, self._reduced("all_reduce", tensors, opts))
 
     def _reduced(
-        self, name: str, tensors: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType
+        self, name: str, tensors: Sequence[torch.Tensor], opts: Any
     ) -> Sequence[torch.Tensor]:
-        reduction, scale = _reduction(name, op), self._scale(op)
+        op = self._reduction(name, opts)
         if not on_device(tensors):
-            lists = self._shared(name, tensors)
-            return [folded(reduction, values, scale) for values in zip(*lists)]
+            return [op.of_tensors(values) for values in zip(*self._shared(name, tensors))]
 
         def reduce(*arrays: jax.Array) -> list[jax.Array]:
-            reduced = inside.all_reduce(arrays, reduction, self._groups)
-            return [_scaled(x, scale) for x in reduced]
+            brought = [op.before(x) for x in arrays]
+            return [op.after(x) for x in inside.all_reduce(brought, op.name, self._groups)]
 
-        return self._record(name, reduce, tensors, (reduction, scale))
+        return self._record(name, reduce, tensors, op)
 
-    def _scale(self, op: dist.ReduceOp.RedOpType) -> int:
-        return len(self.ranks) if op == dist.ReduceOp.AVG else 1
+    def _reduction(self, name: str, opts: Any) -> Reduction:
+        return reduction(dist.ReduceOp.SUM if opts is None else opts, len(self.ranks), of=name)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         """Reduce onto the root; the other members keep their values."""
-        results = self._reduced("reduce", tensors, _reduce_op(opts))
+        results = self._reduced("reduce", tensors, opts)
         if self.member == opts.rootRank:
             return done(tensors, results)
         return finished(tensors)
@@ -145,8 +151,9 @@ class ProcessGroupXla(dist.ProcessGroup):
     def allgather_coalesced(
         self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Input i of every member into output_lists[i] (torch passes them by input)."""
-        for outputs, stacked in zip(output_lists, self._gathered("all_gather", inputs)):
+        """Member m's inputs into output_lists[m]."""
+        self._expect(output_lists, "all_gather_coalesced")
+        for outputs, stacked in zip(zip(*output_lists), self._gathered("all_gather", inputs)):
             fill(outputs, stacked.unbind(0))
         return finished([output for outputs in output_lists for output in outputs])
 
@@ -209,13 +216,12 @@ class ProcessGroupXla(dist.ProcessGroup):
         self, outputs: list[torch.Tensor], input_lists: list[list[torch.Tensor]], opts: Any = None
     ) -> dist.Work:
         """Member m gets the reduction of every member's input m; the inputs may differ in shape."""
-        op = _reduce_op(opts)
         for output, inputs in zip(outputs, input_lists):
             self._expect(inputs, "reduce_scatter")
             if len({value.shape for value in inputs}) > 1:
-                reduced = self._reduced("reduce_scatter", inputs, op)[self.member]
+                reduced = self._reduced("reduce_scatter", inputs, opts)[self.member]
             else:
-                reduced = self._scattered([torch.stack(inputs)], op)[0]
+                reduced = self._scattered([torch.stack(inputs)], opts)[0]
             fill([output], [reduced])
         return finished(outputs)
 
@@ -229,21 +235,21 @@ class ProcessGroupXla(dist.ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         """Several of them, as one row."""
-        return done(outputs, self._scattered(inputs, _reduce_op(opts)))
+        return done(outputs, self._scattered(inputs, opts))
 
-    def _scattered(
-        self, inputs: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType
-    ) -> Sequence[torch.Tensor]:
-        reduction, scale = _reduction("reduce_scatter", op), self._scale(op)
+    def _scattered(self, inputs: Sequence[torch.Tensor], opts: Any) -> Sequence[torch.Tensor]:
         if not on_device(inputs):
-            whole = self._reduced("reduce_scatter", inputs, op)
+            whole = self._reduced("reduce_scatter", inputs, opts)
             return [value.chunk(len(self.ranks))[self.member] for value in whole]
+        op = self._reduction("reduce_scatter", opts)
 
         def scatter(*arrays: jax.Array) -> list[jax.Array]:
-            shards = [inside.reduce_scatter(x, reduction, 0, None, self._groups) for x in arrays]
-            return [_scaled(x, scale) for x in shards]
+            brought = [op.before(x) for x in arrays]
+            groups = self._groups
+            shards = [inside.reduce_scatter(x, op.name, 0, None, groups) for x in brought]
+            return [op.after(x) for x in shards]
 
-        return self._record("reduce_scatter", scatter, inputs, (reduction, scale))
+        return self._record("reduce_scatter", scatter, inputs, op)
 
     def all_to_all_single(
         self,
@@ -302,7 +308,13 @@ class ProcessGroupXla(dist.ProcessGroup):
         """Receive from whichever member sent first."""
         return Receiving(tensors, self.ranks, None, f"{self._label}.p2p.{tag}")
 
-    def _expect(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+    def _start_coalescing(self, device: torch.device) -> None:
+        """What follows is one row each in the same program, so there is nothing to collect."""
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return finished([])
+
+    def _expect(self, tensors: Sequence[Any], name: str) -> None:
         if len(tensors) != len(self.ranks):
             raise ValueError(
                 f"{name}: the list has {len(tensors)} tensors, and the group {len(self.ranks)} "
@@ -315,28 +327,6 @@ class ProcessGroupXla(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def _scaled(x: jax.Array, parts: int) -> jax.Array:
-    if parts == 1:
-        return x
-    whole = jax.numpy.issubdtype(x.dtype, jax.numpy.integer)
-    return x // parts if whole else (x / parts).astype(x.dtype)
-
-
-def _reduce_op(opts: Any) -> Any:
-    op = dist.ReduceOp.SUM if opts is None else opts if not hasattr(opts, "reduceOp") else None
-    return opts.reduceOp if op is None else op
-
-
-def _reduction(name: str, op: Any) -> str:
-    for known, reduction in _REDUCTIONS.items():
-        if op == known:
-            return reduction
-    raise NotImplementedError(
-        f"{name}: the xla backend does not have {op}; use one of SUM, AVG, PRODUCT, MIN, MAX, "
-        "BAND, BOR, BXOR, or scale the tensor yourself"
-    )
 
 
 def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
@@ -367,7 +357,8 @@ def _xla_rendezvous(
 
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
-    device_mesh.register()
+    for part in (device_mesh, functional, torchs_fsdp):
+        part.register()
     if "xla" in dist.Backend.backend_list:
         return
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])

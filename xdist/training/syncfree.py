@@ -45,7 +45,8 @@ class _SkipsOnDevice(torch.optim.Optimizer):
             for value in self.state.get(parameter, {}).values()
             if isinstance(value, torch.Tensor) and value.device.type == "xla"
         ]
-        return touched + state
+        # Of a DTensor, this rank's part.
+        return [getattr(tensor, "_local_tensor", tensor) for tensor in touched + state]
 
 
 class SGD(_SkipsOnDevice, torch.optim.SGD):

@@ -178,6 +178,24 @@ def test_data_can_be_read_and_set():
         x.data = torch.zeros(3)
 
 
+def test_data_of_another_dtype_changes_the_tensors_own():
+    x = torch.nn.Parameter(torch.ones(2, device="xla"))
+    x.data = x.data.bfloat16()
+    x.grad = torch.ones(2, dtype=torch.bfloat16, device="xla")
+    (x * 2).sum().backward()
+    assert x.dtype == x.grad.dtype == torch.bfloat16 and x.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_typed_storage_is_freed_and_filled_by_elements():
+    x = torch.arange(4.0, device="xla")
+    storage = x._typed_storage()
+    assert storage._size() == 4 and storage._cdata == x[1:]._typed_storage()._cdata
+    storage._resize_(0)
+    assert x._typed_storage()._size() == 0
+    storage._resize_(4)
+    assert x.fill_(2).tolist() == [2.0] * 4
+
+
 def test_type_names_say_xla():
     assert torch.ones(1, device="xla").type() == "torch.xla.FloatTensor"
     assert torch.ones(1, device="xla").type(torch.int64).dtype is torch.int64

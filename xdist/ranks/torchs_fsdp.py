@@ -1,0 +1,81 @@
+"""torch's `FullyShardedDataParallel` on the device: what it asks of a device beside its tensors.
+
+It makes devices of bare numbers, which torch takes for numbers of the accelerator it was built for;
+here it gets this process' device. And it waits for the device so that units are not gathered too
+far ahead; here a step is one program, whose order XLA chooses.
+
+torch's module takes long to import, so it is completed when a script imports it.
+"""
+
+import functools
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_xdist.core import device_module
+
+_NAME = "torch.distributed.fsdp._common_utils"
+
+
+def register() -> None:
+    """Complete torch's module, now or when it is imported."""
+    if _NAME in sys.modules:
+        _complete(sys.modules[_NAME])
+    elif not any(isinstance(finder, _Completing) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Completing())
+
+
+class _Completing(MetaPathFinder):
+    """Finds the module once, as everybody else would."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """The module's spec, with a loader that completes it."""
+        if name != _NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _complete(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class _Event(device_module.Event):
+    def synchronize(self) -> None:
+        """Nothing, so that the step is not cut."""
+
+
+class _Handle:
+    """The device module, with these two differences."""
+
+    Event = _Event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(device_module, name)
+
+    def current_device(self) -> torch.device:
+        """This process' device."""
+        return torch.device("xla", device_module.current_device())
+
+
+def _complete(module: Any) -> None:
+    handle = module._FSDPDeviceHandle
+    usual = handle.from_device
+    if hasattr(usual, "__wrapped__"):
+        return
+
+    @functools.wraps(usual)
+    def from_device(device: torch.device) -> Any:
+        return handle(device, _Handle()) if device.type == "xla" else usual(device)
+
+    handle.from_device = from_device
