@@ -59,7 +59,12 @@ def passes_on(rank, size):
     return ring, [x.cpu().flatten()[0].item() for x in several]
 
 
-@pytest.mark.parametrize("world", ["two", "three", pytest.param("four", marks=pytest.mark.long)])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "world", ["three", pytest.param("two", marks=LONG), pytest.param("four", marks=LONG)]
+)
 def test_messages_go_round_a_ring_and_between_any_two(world, request):
     ranks = request.getfixturevalue(world)
     outcomes = ranks.run(passes_on)
@@ -106,7 +111,7 @@ def goes_wrong(rank, size):
     return found, xm.all_reduce("sum", torch.ones(()).to("xla")).item()
 
 
-@pytest.mark.parametrize("world", ["two", "three"])
+@pytest.mark.parametrize("world", ["three", pytest.param("two", marks=LONG)])
 def test_a_message_that_cannot_come_is_an_error_that_says_why(world, request):
     outcomes = request.getfixturevalue(world).run(goes_wrong)
     found = outcomes[1][0]
