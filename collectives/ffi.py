@@ -149,7 +149,7 @@ _ERROR_CREATE, _DEVICE_ORDINAL = 0, 17
 _FUTURE_CREATE, _FUTURE_SET_AVAILABLE, _FUTURE_SET_ERROR = 13, 14, 15
 _KEPT: dict[str, Any] = {}  # ctypes functions live as long as the process: XLA holds their address
 _WORKERS = Workers("xdist-exchange")
-_SMALL_BYTES = 2**18
+_SMALL_BYTES = 2**19  # of operands and results together
 
 
 def register(name: str, target: Target) -> None:
@@ -176,7 +176,7 @@ def _serve(frame: _Frame, target: Target) -> int | None:
         spec = ctypes.string_at(span.data, span.length)
         inputs, outputs = _arrays(frame.inputs), _arrays(frame.outputs)
         job = functools.partial(target, inputs, outputs, spec, _ordinal(frame))
-        if sum(x.nbytes for x in inputs) < _SMALL_BYTES:
+        if sum(x.nbytes for x in (*inputs, *outputs)) < _SMALL_BYTES:
             job()
         else:
             frame.future = _handed_over(frame.api, job)
