@@ -15,26 +15,28 @@ def check(outcomes):
         assert count > 100
 
 
+@pytest.mark.timeout(600)  # eight ranks on two cores that others use too
 @pytest.mark.parametrize(
     "size",
     [1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4, 8))],
 )
 def test_every_dtype_on_processes(size):
     with DeviceRanks(size) as ranks:
-        check(ranks.run(differences, timeout_s=280))
+        check(ranks.run(differences, timeout_s=580))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_every_dtype_on_threads(size):
-    check(on_threads(size, differences, timeout_s=280))
+    check(on_threads(size, differences, timeout_s=580))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_dtype_over_the_mesh(size):
     with DeviceRanks(size, XDIST_TRANSPORT="gloo") as ranks:
-        check(ranks.run(differences, timeout_s=280))
+        check(ranks.run(differences, timeout_s=580))
 
 
 def first_of_each_dtype(rank, size):
