@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from torch_xdist.core.own import own_row
 from torch_xdist.core.tensor import XlaTensor
-from torch_xdist.ops.attention import attend_as_torch
+from torch_xdist.ops.attention import attend, attend_widely
 
 _libraries: list[torch.library.Library] = []
 # Elsewhere torch makes these of other operators, whose results of half precision it rounds each.
@@ -100,12 +100,16 @@ def attention(
         value = value.repeat_interleave(repeats, -3)
     factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+    # torch has fused kernels, which round halves within, for [b, heads, t, d] and fixed masks.
+    fused = query.dim() == 4 and (attn_mask is None or not attn_mask.requires_grad)
+    compute = attend if fused else attend_widely
 
     def row(*arrays: jax.Array) -> jax.Array:
         q, k, v, *mask = arrays
-        return attend_as_torch(q, k, v, mask[0] if mask else None, is_causal, factor)
+        return compute(q, k, v, mask[0] if mask else None, is_causal, factor)
 
-    return WholeRow.apply("scaled_dot_product_attention", (is_causal, factor), row, *tensors)[0]
+    key_of_row = (is_causal, factor, fused)
+    return WholeRow.apply("scaled_dot_product_attention", key_of_row, row, *tensors)[0]
 
 
 def _fits(

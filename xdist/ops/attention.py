@@ -35,6 +35,14 @@ def _weights(
     query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
 ) -> jax.Array:
     """[..., t, s]: the softmax of the scores; rows without any key are 0, not nan."""
+    powers, total = _powers(query, key, mask, is_causal, scale)
+    return powers / total
+
+
+def _powers(
+    query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """Exponentials of the scores, the largest of each row 1, and their sums (1 where all are 0)."""
     scores = _product("...td,...sd->...ts", query, key) * scale
     if is_causal:
         t, s = scores.shape[-2:]
@@ -50,7 +58,7 @@ def _weights(
         top = jnp.where(jnp.isneginf(top), 0, top)
     powers = jnp.exp(scores - top)
     total = powers.sum(-1, keepdims=True)
-    return powers / (total if mask is None else jnp.where(total == 0, 1, total))
+    return powers, total if mask is None else jnp.where(total == 0, 1, total)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -63,8 +71,12 @@ def attend(
     scale: float,
 ) -> jax.Array:
     """[..., t, e]. A bool mask is True where a key may be seen; others are added to the scores."""
-    weights = _weights(query, key, mask, is_causal, scale).astype(value.dtype)
-    return _product("...ts,...se->...te", weights, value).astype(query.dtype)
+    powers, total = _powers(query, key, mask, is_causal, scale)
+    if value.dtype == _wide(value.dtype):
+        return _product("...ts,...se->...te", powers / total, value).astype(query.dtype)
+    # Halves are rounded before they are divided: the largest is 1, which no rounding changes.
+    product = _product("...ts,...se->...te", powers.astype(value.dtype), value)
+    return (product / total).astype(query.dtype)
 
 
 def _attend_forward(
@@ -109,7 +121,7 @@ def _mask_gradient(mask: _Maybe, grad_scores: jax.Array) -> _Maybe:
 attend.defvjp(_attend_forward, _attend_backward)
 
 
-def attend_as_torch(
+def attend_widely(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -117,12 +129,7 @@ def attend_as_torch(
     is_causal: bool,
     scale: float,
 ) -> jax.Array:
-    """Attention whose halves stay float32 within, as in torch, unless it is [b, heads, t, d].
-
-    torch has fused kernels for that shape, which round the weights and their gradients too.
-    """
-    if query.ndim == 4:
-        return attend(query, key, value, mask, is_causal, scale)
+    """Attention whose halves stay float32 within, where `attend` rounds the weights too."""
     wide = (x.astype(_wide(x.dtype)) for x in (query, key, value))
     return attend(*wide, mask, is_causal, scale).astype(query.dtype)
 

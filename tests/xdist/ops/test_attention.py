@@ -50,6 +50,23 @@ def test_halves_without_a_batch_of_heads_are_rounded_at_the_ends_only(lead) -> N
         torch.testing.assert_close(ours, exact, rtol=0.008, atol=1e-6)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_halves_are_as_near_to_the_exact_result_as_eagers(masked: bool) -> None:
+    tensors = [3 * t.bfloat16() for t in queries()]
+    if masked:
+        tensors.append(torch.linspace(-2, 2, 36).reshape(6, 6).bfloat16())
+
+    def results(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.to(dtype).to(device).detach().requires_grad_() for t in tensors]
+        out = F.scaled_dot_product_attention(*leaves)
+        found = (out, *torch.autograd.grad(out.sum(), leaves))
+        return [t.detach().cpu().double() for t in found]
+
+    runs = [("xla", torch.bfloat16), ("cpu", torch.bfloat16), ("cpu", torch.float64)]
+    for ours, theirs, exact in zip(*(results(*run) for run in runs)):
+        assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm()
+
+
 def test_one_row_is_recorded_forward_and_one_backward() -> None:
     torch_xla.sync()
     q, k, v = (t.to("xla").requires_grad_() for t in queries())
