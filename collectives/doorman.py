@@ -69,7 +69,9 @@ class Doorman:
                     self._mailbox.put(*question, blobs[0])  # type: ignore[call-arg]
                     wire.send(guest, "", [])
                 else:
-                    self._shelf.put(Parcel(*question, _descriptor_from(guest)))
+                    source, number, what, told = question
+                    descriptor = _descriptor_from(guest)
+                    self._shelf.put(Parcel(source, number, what, told, descriptor))
                     wire.send(guest, "", [])
             except OSError as error:
                 print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)

@@ -42,7 +42,7 @@ class Parcel:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = os.memfd_create("xdist-parcel", flags)
         parcel = cls(source, channel, kind, f"{kind} ({where})" if where else kind, descriptor)
-        rest, view = 0, memoryview(data)
+        rest, view = 0, data.data
         while rest < len(view):
             rest += os.pwrite(descriptor, view[rest:], rest)
         return parcel
@@ -66,7 +66,7 @@ class Parcel:
 
     def unpack(self, into: np.ndarray) -> None:
         """Move the bytes into an array of the same length; the file is empty then."""
-        rest, view = 0, memoryview(into)
+        rest, view = 0, into.data
         while rest < len(view):
             rest += os.preadv(self.descriptor, [view[rest:]], rest)
         os.ftruncate(self.descriptor, 0)

@@ -60,8 +60,8 @@ def results_of(
     count = world.world_size()
     trace_of(name, tensors)  # type: ignore[arg-type]
     lowering = inside.standing_alone(function, count)
-    is_collective = count > 1
-    return plan_of(name, lowering, tensors, (count, key), collective=is_collective).kinds  # type: ignore[arg-type]
+    row = plan_of(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+    return [kind for kind in row.kinds if kind is not None]
 
 
 def run_pending() -> None:
