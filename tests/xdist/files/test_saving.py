@@ -2,13 +2,17 @@
 
 import io
 import pickle
+import resource
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 from pretend_device import pretend
 
+import torch_xla
 from torch_xdist.errors import CheckpointError
 from torch_xdist.files import saving
 
@@ -78,3 +82,27 @@ def test_to_cpu_keeps_types_and_ties():
     assert out["a"].data_ptr() == out["t"][1].data_ptr()
     torch.save(out, io.BytesIO())
     assert saving.maybe_convert_to_cpu({"a": weight}, convert=False) is None
+
+
+def test_the_host_holds_one_tensor_at_a_time(tmp_path):
+    count, large_bytes = 5, 32 * 2**20
+    state = {i: torch.full((large_bytes // 4,), i, device="xla") for i in range(count)}
+    torch_xla.sync(wait=True)
+    saving.write({"w": state[0][:4]}, tmp_path / "first.pt")
+    before, peak, ended = _resident_bytes(), [0], threading.Event()
+
+    def watch():
+        while not ended.wait(0.001):
+            peak[0] = max(peak[0], _resident_bytes() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    saving.write(state, tmp_path / "x.pt")
+    ended.set()
+    watcher.join()
+    assert peak[0] < 1.3 * large_bytes
+    assert (tmp_path / "x.pt").stat().st_size > count * large_bytes
+
+
+def _resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
