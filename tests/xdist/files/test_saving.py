@@ -86,9 +86,9 @@ def test_to_cpu_keeps_types_and_ties():
 
 def test_the_host_holds_one_tensor_at_a_time(tmp_path):
     count, large_bytes = 5, 32 * 2**20
-    state = {i: torch.full((large_bytes // 4,), i, device="xla") for i in range(count)}
+    state = {i: torch.rand(large_bytes // 4, device="xla") for i in range(count)}
     torch_xla.sync(wait=True)
-    saving.write({"w": state[0][:4]}, tmp_path / "first.pt")
+    saving.write({"w": torch.ones(4, device="xla")}, tmp_path / "first.pt")
     before, peak, ended = _resident_bytes(), [0], threading.Event()
 
     def watch():
@@ -100,7 +100,7 @@ def test_the_host_holds_one_tensor_at_a_time(tmp_path):
     saving.write(state, tmp_path / "x.pt")
     ended.set()
     watcher.join()
-    assert peak[0] < 1.3 * large_bytes
+    assert peak[0] / large_bytes < 1.3
     assert (tmp_path / "x.pt").stat().st_size > count * large_bytes
 
 
