@@ -3,12 +3,10 @@
 Arrays are x [n, c, *in], w [o, c / groups, *kernel], results [n, o, *out].
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import jax
 import jax.numpy as jnp
@@ -169,7 +167,7 @@ def depthwise(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
 def _added(parts: Sequence[jax.Array]) -> jax.Array:
     """The sum, in pairs: one after the other rounds several times worse over 64 taps."""
     while len(parts) > 1:
-        pairs = zip_longest(parts[::2], parts[1::2])
+        pairs = itertools.zip_longest(parts[::2], parts[1::2])
         parts = [a if b is None else a + b for a, b in pairs]
     return parts[0]
 
