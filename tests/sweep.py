@@ -58,7 +58,7 @@ from torch_xdist import metrics
 # Samples of one operator that are recorded before the first result is read.
 AT_ONCE = 8
 # Inputs beside a sample's own that are tried where ours round worse than CPU torch.
-DRAWS = 15
+DRAWS = 48
 # A whole sweep compiles thousands of programs that run once, so XLA spends little on each; what
 # fails is tried again as users compile it.
 QUICK = (

@@ -31,7 +31,7 @@ def _arriving(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group(name: Any) -> Any:
-    return _resolve_process_group(name) if isinstance(name, str) else name
+    return _resolve_process_group(name) if isinstance(name, str) else name  # type: ignore[arg-type]
 
 
 def _operation(name: str) -> Any:
@@ -123,7 +123,7 @@ def _ready(x: XlaTensor) -> XlaTensor:
     return wrap(x.cell)
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "all_reduce": _all_reduce,
     "all_reduce_": _all_reduce_,
     "all_reduce_coalesced": _all_reduce_coalesced,

@@ -30,4 +30,4 @@ def register() -> None:
                 break
         return found
 
-    torch.amp.GradScaler._unscale_grads_ = unscale  # type: ignore[method-assign]
+    torch.amp.GradScaler._unscale_grads_ = unscale  # type: ignore[assignment, method-assign]
