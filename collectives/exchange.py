@@ -4,8 +4,8 @@ All functions have the same shape: announce, then rounds of (write own slot, mee
 arrays are contiguous; results are written into arrays of the caller. Called from the program
 through `on_host`, and by `channel` for small objects.
 
-Cost of an all-reduce of b bytes over n members, per member: b written, 2 b read, in chunks that
-stay in the processor's cache; one meeting per chunk.
+Cost of an all-reduce of b bytes over n members, per member: b written to shared memory, 2 b read,
+in chunks that stay in the processor's cache; one meeting per chunk.
 """
 
 import itertools
@@ -81,31 +81,40 @@ def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype:
 def _reduce_by_chunks(
     segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype
 ) -> None:
-    """Each member folds its slice of a chunk; the others read it one meeting later."""
+    """Each member folds its slice of a chunk; the others read it one meeting later.
+
+    Its own slice goes from the array straight into the fold, and the fold straight into the slot of
+    the next meeting: whoever read that slot has been at this meeting since.
+    """
     members, me = len(segment.ranks), segment.member
     length = CHUNK_BYTES // dtype.itemsize
-    folded = np.empty(-(-length // members), dtype)
     before: list[tuple[int, int]] = []
     for start in range(0, x.size + length, length):
         stop = min(start + length, x.size)
-        own = segment.own_slot()
-        if start < stop:
-            x.read(start, stop, own[:CHUNK_BYTES].view(dtype))
-        if before:
-            count = before[me][1] - before[me][0]
-            own[CHUNK_BYTES:][: count * dtype.itemsize].view(dtype)[:] = folded[:count]
+        now = _slices(start, stop, members) if start < stop else []
+        own = segment.own_slot()[:CHUNK_BYTES].view(dtype)
+        mine = x.view(*now[me]) if now else None
+        for member, (low, high) in enumerate(now):
+            if member != me or mine is None:
+                x.read(low, high, own[low - start :])
         segment.meet()
         if not start:
             segment.check()
         for member, (low, high) in enumerate(before):
-            source = segment.slot(member)[CHUNK_BYTES:][: (high - low) * dtype.itemsize]
-            out.write(low, source.view(dtype))
-        before = _slices(start, stop, members) if start < stop else []
-        if before:
-            low, high = before[me]
+            out.write(low, _folded(segment.slot(member), high - low, dtype))
+        if now:
+            low, high = now[me]
             span = slice((low - start) * dtype.itemsize, (high - start) * dtype.itemsize)
             parts = [segment.slot(m)[span].view(dtype) for m in range(members)]
-            fold(reduction, parts, folded[: high - low])
+            if mine is not None:
+                parts[me] = mine
+            fold(reduction, parts, _folded(segment.own_slot(), high - low, dtype))
+        before = now
+
+
+def _folded(slot: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
+    """Where a slot holds the member's fold, behind the contributions."""
+    return slot[CHUNK_BYTES:][: size * dtype.itemsize].view(dtype)
 
 
 def _slices(start: int, stop: int, members: int) -> list[tuple[int, int]]:
