@@ -103,8 +103,8 @@ def percentages() -> list[str]:
         "forward and backward, in-place, `out=` with a strided and with an empty tensor.",
         "Expected to fail, each with its reason in `tests/sweep_expected.py`: sparse layouts,",
         "complex32. A call is one form of one sample. Where results differ by more than the",
-        "tolerance of the dtype, double precision decides who rounds better, nearby: on a",
-        "sample each, `fft.hfft2` and `nn.functional.conv3d` are farther from it than CPU torch.",
+        "tolerance of the dtype, double precision decides who rounds better, over inputs nearby:",
+        "on a sample each, `fft.hfft2` and `nn.functional.conv3d` are farther from it than CPU torch.",
         "",
         "| dtype | operators | pass | share | expected to fail | other failures | through the CPU "
         "| samples each | calls | measured |",
