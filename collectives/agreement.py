@@ -11,7 +11,6 @@ gives up on a rank that is 30 s late, and cannot be used again.
 import atexit
 import contextlib
 import json
-import sys
 import threading
 import time
 from collections import deque
@@ -19,8 +18,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from torch_xdist.collectives import segment
 from torch_xdist.collectives.errors import MismatchError, RankLostError
+from torch_xdist.collectives.narration import Narrator
 from torch_xdist.collectives.segment import named
 
 _LOOK_S = 0.5
@@ -125,7 +124,8 @@ class _Wait:
     def __init__(self, count: int, rank: int, other: int, calls: Sequence[Call]) -> None:
         self._count, self._rank, self._other = count, rank, other
         self._call = f"{calls[0][0]} ({calls[0][1]})" if calls else "no collective"
-        self._start_s = self._told_s = self._seen_s = time.monotonic()
+        self._start_s = self._seen_s = time.monotonic()
+        self._narrator = Narrator(rank, self._start_s)
         self._beat = 0
 
     def end(self, agreement: Agreement) -> Sequence[Call]:
@@ -151,14 +151,7 @@ class _Wait:
                 f"{place}; give every rank the same number of batches, or look at the output of "
                 f"rank {self._other} for its error"
             )
-        if now_s - self._told_s > segment.NARRATE_S:
-            self._told_s = now_s
-            print(
-                f"torch-xdist: rank {self._rank} has waited {waited_s:.0f} s in {place}, for rank "
-                f"{self._other}",
-                file=sys.stderr,
-                flush=True,
-            )
+        self._narrator.look(now_s, lambda: f"{place}, for rank {self._other}")
 
 
 def difference(count: int, position: int, at: Sequence[Call | None]) -> str:

@@ -6,7 +6,7 @@ between, so several threads of a rank may use different tags at once. One board 
 keeps it, the others reach it through its doorman.
 """
 
-import sys
+import functools
 import threading
 import time
 from collections import Counter
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch_xdist.collectives.errors import RankLostError
-from torch_xdist.collectives.segment import NARRATE_S, named
+from torch_xdist.collectives.narration import Narrator
+from torch_xdist.collectives.segment import named
 
 _LOOK_S = 0.25
 
@@ -58,7 +59,8 @@ class Board:
             return [meeting.posts[member] for member in ranks]
 
     def _wait(self, meeting: _Meeting, tag: str, ranks: tuple[int, ...], rank: int) -> None:
-        start_s = told_s = time.monotonic()
+        start_s = time.monotonic()
+        narrator = Narrator(rank, start_s)
         while len(meeting.posts) < len(ranks):
             self._changed.wait(_LOOK_S)
             absent = [member for member in ranks if member not in meeting.posts]
@@ -70,14 +72,11 @@ class Board:
                         f"{now_s - start_s:.1f} s in rendezvous {tag!r}; every rank must call it; "
                         f"look at the output of rank {member}"
                     )
-            if absent and now_s - told_s > NARRATE_S:
-                told_s = now_s
-                print(
-                    f"torch-xdist: rank {rank} has waited {now_s - start_s:.0f} s in rendezvous "
-                    f"{tag!r} for {named(absent)}{self._elsewhere(absent)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if absent:
+                narrator.look(now_s, functools.partial(self._place, tag, absent))
+
+    def _place(self, tag: str, absent: list[int]) -> str:
+        return f"rendezvous {tag!r} for {named(absent)}{self._elsewhere(absent)}"
 
     def _elsewhere(self, absent: list[int]) -> str:
         tags = {

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -60,17 +60,7 @@ class Spec:
 
     def encoded(self) -> str:
         """The attribute's text."""
-        return json.dumps(
-            [
-                self.op,
-                self.title,
-                self.reduction,
-                self.groups,
-                self.sources,
-                self.channel,
-                self.what,
-            ]
-        )
+        return json.dumps(astuple(self))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,8 +86,6 @@ class Endpoint:
         self.where = ""
         self.error: BaseException | None = None
         self.post: Post | None = None
-        self._is_stuck = False
-        self._stale: dict[int, int] = {}  # by rank: the version at the start of a recv
         self._memory, self._spin_s = memory, spin_s
         self._segments: dict[tuple[str, tuple[int, ...]], Segment] = {}
         self._lock, self._saying = threading.Lock(), threading.Lock()
@@ -128,38 +116,25 @@ class Endpoint:
 
     def _elsewhere(self, ranks: tuple[int, ...], member: int) -> str:
         """The call in which that member waits for this rank in another group."""
-        others, call = self._waits(ranks[member])
+        _, others, call = self.waits(ranks[member])
         return call if self.rank in others and tuple(others) != ranks else ""
 
-    def _waits(self, rank: int) -> tuple[list[int], str]:
-        """The call in which `rank` waits and for whom ([]: anybody), seen twice; "": none."""
+    def waits(self, rank: int) -> tuple[int, list[int], str]:
+        """(the version of this, for whom `rank` waits ([]: anybody), in which call), seen twice.
+
+        The call is "" where it waits for nobody.
+        """
         start = self._start()
         if start is None:
-            return [], ""
+            return 0, [], ""
         version, text = start.status(rank)
         seen, self._seen[rank] = self._seen.get(rank), version
-        return json.loads(text) if text and seen == version else ([], "")
+        return version, *(json.loads(text) if text and seen == version else ([], ""))
 
-    def stuck(self) -> list[str]:
-        """Why each of the other ranks will send this one nothing; empty while one may."""
-        reasons = []
-        for rank, version in self._stale.items():
-            others, call = self._waits(rank)
-            has_failed = _FAILED in others
-            is_old = has_failed and self._seen[rank] == version  # it may have gone on since
-            if self.lost(rank):
-                reasons.append(f"rank {rank} has ended")
-            elif call and not is_old and (not others or self.rank in others):
-                state = "failed" if has_failed else "waits"
-                reasons.append(f"rank {rank} called {call} and {state} there")
-            else:
-                return []
-        self._is_stuck = bool(reasons)
-        return reasons
-
-    def waits(self, call: str) -> None:
-        """Say that this rank waits for anybody to send; "": no longer."""
-        self._say((), call)
+    def versions(self, ranks: Sequence[int]) -> dict[int, int]:
+        """By rank: a number that changes whenever it says where it is."""
+        start = self._start()
+        return {rank: start.status(rank)[0] for rank in ranks} if start else {}
 
     def lost(self, rank: int) -> bool:
         """Whether `rank` came to the start and has ended."""
@@ -184,32 +159,30 @@ class Endpoint:
                     self._send_or_receive(spec, xs, outs)
                 else:
                     ranks = group_of(self.rank, spec.groups, self.world_size)
-                    self._say(ranks, spec.title)
+                    self.say(ranks, spec.title)
                     self._run(spec, self.segment(ranks), xs, outs)
             except BaseException as error:
                 # What it was in stays said, for the rank that waits for this one elsewhere.
                 self.error = error
                 raise
-            self._say((), "")
+            self.say((), "")
 
     def _send_or_receive(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
         assert self.post is not None, "join and threads give every endpoint its post"
         kind = exchange.described([*xs, *outs][:1])
-        self._say((), "")
+        self.say((), "")
         if spec.op == "send":
             self.post.send(spec.channel, xs[0], kind, self.where)
             return
-        self._is_stuck = False
-        start, others = self._start(), [r for r in range(self.world_size) if r != self.rank]
-        self._stale = {rank: start.status(rank)[0] for rank in others} if start else {}
+        receiving = _Receiving(self)
         try:
-            self.post.receive(spec.channel, outs[0], kind, self)
+            self.post.receive(spec.channel, outs[0], kind, receiving)
         except BaseException:
-            if self._is_stuck:
-                self._say((_FAILED, *others), spec.title)
+            if receiving.is_stuck:
+                self.say((_FAILED, *receiving.others), spec.title)
             raise
 
-    def _say(self, ranks: tuple[int, ...], call: str) -> None:
+    def say(self, ranks: tuple[int, ...], call: str) -> None:
         """Tell the others, whatever group they wait in, where this rank is."""
         start = self._start()
         if start is not None:
@@ -238,6 +211,38 @@ class Endpoint:
         """The error of the last failed collective, once: what the program's error stands for."""
         error, self.error = self.error, None
         return error
+
+
+class _Receiving:
+    """What one recv tells the other ranks, and sees of them; a `parcels.Watch`."""
+
+    def __init__(self, end: Endpoint) -> None:
+        self._end = end
+        self.is_stuck = False
+        self.others = [rank for rank in range(end.world_size) if rank != end.rank]
+        self._versions = end.versions(self.others)
+
+    def waits(self, call: str) -> None:
+        """Say that this rank waits for anybody to send; "": no longer."""
+        self._end.say((), call)
+
+    def stuck(self) -> list[str]:
+        """Why each of the other ranks will send this one nothing; empty while one may."""
+        reasons = []
+        for rank, before in self._versions.items():
+            version, waited_for, call = self._end.waits(rank)
+            has_failed = _FAILED in waited_for
+            # What failed before this recv began may have gone on since.
+            is_old = has_failed and version == before
+            if self._end.lost(rank):
+                reasons.append(f"rank {rank} has ended")
+            elif call and not is_old and (not waited_for or self._end.rank in waited_for):
+                state = "failed" if has_failed else "waits"
+                reasons.append(f"rank {rank} called {call} and {state} there")
+            else:
+                return []
+        self.is_stuck = bool(reasons)
+        return reasons
 
 
 _endpoints: dict[int | None, Endpoint] = {}

@@ -8,7 +8,6 @@ others then drop theirs. So no rank but these two has to come, or to be alive.
 
 import fcntl
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -17,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_xdist.collectives import segment
 from torch_xdist.collectives.errors import CollectiveError, MismatchError
+from torch_xdist.collectives.narration import Narrator
 
 _LOOK_S = 0.25
 
@@ -199,7 +198,7 @@ class Waiting:
     def __init__(self, rank: int, channel: int, call: str, watch: Watch) -> None:
         self._rank, self._channel, self._call, self._watch = rank, channel, call, watch
         self._is_said = False
-        self._told_s = 0.0
+        self._narrator = Narrator(rank, 0.0)
 
     def came(self) -> None:
         """A parcel came."""
@@ -217,12 +216,5 @@ class Waiting:
                 f"rank {self._rank} called {self._call}, and nobody is left to send on channel "
                 f"{self._channel}: {'; '.join(reasons)}; every recv needs a send on its channel"
             )
-        if waited_s - self._told_s > segment.NARRATE_S:
-            self._told_s = waited_s
-            print(
-                f"torch-xdist: rank {self._rank} has waited {waited_s:.0f} s in {self._call} for "
-                "a rank to send on that channel",
-                file=sys.stderr,
-                flush=True,
-            )
+        self._narrator.look(waited_s, lambda: f"{self._call} for a rank to send on that channel")
         return None

@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numpy as np
 from torch_xdist.collectives import futex
 from torch_xdist.collectives.errors import CollectiveError, MismatchError, RankLostError
 from torch_xdist.collectives.liveness import Process
+from torch_xdist.collectives.narration import Narrator
 
 _PAGE = 4096
 _COUNT, _PID = 0, 16  # 32-bit words in a header; 64 bytes apart, so that they do not share a line
@@ -35,7 +35,6 @@ _MASK, _HALF = 2**32 - 1, 2**31
 _STATUS, _STATUS_BYTES = 2304, 1536
 _STATUS_HEAD = struct.Struct("=II")  # version (odd while it is written), length
 _SLICE_S = 0.25  # between two looks at whether the others live
-NARRATE_S = 60.0
 TOLD = 3  # tensors that a sentence shows one by one
 
 
@@ -201,7 +200,7 @@ class Segment:
         while time.monotonic() - start_s < self._spin_s:
             if not self._behind(member):
                 return
-        told_s = start_s
+        narrator = Narrator(self.ranks[self.member], start_s)
         address = self._address + self._heads[member]
         while True:
             seen = self._words[self._heads[member] // 4 + _COUNT]
@@ -211,9 +210,7 @@ class Segment:
             now_s = time.monotonic()
             if now_s - start_s > _SLICE_S:
                 self._look_around(member, now_s - start_s)
-                if now_s - told_s > NARRATE_S:
-                    told_s = now_s
-                    self._narrate(now_s - start_s)
+                narrator.look(now_s, self._absent)
 
     def _look_around(self, member: int, waited_s: float) -> None:
         for other in self._others:
@@ -244,15 +241,11 @@ class Segment:
             process = self._processes[member] = Process(pid)
         return process.ended()
 
-    def _narrate(self, waited_s: float) -> None:
+    def _absent(self) -> str:
+        """This member's call and whom it waits for, as a narrator says it."""
         absent = [m for m in self._others if self._behind(m)]
         told = ", ".join(f"rank {self.ranks[m]} (after {self._last_of(m)})" for m in absent)
-        print(
-            f"torch-xdist: rank {self.ranks[self.member]} has waited {waited_s:.0f} s in "
-            f"{self._call()} for {told}",
-            file=sys.stderr,
-            flush=True,
-        )
+        return f"{self._call()} for {told}"
 
     def _call(self) -> str:
         return self._sentence(self.member, self._met)

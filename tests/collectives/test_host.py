@@ -7,7 +7,7 @@ import uuid
 import pytest
 from rank_pool import RankPool
 
-from torch_xdist.collectives import host, segment
+from torch_xdist.collectives import host, narration
 from torch_xdist.collectives.errors import CollectiveError, JoinError, RankLostError
 
 
@@ -68,7 +68,7 @@ def test_a_rank_that_left_is_named_in_a_rendezvous(pool):
 
 
 def late(rank, size, seconds):
-    segment.NARRATE_S = 0.3
+    narration.NARRATE_S = 0.3
     reduce = reduce_ones(size)
     before_s = time.process_time()
     if rank == 1:
@@ -92,9 +92,9 @@ def narrated(rank, size):
     import contextlib
     import io
 
-    from torch_xdist.collectives import segment
+    from torch_xdist.collectives import narration
 
-    segment.NARRATE_S = 0.3
+    narration.NARRATE_S = 0.3
     reduce = reduce_ones(size)
     reduce()
     told = io.StringIO()

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from torch_xdist.collectives import parcels, segment
+from torch_xdist.collectives import narration, parcels
 from torch_xdist.collectives.errors import CollectiveError, MismatchError
 from torch_xdist.collectives.parcels import Parcel, Post, Shelf
 
@@ -91,7 +91,7 @@ def test_another_shape_is_refused_with_both(three):
 
 def test_a_wait_is_told_and_ends_when_the_message_comes(three, monkeypatch, capsys):
     monkeypatch.setattr(parcels, "_LOOK_S", 0.02)
-    monkeypatch.setattr(segment, "NARRATE_S", 0.1)
+    monkeypatch.setattr(narration, "NARRATE_S", 0.1)
     watch, timer = Others(), threading.Timer(0.5, three[0].send, [3, np.arange(3), "int64[3]", ""])
     timer.start()
     assert received(three[1], 3, watch=watch) == [0, 1, 2]

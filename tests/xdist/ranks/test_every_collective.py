@@ -69,9 +69,9 @@ def forty_seconds_late(rank, size):
     import torch
 
     import torch_xla.core.xla_model as xm
-    from torch_xdist.collectives import board, segment
+    from torch_xdist.collectives import narration
 
-    segment.NARRATE_S = board.NARRATE_S = 10
+    narration.NARRATE_S = 10
     late, told = size - 1, io.StringIO()
     x = torch.arange(2.0 * size).to("xla") + rank
 
@@ -108,9 +108,9 @@ def other_waits(rank, size):
     import torch
 
     import torch_xla.core.xla_model as xm
-    from torch_xdist.collectives import board, channel, segment
+    from torch_xdist.collectives import channel, narration
 
-    segment.NARRATE_S = board.NARRATE_S = 10
+    narration.NARRATE_S = 10
     xm.rendezvous("all are here")
     if rank == 3:
         time.sleep(40)
