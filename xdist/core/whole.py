@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 
 from torch_xdist.core.own import own_row
 from torch_xdist.core.tensor import XlaTensor
-from torch_xdist.ops.attention import attend, attend_widely
+from torch_xdist.ops.attention import attend
+from torch_xdist.ops.operands import widened
 
 _libraries: list[torch.library.Library] = []
 # Elsewhere torch makes these of other operators, whose results of half precision it rounds each.
@@ -102,11 +103,11 @@ def attention(
     tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
     # torch has fused kernels, which round halves within, for [b, heads, t, d] and fixed masks.
     fused = query.dim() == 4 and (attn_mask is None or not attn_mask.requires_grad)
-    compute = attend if fused else attend_widely
 
     def row(*arrays: jax.Array) -> jax.Array:
-        q, k, v, *mask = arrays
-        return compute(q, k, v, mask[0] if mask else None, is_causal, factor)
+        whole = arrays[:3] if fused else widened(arrays[:3])
+        mask = arrays[3] if len(arrays) > 3 else None
+        return attend(*whole, mask, is_causal, factor).astype(arrays[0].dtype)
 
     key_of_row = (is_causal, factor, fused)
     return WholeRow.apply("scaled_dot_product_attention", key_of_row, row, *tensors)[0]

@@ -11,6 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.operands import wide
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
@@ -18,17 +19,12 @@ _Maybe = jax.Array | None
 _Saved = tuple[jax.Array, jax.Array, jax.Array, _Maybe]
 
 
-def _wide(dtype: jnp.dtype) -> jnp.dtype:
-    """In which dtype products of `dtype` are accumulated."""
-    return jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
-
-
 def _scale(query: jax.Array, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, a, b, preferred_element_type=_wide(b.dtype))
+    return jnp.einsum(equation, a, b, preferred_element_type=wide(b.dtype))
 
 
 def _weights(
@@ -39,10 +35,10 @@ def _weights(
     return powers / total
 
 
-def _powers(
+def _scores(
     query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
-) -> tuple[jax.Array, jax.Array]:
-    """Exponentials of the scores, the largest of each row 1, and their sums (1 where all are 0)."""
+) -> jax.Array:
+    """[..., t, s]: -inf where a key may not be seen."""
     scores = _product("...td,...sd->...ts", query, key) * scale
     if is_causal:
         t, s = scores.shape[-2:]
@@ -53,6 +49,14 @@ def _powers(
             scores = jnp.where(mask, scores, -jnp.inf)
         else:
             scores = scores + mask.astype(scores.dtype)
+    return scores
+
+
+def _powers(
+    query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """Exponentials of the scores, the largest of each row 1, and their sums (1 where all are 0)."""
+    scores = _scores(query, key, mask, is_causal, scale)
     top = scores.max(-1, keepdims=True)
     if mask is not None:
         top = jnp.where(jnp.isneginf(top), 0, top)
@@ -72,7 +76,7 @@ def attend(
 ) -> jax.Array:
     """[..., t, e]. A bool mask is True where a key may be seen; others are added to the scores."""
     powers, total = _powers(query, key, mask, is_causal, scale)
-    if value.dtype == _wide(value.dtype):
+    if value.dtype == wide(value.dtype):
         return _product("...ts,...se->...te", powers / total, value).astype(query.dtype)
     # Halves are rounded before they are divided: the largest is 1, which no rounding changes.
     product = _product("...ts,...se->...te", powers.astype(value.dtype), value)
@@ -94,12 +98,12 @@ def _attend_backward(
     is_causal: bool, scale: float, saved: _Saved, grad: jax.Array
 ) -> tuple[_Maybe, ...]:
     query, key, value, mask = saved
-    wide = _weights(query, key, mask, is_causal, scale)
-    weights = wide.astype(value.dtype)
+    exact = _weights(query, key, mask, is_causal, scale)
+    weights = exact.astype(value.dtype)
     grad_value = _product("...ts,...te->...se", weights, grad).astype(value.dtype)
     grad_weights = _product("...te,...se->...ts", grad, value)
-    mean = (grad_weights * wide).sum(-1, keepdims=True)
-    grad_scores = wide * (grad_weights - mean)
+    mean = (grad_weights * exact).sum(-1, keepdims=True)
+    grad_scores = exact * (grad_weights - mean)
     small = grad_scores.astype(query.dtype)
     grad_query = (_product("...ts,...sd->...td", small, key) * scale).astype(query.dtype)
     grad_key = (_product("...ts,...td->...sd", small, query) * scale).astype(key.dtype)
@@ -121,19 +125,6 @@ def _mask_gradient(mask: _Maybe, grad_scores: jax.Array) -> _Maybe:
 attend.defvjp(_attend_forward, _attend_backward)
 
 
-def attend_widely(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: _Maybe,
-    is_causal: bool,
-    scale: float,
-) -> jax.Array:
-    """Attention whose halves stay float32 within, where `attend` rounds the weights too."""
-    wide = (x.astype(_wide(x.dtype)) for x in (query, key, value))
-    return attend(*wide, mask, is_causal, scale).astype(query.dtype)
-
-
 @lowers("aten._scaled_dot_product_flash_attention_for_cpu.default")
 def flash_attention(
     query: jax.Array,
@@ -147,14 +138,7 @@ def flash_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Also the logarithm of each row's sum of exponentials, [b, heads, t]."""
     scale = _scale(query, scale)
-    scores = _product("...td,...sd->...ts", query, key) * scale
-    if is_causal:
-        t, s = scores.shape[-2:]
-        scores = jnp.where(jnp.arange(t)[:, None] >= jnp.arange(s), scores, -jnp.inf)
-    if attn_mask is not None and attn_mask.dtype == jnp.bool_:
-        scores = jnp.where(attn_mask, scores, -jnp.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask.astype(scores.dtype)
+    scores = _scores(query, key, attn_mask, is_causal, scale)
     out = attend(query, key, value, attn_mask, is_causal, scale)
     return out, jax.nn.logsumexp(scores, -1)
 

@@ -24,8 +24,8 @@ from torch_xdist.ops.conv_forms import (
     out_sizes,
     pointwise,
     pointwise_weight_gradient,
-    wide,
 )
+from torch_xdist.ops.operands import wide
 from torch_xdist.ops.table import lowers
 
 # Above this many groups the program would grow too long.

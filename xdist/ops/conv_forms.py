@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops.operands import wide
+
 # Above this many taps a convolution is left to XLA: each tap is an operand of its own.
 MOST_TAPS = 64
 _LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
@@ -115,11 +117,6 @@ def pointwise_weight_gradient(
 
 def _strided(x: jax.Array, window: Window) -> jax.Array:
     return lax.slice(x, (0,) * x.ndim, x.shape, (1, 1, *window.stride))
-
-
-def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """In which dtype sums of `dtype` are accumulated."""
-    return jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
 
 
 def _padded(x: jax.Array, low: Sequence[int], high: Sequence[int]) -> jax.Array:

@@ -11,14 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 
 _Lengths = Sequence[int] | jax.Array
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
 
 def _rows(targets: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
@@ -109,7 +105,7 @@ def _batched(
     log_probs: jax.Array, targets: jax.Array, input_lengths: _Lengths, target_lengths: _Lengths
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Log probabilities [t, b, c], targets [b, s], and both lengths [b]."""
-    probs = _wide(log_probs)
+    probs = widened(log_probs)
     probs = probs if probs.ndim == 3 else probs[:, None]
     longest = _longest(targets, target_lengths)
     inputs = jnp.asarray(input_lengths, jnp.int64).reshape(-1)

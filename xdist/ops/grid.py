@@ -11,15 +11,11 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
 
 def _unnormalised(place: jax.Array, size: int, align: bool) -> jax.Array:
@@ -134,7 +130,7 @@ def _sample(input: jax.Array, grid: jax.Array, mode: int, padding: int, align: b
 
     if math.prod(input.shape) == 0 or math.prod(grid.shape) == 0:
         return jnp.zeros((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
-    return jax.vmap(one)(_wide(input), _wide(grid))
+    return jax.vmap(one)(widened(input), widened(grid))
 
 
 @lowers("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
@@ -158,7 +154,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    image, places = _wide(input), _wide(grid)
+    image, places = widened(input), widened(grid)
 
     def sampled(image: jax.Array, places: jax.Array) -> jax.Array:
         return _sample(image, places, interpolation_mode, padding_mode, align_corners)

@@ -10,15 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 
 _NONE, _MEAN = 0, 1
 _Maybe = jax.Array | None
-
-
-def _wide(array: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
 
 
 def _reduced(losses: jax.Array, reduction: int) -> jax.Array:
@@ -29,16 +25,16 @@ def _reduced(losses: jax.Array, reduction: int) -> jax.Array:
 
 def _spread(grad: jax.Array, losses: jax.Array, reduction: int) -> jax.Array:
     """The gradient of each loss, given the gradient of what `_reduced` returned."""
-    grad = _wide(grad)
+    grad = widened(grad)
     return grad / max(losses.size, 1) if reduction == _MEAN else grad
 
 
-# Elementwise losses of a prediction and a target of one shape. `_wide` and the promotion of
+# Elementwise losses of a prediction and a target of one shape. `widened` and the promotion of
 # operands of two dtypes are torch's: the wider of both.
 
 
 def _pair(self: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    dtype = jnp.promote_types(_wide(self).dtype, _wide(target).dtype)
+    dtype = jnp.promote_types(widened(self).dtype, widened(target).dtype)
     x, y = jnp.broadcast_arrays(self.astype(dtype), target.astype(dtype))
     return x, y
 
@@ -118,7 +114,7 @@ def soft_margin_loss_backward(
 
 
 def _weighted(losses: jax.Array, weight: _Maybe) -> jax.Array:
-    return losses if weight is None else losses * _wide(weight)
+    return losses if weight is None else losses * widened(weight)
 
 
 @lowers("aten.binary_cross_entropy.default")
@@ -157,7 +153,7 @@ def binary_cross_entropy_with_logits(
     if pos_weight is None:
         losses = (1 - y) * x - log_sigmoid
     else:
-        losses = (1 - y) * x - ((_wide(pos_weight) - 1) * y + 1) * log_sigmoid
+        losses = (1 - y) * x - ((widened(pos_weight) - 1) * y + 1) * log_sigmoid
     return _reduced(_weighted(losses, weight), reduction)
 
 
@@ -181,19 +177,19 @@ def _nll_weights(
     self: jax.Array, target: jax.Array, weight: _Maybe, ignore_index: int
 ) -> jax.Array:
     """The weight of each target, 0 where it is ignored; of the target's shape."""
-    dtype = _wide(self).dtype
+    dtype = widened(self).dtype
     counts = target != ignore_index
     if weight is None:
         return counts.astype(dtype)
     inside = jnp.where(counts, target, 0)
-    return jnp.where(counts, _wide(weight)[inside], 0)
+    return jnp.where(counts, widened(weight)[inside], 0)
 
 
 @lowers("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def nll_loss_forward(
     self: jax.Array, target: jax.Array, weight: _Maybe, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
-    axis, x = _class_axis(self), _wide(self)
+    axis, x = _class_axis(self), widened(self)
     weights = _nll_weights(self, target, weight, ignore_index)
     inside = jnp.where(target == ignore_index, 0, target)
     picked = jnp.take_along_axis(x, jnp.expand_dims(inside, axis), axis).squeeze(axis)
@@ -217,9 +213,9 @@ def nll_loss_backward(
     total_weight: jax.Array,
 ) -> jax.Array:
     weights = _nll_weights(self, target, weight, ignore_index)
-    grad = _wide(grad_output)
+    grad = widened(grad_output)
     if reduction == _MEAN:
-        grad = grad / _wide(total_weight)
+        grad = grad / widened(total_weight)
     # A comparison with every class is one fused loop; writing single elements is a serial one.
     share = jnp.expand_dims(
         jnp.where(target == ignore_index, 0, -grad * weights), _class_axis(self)
@@ -244,7 +240,7 @@ def _multi_margin(
     own = jnp.take_along_axis(x, target[:, None], 1)
     gap = jnp.maximum(margin - own + x, 0)
     gap = jnp.where(jnp.asarray(p) == 1, gap, gap * gap)
-    gap = gap if weight is None else gap * _wide(weight)[target][:, None]
+    gap = gap if weight is None else gap * widened(weight)[target][:, None]
     return jnp.where(_chosen(x, target), 0, gap).sum(1) / x.shape[1]
 
 
@@ -257,7 +253,7 @@ def multi_margin_loss(
     weight: _Maybe = None,
     reduction: int = _MEAN,
 ) -> jax.Array:
-    x = jnp.atleast_2d(_wide(self))
+    x = jnp.atleast_2d(widened(self))
     losses = _multi_margin(x, jnp.atleast_1d(target), p, margin, weight)
     return _by_sample(losses, self if target.ndim else self.reshape(-1), reduction)
 
@@ -280,11 +276,11 @@ def multi_margin_loss_backward(
     weight: _Maybe = None,
     reduction: int = _MEAN,
 ) -> jax.Array:
-    x, target = jnp.atleast_2d(_wide(self)), jnp.atleast_1d(target)
+    x, target = jnp.atleast_2d(widened(self)), jnp.atleast_1d(target)
     own = jnp.take_along_axis(x, target[:, None], 1)
     gap = margin - own + x
     slope = jnp.where(jnp.asarray(p) == 1, 1, 2 * gap)
-    slope = slope if weight is None else slope * _wide(weight)[target][:, None]
+    slope = slope if weight is None else slope * widened(weight)[target][:, None]
     chosen = _chosen(x, target)
     slope = jnp.where((gap > 0) & ~chosen, slope, 0) / x.shape[1]
     slope = jnp.where(chosen, -slope.sum(1, keepdims=True), slope)
@@ -313,7 +309,7 @@ def _multilabel_margin(x: jax.Array, target: jax.Array) -> jax.Array:
 def multilabel_margin_loss_forward(
     self: jax.Array, target: jax.Array, reduction: int
 ) -> tuple[jax.Array, jax.Array]:
-    x, listed = jnp.atleast_2d(_wide(self)), jnp.atleast_2d(target)
+    x, listed = jnp.atleast_2d(widened(self)), jnp.atleast_2d(target)
     losses = _by_sample(_multilabel_margin(x, listed), self, reduction)
     return losses, _multilabel_targets(x, listed).astype(x.dtype).reshape(target.shape)
 
@@ -326,6 +322,6 @@ def multilabel_margin_loss_backward(
     reduction: int,
     is_target: jax.Array,
 ) -> jax.Array:
-    x, listed = jnp.atleast_2d(_wide(self)), jnp.atleast_2d(target)
+    x, listed = jnp.atleast_2d(widened(self)), jnp.atleast_2d(target)
     grad = _pulled_back(lambda x: _multilabel_margin(x, listed), x, grad_output, reduction)
     return grad.reshape(self.shape).astype(self.dtype)

@@ -12,14 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
-
-
-def _wide(array: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
 
 
 def _moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -45,8 +41,8 @@ def _unrounded(mean: jax.Array, x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 def _scaled(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array:
     """x * weight + bias, either of which may be missing."""
-    x = x if weight is None else x * _wide(weight)
-    return x if bias is None else x + _wide(bias)
+    x = x if weight is None else x * widened(weight)
+    return x if bias is None else x + widened(bias)
 
 
 # Batch norm: statistics per channel, which is dimension 1; input [n, c, ...].
@@ -58,7 +54,7 @@ def _channel_axes(x: jax.Array) -> tuple[int, ...]:
 
 def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:
     """`values` [c] in the rank of `x`."""
-    return _wide(values).reshape(1, -1, *(1,) * (x.ndim - 2))
+    return widened(values).reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
 def _scaled_per_channel(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array:
@@ -70,7 +66,7 @@ def _normalise_by_batch(
     input: jax.Array, weight: _Maybe, bias: _Maybe, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The output, mean [c], 1 / standard deviation [c] and biased variance [c]."""
-    x = _wide(input)
+    x = widened(input)
     mean, var = _moments(x, _channel_axes(x))
     invstd = lax.rsqrt(var + eps)
     out = _scaled_per_channel((x - mean) * invstd, weight, bias)
@@ -87,7 +83,7 @@ def _normalise_by_running(
 ) -> jax.Array:
     if running_mean is None or running_var is None:
         raise NotImplementedError("batch norm: evaluation needs running statistics")
-    x = _wide(input)
+    x = widened(input)
     invstd = lax.rsqrt(_per_channel(running_var, x) + eps)
     shifted = (x - _per_channel(running_mean, x)) * invstd
     return _scaled_per_channel(shifted, weight, bias)
@@ -97,7 +93,7 @@ def _moved(running: _Maybe, seen: jax.Array, momentum: float) -> _Maybe:
     """Running statistics after one batch whose statistics are `seen`."""
     if running is None:
         return None
-    moved = (1 - momentum) * _wide(running) + momentum * seen
+    moved = (1 - momentum) * widened(running) + momentum * seen
     return moved.astype(running.dtype)
 
 
@@ -222,7 +218,7 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[_Maybe, _Maybe, _Maybe]:
-    x, grad = _wide(input), _wide(grad_out)
+    x, grad = widened(input), widened(grad_out)
     axes = _channel_axes(x)
     mean, invstd = _statistics(x, running_mean, running_var, save_mean, save_invstd, train, eps)
     centred = x - mean
@@ -278,7 +274,7 @@ def native_layer_norm(
     bias: _Maybe,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x = _wide(input)
+    x = widened(input)
     mean, var = _moments(x, _trailing_axes(x, normalized_shape))
     rstd = lax.rsqrt(var + eps)
     out = _scaled((x - mean) * rstd, weight, bias).astype(input.dtype)
@@ -297,7 +293,7 @@ def native_layer_norm_backward(
     bias: _Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[_Maybe, _Maybe, _Maybe]:
-    x, grad, rstd = _wide(input), _wide(grad_out), _wide(rstd)
+    x, grad, rstd = widened(input), widened(grad_out), widened(rstd)
     axes = _trailing_axes(x, normalized_shape)
     normal = (x - _unrounded(mean, x, axes)) * rstd
     inner = _scaled(grad, weight, None)
@@ -315,7 +311,7 @@ def native_layer_norm_backward(
 def fused_rms_norm(
     input: jax.Array, normalized_shape: Sequence[int], weight: _Maybe, eps: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    x = _wide(input)
+    x = widened(input)
     if eps is None:
         eps = float(jnp.finfo(x.dtype).eps)
     square = jnp.square(x).mean(_trailing_axes(x, normalized_shape), keepdims=True)
@@ -332,7 +328,7 @@ def fused_rms_norm_backward(
     weight: _Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[_Maybe, _Maybe]:
-    x, grad, rstd = _wide(input), _wide(grad_out), _wide(rstd)
+    x, grad, rstd = widened(input), widened(grad_out), widened(rstd)
     normal = x * rstd
     inner = _scaled(grad, weight, None)
     axes = _trailing_axes(x, normalized_shape)
@@ -357,7 +353,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x = _wide(input).reshape(N, group, C // group, HxW)
+    x = widened(input).reshape(N, group, C // group, HxW)
     mean, var = _moments(x, (2, 3))
     rstd = lax.rsqrt(var + eps)
     out = ((x - mean) * rstd).reshape(N, C, HxW)
@@ -385,10 +381,10 @@ def native_group_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[_Maybe, _Maybe, _Maybe]:
     grouped = (N, group, C // group, HxW)
-    rstd = _wide(rstd).reshape(N, group, 1, 1)
-    x = _wide(input).reshape(grouped)
+    rstd = widened(rstd).reshape(N, group, 1, 1)
+    x = widened(input).reshape(grouped)
     normal = (x - _unrounded(mean, x, (2, 3))) * rstd
-    grad = _wide(grad_out).reshape(N, C, HxW)
+    grad = widened(grad_out).reshape(N, C, HxW)
     inner = _scaled(grad, _channel_column(weight), None).reshape(grouped)
     grad_mean = inner.mean((2, 3), keepdims=True)
     product_mean = (inner * normal).mean((2, 3), keepdims=True)

@@ -61,6 +61,11 @@ def convert(x: jax.Array, dtype: torch.dtype | np.dtype | type) -> jax.Array:
     return x.astype(target)
 
 
+def wide(dtype: Any) -> Any:
+    """In which dtype sums of `dtype` are accumulated: float32 for half precision."""
+    return np.dtype(np.float32) if dtype in _HALF else dtype
+
+
 def widened(x: Any) -> Any:
     """`x` in float32 if it is an array of half precision; anything else as it is."""
     if isinstance(x, jax.Array) and x.dtype in _HALF:

@@ -11,15 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
 _Arrays = Sequence[jax.Array]
-
-
-def _wide(array: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
 
 
 def _scaled(grad: jax.Array, grad_scale: _Maybe) -> jax.Array:
@@ -59,11 +55,11 @@ def _adam(
     outs: tuple[list[jax.Array], ...] = ([], [], [], [], [])
     for i, param in enumerate(self):
         grad = _scaled(grads[i], grad_scale)
-        p = _wide(param)
+        p = widened(param)
         rate, decay, b1, b2, tiny = (_number(v, p) for v in (lr, weight_decay, beta1, beta2, eps))
-        g = -_wide(grad) if maximize else _wide(grad)
+        g = -widened(grad) if maximize else widened(grad)
         p, g = (p - rate * decay * p, g) if decoupled else (p, g + decay * p)
-        m, v = _wide(exp_avgs[i]), _wide(exp_avg_sqs[i])
+        m, v = widened(exp_avgs[i]), widened(exp_avg_sqs[i])
         m = m + (1 - b1) * (g - m)
         v = b2 * v + (1 - b2) * g * g
         step = state_steps[i].reshape(()).astype(jnp.float64)
@@ -71,7 +67,7 @@ def _adam(
         correction2 = jnp.sqrt(1 - jnp.power(jnp.float64(beta2), step)).astype(p.dtype)
         seen = v
         if amsgrad:
-            seen = jnp.maximum(_wide(max_exp_avg_sqs[i]), v)
+            seen = jnp.maximum(widened(max_exp_avg_sqs[i]), v)
             outs[4].append(_kept(seen, max_exp_avg_sqs[i], found_inf))
         p = p - rate / correction1 * m / (jnp.sqrt(seen) / correction2 + tiny)
         outs[0].append(_kept(p, param, found_inf))
@@ -111,14 +107,14 @@ def fused_sgd(
     outs: tuple[list[jax.Array], ...] = ([], [], [])
     for i, param in enumerate(self):
         grad = _scaled(grads[i], grad_scale)
-        p = _wide(param)
+        p = widened(param)
         rate, decay, factor = (_number(v, p) for v in (lr, weight_decay, momentum))
-        g = -_wide(grad) if maximize else _wide(grad)
+        g = -widened(grad) if maximize else widened(grad)
         g = g + decay * p
         if momentum_buffer_list:
             old = momentum_buffer_list[i]
             damped = (1 - _number(dampening, p)) * g
-            moved = g if is_first_step else factor * _wide(old) + damped
+            moved = g if is_first_step else factor * widened(old) + damped
             outs[2].append(_kept(moved, old, found_inf))
             g = g + factor * moved if nesterov else moved
         outs[0].append(_kept(p - rate * g, param, found_inf))
@@ -143,12 +139,12 @@ def _adagrad(
     outs: tuple[list[jax.Array], ...] = ([], [], [])
     for i, param in enumerate(self):
         grad = _scaled(grads[i], grad_scale)
-        p = _wide(param)
+        p = widened(param)
         rate, slow, decay, tiny = (_number(v, p) for v in (lr, lr_decay, weight_decay, eps))
-        g = -_wide(grad) if maximize else _wide(grad)
+        g = -widened(grad) if maximize else widened(grad)
         g = g + decay * p
         rate = rate / (1 + (state_steps[i].reshape(()).astype(p.dtype) - 1) * slow)
-        total = _wide(state_sums[i]) + g * g
+        total = widened(state_sums[i]) + g * g
         outs[0].append(_kept(p - rate * g / (jnp.sqrt(total) + tiny), param, found_inf))
         outs[1].append(grad)
         outs[2].append(_kept(total, state_sums[i], found_inf))

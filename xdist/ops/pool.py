@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 from torch_xdist.ops.windows import (
     Windows,
@@ -22,11 +23,6 @@ from torch_xdist.ops.windows import (
 
 def _trailing(x: jax.Array, rank: int) -> tuple[int, ...]:
     return x.shape[x.ndim - rank :]
-
-
-def _wide(array: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
 
 
 # Maxima over fixed windows.
@@ -85,7 +81,7 @@ def max_pool_with_indices_backward(
 ) -> jax.Array:
     sizes = _trailing(self, len(kernel_size))
     dims = windows(sizes, kernel_size, stride, padding, dilation, ceil_mode)
-    return spread_by_indices(_wide(grad_output), indices, sizes, dims)
+    return spread_by_indices(widened(grad_output), indices, sizes, dims)
 
 
 # Means over fixed windows.
@@ -109,7 +105,7 @@ def _divisor(dims: Sequence[Windows], count_include_pad: bool, override: int | N
 def _avg_pool(
     x: jax.Array, dims: Sequence[Windows], count_include_pad: bool, override: int | None
 ) -> jax.Array:
-    total = sums(_wide(x), dims)
+    total = sums(widened(x), dims)
     divisor = jnp.asarray(_divisor(dims, count_include_pad, override), total.dtype)
     # torch divides integers downwards to zero.
     divide = jnp.divide if jnp.issubdtype(total.dtype, jnp.inexact) else jax.lax.div
@@ -162,7 +158,7 @@ def avg_pool_backward(
 ) -> jax.Array:
     rank = 3 if len(kernel_size) == 3 else 2
     dims = windows(_trailing(self, rank), kernel_size, stride, padding, ceil_mode=ceil_mode)
-    grad = _wide(grad_output)
+    grad = widened(grad_output)
     divisor = jnp.asarray(_divisor(dims, count_include_pad, divisor_override), grad.dtype)
     return _sums_transposed(grad / divisor, self.shape, dims)
 
@@ -205,11 +201,11 @@ def _adaptive_mean(x: jax.Array, outs: Sequence[int]) -> jax.Array:
 
 @lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(self: jax.Array, output_size: Sequence[int]) -> jax.Array:
-    return _adaptive_mean(_wide(self), output_size)
+    return _adaptive_mean(widened(self), output_size)
 
 
 def _adaptive_avg_backward(grad_output: jax.Array, self: jax.Array, rank: int) -> jax.Array:
-    grad = _wide(grad_output)
+    grad = widened(grad_output)
     outs = _trailing(grad, rank)
     like = jax.ShapeDtypeStruct(self.shape, grad.dtype)
     return jax.linear_transpose(lambda x: _adaptive_mean(x, outs), like)(grad)[0]
@@ -247,7 +243,7 @@ def adaptive_max_pool2d_backward(
     grad_output: jax.Array, self: jax.Array, indices: jax.Array
 ) -> jax.Array:
     dims = _adaptive_dims(self, grad_output, 2)
-    return spread_by_indices(_wide(grad_output), indices, _trailing(self, 2), dims)
+    return spread_by_indices(widened(grad_output), indices, _trailing(self, 2), dims)
 
 
 @lowers("aten.adaptive_max_pool3d_backward.default")
@@ -255,7 +251,7 @@ def adaptive_max_pool3d_backward(
     grad_output: jax.Array, self: jax.Array, indices: jax.Array
 ) -> jax.Array:
     dims = _adaptive_dims(self, grad_output, 3)
-    return spread_by_indices(_wide(grad_output), indices, _trailing(self, 3), dims)
+    return spread_by_indices(widened(grad_output), indices, _trailing(self, 3), dims)
 
 
 # Fractional windows: their starts come from random numbers, one per sample, channel and dimension.
@@ -327,7 +323,7 @@ def fractional_max_pool_backward(
     if not self.size:
         return jnp.zeros_like(self)
     sizes = _trailing(self, len(output_size))
-    return spread_by_indices(_wide(grad_output), indices, sizes, None)
+    return spread_by_indices(widened(grad_output), indices, sizes, None)
 
 
 # The inverse of max pooling.
