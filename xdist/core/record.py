@@ -44,20 +44,17 @@ class Found:
         self.generator: torch.Generator | None = None
         self.trace = capturing_paper((*args, *kwargs.values()))
 
-    def take(self, value: Any) -> None:
-        """Enter one argument into the key."""
+    def take(self, value: Any, is_runtime: bool) -> None:
+        """Enter one argument into the key; `is_runtime`: its numbers may be inputs."""
         cls = value.__class__
         if cls is XlaTensor:
             self.take_tensor(value)
         elif cls is list or cls is tuple:
             self.key.append((cls, len(value)))
-            if value and value[0].__class__ is int and not self.op.runtime_lists:
-                self.key.extend(value)
-                return
             for part in value:
-                self.take(part)
+                self.take(part, self.op.runtime_lists)
         elif cls is float or cls is int:
-            self.take_number(value, cls)
+            self.take_number(value, cls, is_runtime)
         elif isinstance(value, torch.Tensor):
             self.take_tensor(self.as_device(value))
         elif cls in GENERATORS:
@@ -78,8 +75,8 @@ class Found:
         self.key.append(cell.kind)
         self.slots.append(slot_of(cell))
 
-    def take_number(self, value: Any, cls: type) -> None:
-        if self.op.runtime and (cls is float or value not in STATIC_INTS) and _fits(value, cls):
+    def take_number(self, value: Any, cls: type, is_runtime: bool) -> None:
+        if is_runtime and _is_input(value, cls):
             self.key.append(cls)
             self.numbers.append(value)
         else:
@@ -91,8 +88,9 @@ class Found:
         return admit(value, self.trace)
 
 
-def _fits(value: Any, cls: type) -> bool:
-    return cls is float or -(2**63) <= value < 2**63
+def _is_input(value: Any, cls: type) -> bool:
+    """Whether a number may be an input of the program, instead of a constant in it."""
+    return cls is float or (cls is int and value not in STATIC_INTS and -(2**63) <= value < 2**63)
 
 
 def admit(value: torch.Tensor, trace: Trace) -> XlaTensor:
@@ -121,10 +119,10 @@ def find(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Found, Pl
     """Look at every argument of a call and find its plan, making it the first time."""
     found = Found(op, args, kwargs)
     for value in args:
-        found.take(value)
+        found.take(value, op.runtime)
     for name, value in kwargs.items():
         found.key.append(name)
-        found.take(value)
+        found.take(value, op.runtime)
     key = tuple(found.key)
     plan = PLANS.get(key, NEW)
     if plan is NEW:
@@ -173,8 +171,8 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Non
     plan = Plan(
         str(func),
         op,
-        [template.mark(a) for a in args],
-        {name: template.mark(a) for name, a in kwargs.items()},
+        [template.mark(a, op.runtime) for a in args],
+        {name: template.mark(a, op.runtime) for name, a in kwargs.items()},
         template.kinds,
         kinds,
         structure,
@@ -212,12 +210,12 @@ def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
 
 def check(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> None:
     """Raise torch's own error for a wrong call of an operator whose lowering tells its results."""
-    with contextlib.suppress(NotImplementedError):
-        try:
-            func(*metas, **named)
-        except NotImplementedError:
-            raise
-        except Exception:
+    try:
+        func(*metas, **named)
+    except NotImplementedError:
+        return
+    except Exception:
+        with contextlib.suppress(NotImplementedError):
             cpu_only.ask(func, metas, named)
 
 
@@ -243,16 +241,13 @@ class Template:
             return torch.device("meta")
         return None if isinstance(value, TorchGenerator) else value
 
-    def mark(self, value: Any) -> Any:
+    def mark(self, value: Any, is_runtime: bool) -> Any:
         if isinstance(value, torch.Tensor):
             self.marks += 1
             return Slot(self.marks - 1)
         if isinstance(value, list | tuple):
-            is_sizes = value and value[0].__class__ is int and not self.op.runtime_lists
-            return value if is_sizes else type(value)(self.mark(part) for part in value)
+            return type(value)(self.mark(part, self.op.runtime_lists) for part in value)
         cls = value.__class__
         if cls in GENERATORS:
             return None
-        if self.op.runtime and (cls is float or (cls is int and value not in STATIC_INTS)):
-            return Number(cls) if _fits(value, cls) else value
-        return value
+        return Number(cls) if is_runtime and _is_input(value, cls) else value
