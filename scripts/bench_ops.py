@@ -205,6 +205,26 @@ CONVOLUTION = [
         pair((2, 16, 4, 14, 14), (16, 16, 4, 4, 4)),
     ),
     Case(
+        "conv1d.grouped",
+        lambda x, w: F.conv1d(x, w, padding=2, groups=4),
+        pair((8, 64, 512), (128, 16, 5)),
+    ),
+    Case(
+        "conv1d.dilated",
+        lambda x, w: F.conv1d(x, w, padding=4, dilation=2),
+        pair((8, 64, 512), (128, 64, 5)),
+    ),
+    Case(
+        "conv3d.grouped",
+        lambda x, w: F.conv3d(x, w, padding=1, groups=4),
+        pair((2, 16, 8, 16, 16), (32, 4, 3, 3, 3)),
+    ),
+    Case(
+        "conv_transpose2d.grouped",
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, groups=4),
+        pair((8, 32, 16, 16), (32, 8, 4, 4)),
+    ),
+    Case(
         "conv3d.dilated",
         lambda x, w: F.conv3d(x, w, padding=2, dilation=2),
         pair((2, 16, 8, 14, 14), (16, 16, 3, 3, 3)),
