@@ -38,6 +38,7 @@ class Settings:
     async_closures: int  # XLA_MAX_ASYNC_QUEUE: step closures that may wait
     rate_smoothing: float  # RATE_TRACKER_SMOOTHING
     enumerate_batches: bool  # XDIST_ENUMERATE_BATCHES: DataParallel hands out (number, data)
+    cache_size: int  # XLA_COMPILATION_CACHE_SIZE: programs kept in memory
     cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
     # Reports
@@ -126,6 +127,7 @@ def read(env: Mapping[str, str]) -> Settings:
         async_closures=_number(env, "XLA_MAX_ASYNC_QUEUE", 100, int),
         rate_smoothing=_number(env, "RATE_TRACKER_SMOOTHING", 0.4, float),
         enumerate_batches=_flag(env, "XDIST_ENUMERATE_BATCHES"),
+        cache_size=_number(env, "XLA_COMPILATION_CACHE_SIZE", 2048, int),
         cache_path=env.get("XLA_PERSISTENT_CACHE_PATH") or None,
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
         metrics_file=env.get("XLA_METRICS_FILE") or None,

@@ -14,6 +14,7 @@ import numpy as np
 from torch_xdist import metrics
 from torch_xdist.core import collective_program, device
 from torch_xdist.core.plan import Plan, number_types
+from torch_xdist.core.program_cache import ProgramCache
 from torch_xdist.core.trace import Cell, Trace
 from torch_xdist.core.walk import Numbers, Row, result_slots, walk
 from torch_xdist.progress import PROGRESS
@@ -21,7 +22,7 @@ from torch_xdist.progress import PROGRESS
 # A buffer that nobody else holds is given away even where no result has its shape.
 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
 
-PROGRAMS: dict[tuple[Any, ...], "Program"] = {}
+PROGRAMS: "ProgramCache[Program]" = ProgramCache()
 
 
 def _count_of_listed() -> int:
@@ -54,6 +55,8 @@ class Program:
     is_compiled: bool = False
     # Shapes and dtypes of the arguments of the first run.
     signature: Any = None
+    # When it ran last, by the clock of the cache.
+    used: int = 0
 
     def memory(self) -> Any:
         """XLA's account of the bytes a run needs. Compiles once more; for reports."""
@@ -103,7 +106,8 @@ def find(trace: Trace, launch: Launch) -> Program:
     program = PROGRAMS.get(launch.key)
     if program is None:
         metrics.count("UncachedCompile")
-        program = PROGRAMS[launch.key] = make(trace, launch)
+        program = make(trace, launch)
+        PROGRAMS.put(launch.key, program)
     else:
         metrics.count("CachedCompile")
     return program
