@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 import torch_xdist.core.backend  # noqa: F401
 
 SHARDS = 2
+# With all samples: short enough to see how far it is.
+LONG_SHARDS = 12
 # Samples that run in one program: compiling takes longer than running.
 AT_ONCE = 4
 # Made of the others, and slow to compile: only with all samples.
@@ -183,11 +185,12 @@ def test_modules_agree_with_the_cpu(shard, training):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(14400)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("shard", range(LONG_SHARDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_every_sample_of_every_module_agrees(dtype, training):
+def test_every_sample_of_every_module_agrees(shard, dtype, training):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = wrong(module_db, dtype, 10**6, training=training)
+        found = wrong(module_db[shard::LONG_SHARDS], dtype, 10**6, training=training)
     assert not found, "\n".join(found)
