@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from torch_xdist.errors import CheckpointError
-from torch_xdist.files.saving import atomic_file
+from torch_xdist.files.saving import atomic_file, host_bytes
 
 STATE, CHECKSUMS = "__state__", "__checksums__"
 # {MARK: name, "rank": .., "dtype": .., "shape": ..} in the structure; part of the format, so it
@@ -47,11 +47,11 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor to write: its type, and how to get its values on the host."""
+    """A tensor to write: its type, and how to get the bytes of its values, uint8 [nbytes]."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    read: Callable[[], torch.Tensor]
+    read: Callable[[], np.ndarray]
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +61,7 @@ class Entry:
 
 def entry(tensor: torch.Tensor) -> Entry:
     """An entry of a tensor that is read when its turn comes."""
-    return Entry(tensor.dtype, tuple(tensor.shape), lambda: tensor.detach().cpu())
+    return Entry(tensor.dtype, tuple(tensor.shape), lambda: host_bytes(tensor))
 
 
 def packed(structure: Any) -> bytes:
@@ -105,8 +105,7 @@ def write(
 
 
 def _bytes_entry(content: bytes) -> Entry:
-    values = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return Entry(torch.uint8, (len(content),), lambda: values)
+    return Entry(torch.uint8, (len(content),), lambda: np.frombuffer(content, np.uint8))
 
 
 def _header(entries: Mapping[str, Entry], facts: Mapping[str, str]) -> bytes:
@@ -130,7 +129,7 @@ def _placed(item: Entry, start: int) -> dict[str, Any]:
 
 
 def _write_values(file: BinaryIO, name: str, item: Entry) -> int:
-    values = memoryview(item.read().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    values = item.read().data
     if values.nbytes != item.nbytes:
         raise CheckpointError(
             f"checkpoint: tensor {name!r} has {values.nbytes} bytes, and {item.nbytes} were"

@@ -5,7 +5,7 @@ training may go on while they are written; `joined` puts data and tensors togeth
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -153,7 +153,7 @@ def snapshot(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
     local = [buffer.addressable_data(0) for buffer in buffers]
     copies = dict(zip(on_device, (jax.device_put(b, b.device, may_alias=False) for b in local)))
     return {
-        name: Entry(t.dtype, tuple(t.shape), partial(_host, copies[name], t.dtype, t.shape))
+        name: Entry(t.dtype, tuple(t.shape), partial(transfer.host_bytes, copies[name], t.dtype))
         if name in copies
         else entry(t.detach().clone())
         for name, t in tensors.items()
@@ -163,10 +163,6 @@ def snapshot(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
 def streamed(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
     """Entries that read each tensor when its turn comes; none may change until then."""
     return {name: entry(tensor) for name, tensor in tensors.items()}
-
-
-def _host(buffer: jax.Array, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    return transfer.to_host(buffer, dtype).reshape(tuple(shape))
 
 
 def random_states() -> dict[str, Any]:

@@ -121,15 +121,38 @@ def to_trace(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
 def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor of its own memory with a buffer's values."""
     started = time.perf_counter()
-    try:
-        array = np.asarray(buffer)
-    except (RuntimeError, ValueError) as error:
-        raise host.taken_error() or error from None
-    result = torch.empty(array.shape, dtype=dtype, device="cpu")
+    array, is_private = _read(buffer)
     bits = _BITS.get(dtype)
-    if bits is None:
-        result.numpy()[...] = array
+    in_numpy = array if bits is None else array.view(_BITS_IN_NUMPY[bits])
+    if is_private and array.itemsize == dtype.itemsize:
+        held = torch.from_numpy(in_numpy)
+        result = held if bits is None else held.view(dtype)
     else:
-        result.view(bits).numpy()[...] = array.view(_BITS_IN_NUMPY[bits])
+        result = torch.empty(array.shape, dtype=dtype, device="cpu")
+        (result if bits is None else result.view(bits)).numpy()[...] = in_numpy
     metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
     return result
+
+
+def host_bytes(buffer: jax.Array, dtype: torch.dtype) -> np.ndarray:
+    """The bytes of a buffer's values in row-major order, as uint8 [bytes], only to be read.
+
+    On the CPU they are the buffer's own memory, so the buffer must not be donated meanwhile.
+    """
+    started = time.perf_counter()
+    array = _read(buffer)[0].astype(dtypes.nominal(dtype), copy=False)
+    metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _read(buffer: jax.Array) -> tuple[np.ndarray, bool]:
+    """A buffer's values on the host, and whether nobody else holds their memory.
+
+    `np.asarray` of a buffer on a GPU or TPU leaves its copy with the buffer, so reading a model
+    would keep all of it on the host. No public call reads without that.
+    """
+    read = getattr(buffer, "_single_device_array_to_np_array_did_copy", None)
+    try:
+        return (np.asarray(buffer), False) if read is None else read()
+    except (RuntimeError, ValueError) as error:
+        raise host.taken_error() or error from None

@@ -14,10 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 
 from torch_xdist.arena import ToXlaTensorArena, for_each_instance
-from torch_xdist.core import cuts, ordinals
+from torch_xdist.core import cuts, ordinals, transfer, views
 from torch_xdist.core.tensor import XlaTensor
 from torch_xdist.errors import CheckpointError
 
@@ -43,10 +44,13 @@ def maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
 
 
 def compute(data: Any) -> None:
-    """Run what the device tensors in `data` wait for; every rank does it before a save."""
+    """Run what the device tensors in `data` wait for; every rank does it before a save.
+
+    A view is read from its base when its turn comes: all of them at once would take memory.
+    """
     found: list[torch.Tensor] = []
     for_each_instance(data, is_device_tensor, found.append)
-    cells = [tensor.cell for tensor in found if isinstance(tensor, XlaTensor)]
+    cells = [views.storage_root(tensor.cell) for tensor in found if isinstance(tensor, XlaTensor)]
     if cells:
         cuts.buffers_of(cells, reason="save")
 
@@ -157,15 +161,19 @@ def _write_streamed(skeleton: Any, sources: dict[int, torch.Tensor], partial: Pa
             if not storage.nbytes():
                 continue
             file.seek(offsets.get_record_offset(f"data/{key}"))
-            source = sources.get(storage.data_ptr())
-            if source is None:
-                _write_bytes(file, torch.empty(0, dtype=torch.uint8).set_(storage))
-            else:
-                _write_bytes(file, source.cpu().contiguous())
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            file.write(host_bytes(sources.get(storage.data_ptr(), whole)).data)
 
 
-def _write_bytes(file: BinaryIO, tensor: torch.Tensor) -> None:
-    file.write(tensor.flatten().view(torch.uint8).numpy().data)
+def host_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor's values in row-major order, as uint8 [bytes], only to be read.
+
+    They share the tensor's memory where they can; nothing may write to it until they are written.
+    """
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if isinstance(plain, XlaTensor):
+        return transfer.host_bytes(cuts.buffer_of(plain.cell, "save"), plain.dtype)
+    return plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class _StorageSpy:

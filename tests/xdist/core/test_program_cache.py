@@ -1,3 +1,5 @@
+"""How many compiled programs are kept, and what happens when there are more."""
+
 from types import SimpleNamespace
 
 import pytest

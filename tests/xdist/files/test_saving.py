@@ -84,11 +84,21 @@ def test_to_cpu_keeps_types_and_ties():
     assert saving.maybe_convert_to_cpu({"a": weight}, convert=False) is None
 
 
-def test_the_host_holds_one_tensor_at_a_time(tmp_path):
+_KINDS_OF_TENSORS = {
+    "own": lambda count: torch.rand(count, device="xla"),
+    "constant": lambda count: torch.full((count,), 2.0, device="xla"),
+    "view": lambda count: torch.rand(count, device="xla").view(64, -1),
+    "transposed": lambda count: torch.rand(64, count // 64, device="xla").t(),
+    "part": lambda count: torch.rand(2 * count, device="xla")[:count],
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS_OF_TENSORS)
+def test_a_save_holds_one_tensor_at_a_time(tmp_path, kind):
     count, large_bytes = 5, 32 * 2**20
-    state = {i: torch.rand(large_bytes // 4, device="xla") for i in range(count)}
+    state = {i: _KINDS_OF_TENSORS[kind](large_bytes // 4) for i in range(count)}
     torch_xla.sync(wait=True)
-    saving.write({"w": torch.ones(4, device="xla")}, tmp_path / "first.pt")
+    saving.save({"w": torch.ones(4, device="xla")}, tmp_path / "first.pt")
     before, peak, ended = _resident_bytes(), [0], threading.Event()
 
     def watch():
@@ -97,11 +107,20 @@ def test_the_host_holds_one_tensor_at_a_time(tmp_path):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    saving.write(state, tmp_path / "x.pt")
+    saving.save(state, tmp_path / "x.pt")
     ended.set()
     watcher.join()
     assert peak[0] / large_bytes < 1.3
-    assert (tmp_path / "x.pt").stat().st_size > count * large_bytes
+    loaded = torch.load(tmp_path / "x.pt", mmap=True)
+    assert torch.equal(loaded[3], state[3].cpu())
+
+
+def test_a_save_writes_what_a_lazily_conjugated_or_negated_tensor_means(tmp_path):
+    values = torch.tensor([1 + 2j, 3 - 1j]).to("xla")
+    saving.save({"conj": values.conj(), "neg": values.conj().imag}, tmp_path / "x.pt")
+    loaded = torch.load(tmp_path / "x.pt")
+    assert loaded["conj"].tolist() == [1 - 2j, 3 + 1j]
+    assert loaded["neg"].tolist() == [-2, 1]
 
 
 def _resident_bytes():
