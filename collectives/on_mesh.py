@@ -49,7 +49,10 @@ def _reduced(x: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
     if native is not None:
         return native(x, AXIS, axis_index_groups=lists)
     gathered = lax.all_gather(x, AXIS, axis_index_groups=_even(groups, "all_reduce"))
-    return functools.reduce(_FOLDS[reduction], list(gathered))
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
+        # Rounded once, not with every rank's part.
+        gathered = gathered.astype(jnp.float32)
+    return functools.reduce(_FOLDS[reduction], list(gathered)).astype(x.dtype)
 
 
 def all_gather(
