@@ -14,7 +14,7 @@ import numpy as np
 from torch_xdist import metrics
 from torch_xdist.core import collective_program, device
 from torch_xdist.core.plan import Plan, number_types
-from torch_xdist.core.program_cache import ProgramCache
+from torch_xdist.core.program_cache import Program, ProgramCache
 from torch_xdist.core.trace import Cell, Trace
 from torch_xdist.core.walk import Numbers, Row, result_slots, walk
 from torch_xdist.progress import PROGRESS
@@ -22,7 +22,7 @@ from torch_xdist.progress import PROGRESS
 # A buffer that nobody else holds is given away even where no result has its shape.
 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
 
-PROGRAMS: "ProgramCache[Program]" = ProgramCache()
+PROGRAMS = ProgramCache()
 
 
 def _count_of_listed() -> int:
@@ -39,28 +39,6 @@ def _count_of_listed() -> int:
 
 
 _LISTED = _count_of_listed()
-
-
-@dataclass(slots=True)
-class Program:
-    """One compiled trace.
-
-    `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars and
-    returns the value of each slot of `outs`.
-    """
-
-    run: Any
-    outs: tuple[int, ...]
-    fingerprint: str
-    is_compiled: bool = False
-    # Shapes and dtypes of the arguments of the first run.
-    signature: Any = None
-    # When it ran last, by the clock of the cache.
-    used: int = 0
-
-    def memory(self) -> Any:
-        """XLA's account of the bytes a run needs. Compiles once more; for reports."""
-        return self.run.lower(*self.signature).compile().memory_analysis()
 
 
 @dataclass(slots=True)

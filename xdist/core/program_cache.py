@@ -11,8 +11,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from torch_xdist import metrics, settings
 
@@ -23,52 +24,65 @@ _PROGRAMS_PER_LOOK = 16
 _SHARE_OF_MAPS = 0.5
 
 
-class Entry(Protocol):
-    """What the cache keeps. `used` is the cache's: the time of the last `get` or `put`."""
+@dataclass(slots=True)
+class Program:
+    """One compiled trace.
 
-    used: int
+    `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars and
+    returns the value of each slot of `outs`.
+    """
+
+    run: Any
+    outs: tuple[int, ...]
+    fingerprint: str
+    is_compiled: bool = False
+    # Shapes and dtypes of the arguments of the first run.
+    signature: Any = None
+    # When it was last asked for, by the clock of the cache.
+    used: int = 0
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs. Compiles once more; for reports."""
+        return self.run.lower(*self.signature).compile().memory_analysis()
 
 
-E = TypeVar("E", bound=Entry)
-
-
-class ProgramCache(Generic[E]):
+class ProgramCache:
     """Programs by key, at most XLA_COMPILATION_CACHE_SIZE of them."""
 
     def __init__(self) -> None:
-        self._entries: dict[Key, E] = {}
+        self._programs: dict[Key, Program] = {}
         self._time = 0
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._programs)
 
-    def values(self) -> Iterable[E]:
+    def values(self) -> Iterable[Program]:
         """The programs, in the order they were made."""
-        return self._entries.values()
+        return self._programs.values()
 
     def clear(self) -> None:
         """Forget every program; what runs at the moment runs on."""
-        self._entries.clear()
+        self._programs.clear()
 
-    def get(self, key: Key) -> E | None:
+    def get(self, key: Key) -> Program | None:
         """The program of a key, which counts as a use, or None."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._time = entry.used = self._time + 1
-        return entry
+        program = self._programs.get(key)
+        if program is not None:
+            self._time = program.used = self._time + 1
+        return program
 
-    def put(self, key: Key, entry: E) -> None:
+    def put(self, key: Key, program: Program) -> None:
         """Keep a program, dropping the least recently used where there is no room."""
         with self._lock:
             self._make_room()
-            self._time = entry.used = self._time + 1
-            self._entries[key] = entry
+            self._time = program.used = self._time + 1
+            self._programs[key] = program
 
     def _make_room(self) -> None:
         limit = settings.current().cache_size
-        surplus = len(self._entries) + 1 - limit
+        surplus = len(self._programs) + 1 - limit
         if surplus > 0:
             self._drop(surplus)
             _warn(f"{limit} programs (XLA_COMPILATION_CACHE_SIZE)")
@@ -78,14 +92,14 @@ class ProgramCache(Generic[E]):
             allowed = allowed_maps()
             if used_maps() > allowed * _SHARE_OF_MAPS:
                 # Half at once, so that the next compilations need not look again.
-                held = len(self._entries)
+                held = len(self._programs)
                 self._drop(held - held // 2)
                 _warn(f"half of the {allowed} memory maps of a process (vm.max_map_count)")
 
     def _drop(self, count: int) -> None:
-        oldest = heapq.nsmallest(count, self._entries.items(), key=lambda item: item[1].used)
+        oldest = heapq.nsmallest(count, self._programs.items(), key=lambda item: item[1].used)
         for key, _ in oldest:
-            del self._entries[key]
+            del self._programs[key]
         metrics.count("EvictedProgram", len(oldest))
 
 

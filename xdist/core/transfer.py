@@ -124,7 +124,7 @@ def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     array, is_private = _read(buffer)
     bits = _BITS.get(dtype)
     in_numpy = array if bits is None else array.view(_BITS_IN_NUMPY[bits])
-    if is_private and array.itemsize == dtype.itemsize:
+    if is_private and array.itemsize == dtype.itemsize and array.flags.c_contiguous:
         held = torch.from_numpy(in_numpy)
         result = held if bits is None else held.view(dtype)
     else:

@@ -1,7 +1,5 @@
 """How many compiled programs are kept, and what happens when there are more."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -38,10 +36,10 @@ def run(rows):
     assert result.cpu().sum() == rows * 6
 
 
-def entries(count):
+def filled(count):
     cache = program_cache.ProgramCache()
     for number in range(count):
-        cache.put((number,), SimpleNamespace(used=0, number=number))
+        cache.put((number,), program_cache.Program(None, (), str(number)))
     return cache
 
 
@@ -75,17 +73,17 @@ def test_half_of_the_programs_go_where_the_memory_maps_run_out(monkeypatch):
     monkeypatch.setattr(program_cache, "used_maps", lambda: 51)
     before = evicted()
     with pytest.warns(RuntimeWarning, match=r"half of the 100 memory maps .*vm\.max_map_count"):
-        cache = entries(16)
-    assert [entry.number for entry in cache.values()] == list(range(8, 16))
+        cache = filled(16)
+    assert [kept.fingerprint for kept in cache.values()] == [str(n) for n in range(8, 16)]
     assert evicted() - before == 8
 
 
 def test_nothing_goes_while_there_are_maps_enough(monkeypatch):
     monkeypatch.setattr(program_cache, "used_maps", lambda: 100)
-    assert len(entries(40)) == 40
+    assert len(filled(40)) == 40
 
 
 def test_a_system_that_does_not_say_sets_no_bound(monkeypatch, tmp_path):
     monkeypatch.setattr(program_cache, "Path", lambda name: tmp_path / "missing")
     assert program_cache.used_maps() == 0
-    assert len(entries(40)) == 40
+    assert len(filled(40)) == 40

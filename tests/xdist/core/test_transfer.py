@@ -16,7 +16,7 @@ class Remote:
         self._values = np.asarray(values)
 
     def _single_device_array_to_np_array_did_copy(self):
-        self.read = self._values.copy()
+        self.read = self._values.copy(order="K")
         return self.read, True
 
 
@@ -61,3 +61,8 @@ def test_the_bytes_on_the_cpu_are_not_a_copy():
     buffer = jnp.arange(8, dtype=jnp.float32)
     one, other = (transfer.host_bytes(buffer, torch.float32) for _ in range(2))
     assert one.ctypes.data == other.ctypes.data
+
+
+def test_what_comes_in_another_order_is_put_in_rows():
+    remote = Remote(np.arange(6, dtype=np.float32).reshape(2, 3).T)
+    assert transfer.to_host(remote, torch.float32).is_contiguous()
