@@ -3,8 +3,7 @@
 Three steps of each configuration, one loop per tensor and in its foreach, fused and differentiable
 forms; parameters, state, and gradients through differentiable steps must be the CPU's. So must
 those of capturable configurations, whose oracle is the same configuration without the flag: CPU
-torch refuses it. Where the CPU refuses, the device must. An optimizer listed in `EXPECTED` must
-fail: when it starts to pass, its entry has to go.
+torch refuses it. Where the CPU refuses, the device must.
 """
 
 import copy
@@ -20,8 +19,6 @@ import torch_xdist.core.backend  # noqa: F401
 from torch_xdist.core import cuts
 
 STEPS = 3
-# What fails, by name, and why.
-EXPECTED = {"SparseAdam": "sparse layouts do not exist on the device"}
 
 
 def forms(info: Any, configurations: int) -> Iterator[dict[str, Any]]:
@@ -131,14 +128,6 @@ def failures(
             yield f"{name_of(info)} {options}: {text}"
 
 
-def check(info: Any, found: list[str]) -> None:
-    reason = EXPECTED.get(name_of(info))
-    if reason is None:
-        assert not found, "\n".join(found)
-    else:
-        assert found, f"passes now; take it out of EXPECTED ({reason})"
-
-
 def name_of(info: Any) -> str:
     return info.optim_cls.__name__
 
@@ -146,7 +135,7 @@ def name_of(info: Any) -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("info", optim_db, ids=name_of)
 def test_optimizers_agree_with_the_cpu(info):
-    check(info, list(failures(info, torch.float32, 1, each_step=False)))
+    assert not list(failures(info, torch.float32, 1, each_step=False))
 
 
 @pytest.mark.long
@@ -157,4 +146,4 @@ def test_optimizers_agree_with_the_cpu(info):
 def test_every_configuration_agrees_with_the_cpu_step_by_step(info, dtype):
     if dtype.is_complex and not info.supports_complex:
         pytest.skip("torch's own does not take complex parameters")
-    check(info, list(failures(info, dtype, each_step=True)))
+    assert not list(failures(info, dtype, each_step=True))

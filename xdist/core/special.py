@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import cuts, device, transfer, views, writes
+from torch_xdist.core import cuts, device, sparse, transfer, views, writes
 from torch_xdist.core.plan import Op
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import contiguous_strides
@@ -25,6 +25,13 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
         return handler
 
     return enter
+
+
+def _made_sparse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    return sparse.MAKERS[op.name.removeprefix("aten.")](*args, **kwargs)
+
+
+handles(*sparse.MAKERS)(_made_sparse)
 
 
 def host_value(tensor: XlaTensor) -> torch.Tensor:
@@ -69,6 +76,8 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if target is not None and target.type not in ("xla", "lazy"):
         host = host_value(source) if source.__class__ is XlaTensor else source
         return host.to(device=target, **named)
+    if source.layout is torch.sparse_coo:
+        return sparse.from_cpu(source.to(**named), target)
     if source.__class__ is not XlaTensor:
         return transfer.to_device(source.to(**named), target)
     index = source.cell.trace.device_index

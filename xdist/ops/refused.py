@@ -1,11 +1,9 @@
 """Operators refused on purpose, and why: the reason becomes the error's text."""
 
-_SPARSE = "sparse layouts do not exist on xla devices; use .to_dense() on the CPU first"
+_SPARSE = "of the sparse layouts xla devices have COO alone; use .to_sparse(), or .cpu() first"
 _QUANTIZED = "quantized tensors do not exist on xla devices; use int8 tensors and scales"
 
 REFUSED: dict[str, str] = {
-    "aten._to_sparse.default": _SPARSE,
-    "aten._to_sparse.sparse_dim": _SPARSE,
     "aten._to_sparse_csr.default": _SPARSE,
     "aten._to_sparse_csc.default": _SPARSE,
     "aten._to_sparse_bsr.default": _SPARSE,

@@ -4,6 +4,7 @@ The reductions are recorded into the trace like any other row, so XLA runs them 
 pass. Nothing here cuts, except where a barrier is asked for.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from torch_xdist import settings, world
 from torch_xdist.core import cuts
+from torch_xdist.core.sparse import SparseXlaTensor, sparse, take_over
 from torch_xdist.ranks import collective_ops
 
 Groups = Sequence[Sequence[int]] | None
@@ -57,13 +59,30 @@ def all_reduce_bucketized_gradients(
 ) -> None:
     """Sum the gradients over the groups and scale them, in place, bucket by bucket.
 
+    Sparse ones get the entries of all ranks, of which each must bring as many.
+
     Args:
         bucket_cap_mb: the size of a bucket in MiB; 0: all in one.
     """
-    for bucket in buckets(gradients, bucket_cap_mb * _MB):
+    strided: list[torch.Tensor] = []
+    for gradient in gradients:
+        if isinstance(gradient, SparseXlaTensor):
+            _join_entries(gradient, scale, groups, pin_layout)
+        else:
+            strided.append(gradient)
+    for bucket in buckets(strided, bucket_cap_mb * _MB):
         collective_ops.all_reduce(
             collective_ops.REDUCE_SUM, bucket, scale=scale, groups=groups, pin_layout=pin_layout
         )
+
+
+def _join_entries(
+    gradient: SparseXlaTensor, scale: float, groups: Groups, pin_layout: bool
+) -> None:
+    gather = functools.partial(collective_ops.all_gather, groups=groups, pin_layout=pin_layout)
+    indices = gather(gradient.indices_part, dim=1)
+    values = gather(gradient.values_part, dim=0) * scale
+    take_over(gradient, sparse(indices, values, gradient.shape))
 
 
 def buckets(tensors: Sequence[torch.Tensor], cap_bytes: int) -> Iterator[list[torch.Tensor]]:

@@ -225,6 +225,28 @@ def lbfgs_with_line_search(side):
     return lbfgs(side, "strong_wolfe", max_iter=3)
 
 
+def sparse_gradients(side):
+    """Each step changes the rows of its own words alone."""
+    torch.manual_seed(0)
+    words = nn.Embedding(9, 6, sparse=True).to(side.device)
+    places = nn.Embedding(5, 6, sparse=True).to(side.device)
+    optimizers = (
+        torch.optim.SparseAdam(words.parameters(), lr=0.05),
+        torch.optim.SGD(places.parameters(), lr=0.5),
+    )
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        tokens = side.part(torch.randint(9, (4, 5), generator=generator))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        found = words(tokens) + places(torch.arange(5).to(side.device)).expand(
+            tokens.shape[0], 5, 6
+        )
+        found.tanh().square().mean().backward()
+        side.step(*optimizers)
+    return nn.ModuleList([words, places])
+
+
 def on_a_rank(rank, size, way):
     import torch.distributed as dist
 
@@ -237,7 +259,7 @@ def on_a_rank(rank, size, way):
 
 WAYS = [
     accumulation, no_sync, tied_before, tied_after, frozen, several_optimizers, average,
-    lbfgs, pytest.param(lbfgs_with_line_search, marks=pytest.mark.long),
+    sparse_gradients, lbfgs, pytest.param(lbfgs_with_line_search, marks=pytest.mark.long),
 ]  # fmt: skip
 
 
