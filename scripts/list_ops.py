@@ -21,6 +21,7 @@ from torch._decomp import global_decomposition_table
 import torch_xdist.core.backend  # noqa: F401
 from torch_xdist.core import cpu_only
 from torch_xdist.core.plan import Op
+from torch_xdist.core.sparse import KERNELS
 from torch_xdist.core.special import HANDLERS
 from torch_xdist.ops.decomps import DECOMPOSED
 from torch_xdist.ops.refused import REFUSED
@@ -36,6 +37,7 @@ MEANINGS = {
     "own": "a meaning of its own: copies, reads, storage",
     "composite": "torch makes it of other operators before it arrives",
     "decomposed": "torch's decomposition, recorded once while a program is built",
+    "sparse": "of sparse COO tensors alone: a kernel on their indices and values",
     "fallback": "eager torch on the CPU, counted as `aten::NAME`",
     "refused": "an error that says why",
 }
@@ -74,7 +76,9 @@ def served(func: Any) -> str:
     table = global_decomposition_table["post_autograd"]
     if func in table and name not in cpu_only.NAMES:
         return "decomposed"
-    return "derived" if op.mutated and op.functional in table else "fallback"
+    if op.mutated and op.functional in table:
+        return "derived"
+    return "sparse" if name.removeprefix("aten.") in KERNELS else "fallback"
 
 
 def page() -> str:
@@ -101,7 +105,7 @@ def percentages() -> list[str]:
     lines = [
         "torch's operator database (`tests/sweep.py`) against CPU torch, in every form it has:",
         "forward and backward, in-place, `out=` with a strided and with an empty tensor.",
-        "Expected to fail, each with its reason in `tests/sweep_expected.py`: sparse layouts,",
+        "Expected to fail, each with its reason in `tests/sweep_expected.py`: CSR layouts,",
         "complex32. A call is one form of one sample. Where results differ by more than the",
         "tolerance of the dtype, double precision decides who rounds better, over inputs nearby:",
         "on a sample each, `fft.hfft2` and `nn.functional.conv3d` round worse than CPU torch.",
@@ -113,12 +117,20 @@ def percentages() -> list[str]:
     for dtype, got in json.loads(SWEEP.read_text()).items():
         failed = got["failed"]
         passed = got["operators"] - got["expected"] - len(failed)
-        share = 100 * passed / (got["operators"] - got["expected"])
+        share = 100 * passed / got["operators"]
         cells = [dtype, got["operators"], passed, f"{share:.1f} %", got["expected"]]
         cells += [", ".join(f"`{name}`" for name in failed) or "none"]
         cells += [got["cpu"], got["samples"], got["calls"], got["date"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return [*lines, "", "The share is of the operators that are not expected to fail.", ""]
+    return [
+        *lines,
+        "",
+        "The modules of torch's module database (114, every sample, training and evaluation,",
+        "float32 and float64) and its optimizers (15, every configuration and form, three steps)",
+        "agree without exception: `tests/xdist/test_module_sweep.py` and `test_optimizer_sweep.py`,",
+        "whole with `-m long`.",
+        "",
+    ]
 
 
 def main() -> int:

@@ -40,7 +40,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.layout is not torch.strided:
         raise NoLoweringError(
             f"a tensor of layout {tensor.layout} cannot go to an xla device, which has strided "
-            "tensors alone; call .to_dense() first"
+            "and sparse COO tensors alone; call .to_dense() or .to_sparse() first"
         )
     plain = tensor.detach()
     if plain.dtype.is_complex:

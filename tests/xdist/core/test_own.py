@@ -24,11 +24,6 @@ def test_an_own_row_refuses_cpu_tensors_by_name():
         own_row("mine", lambda x: x, [torch.ones(1)])
 
 
-def test_sparse_tensors_are_refused_with_advice():
-    with pytest.raises(NoLoweringError, match="sparse layouts do not exist on xla devices"):
-        torch.ones(2, device="xla").to_sparse()
-
-
 def test_two_rows_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"aten.add.Tensor has two rows; keep one"):
         add_rows({"aten.add.Tensor": lambda self, other: self})
@@ -59,6 +54,6 @@ def test_jax_may_be_used_before_the_device_unless_more_devices_are_wanted(count,
     assert said in done.stdout + done.stderr
 
 
-def test_sparse_tensors_are_refused_on_their_way_to_the_device():
-    with pytest.raises(NoLoweringError, match=r"layout torch.sparse_coo cannot go to an xla devi"):
-        torch.ones(2).to_sparse().to("xla")
+def test_rows_of_sparse_matrices_are_refused_on_their_way_to_the_device():
+    with pytest.raises(NoLoweringError, match=r"layout torch.sparse_csr cannot go to an xla devi"):
+        torch.ones(2, 2).to_sparse_csr().to("xla")
