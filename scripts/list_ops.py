@@ -127,7 +127,7 @@ def percentages() -> list[str]:
         "",
         "The modules of torch's module database (114, every sample, training and evaluation,",
         "float32 and float64) and its optimizers (15, every configuration and form, three steps)",
-        "agree without exception: `tests/xdist/test_module_sweep.py` and `test_optimizer_sweep.py`,",
+        "agree without exception: `tests/xdist/test_module_sweep.py`, `test_optimizer_sweep.py`,",
         "whole with `-m long`.",
         "",
     ]

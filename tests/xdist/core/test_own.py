@@ -54,6 +54,7 @@ def test_jax_may_be_used_before_the_device_unless_more_devices_are_wanted(count,
     assert said in done.stdout + done.stderr
 
 
-def test_rows_of_sparse_matrices_are_refused_on_their_way_to_the_device():
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_matrix_of_sparse_rows_is_refused_on_its_way_to_the_device():
     with pytest.raises(NoLoweringError, match=r"layout torch.sparse_csr cannot go to an xla devi"):
         torch.ones(2, 2).to_sparse_csr().to("xla")
