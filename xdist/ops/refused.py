@@ -4,6 +4,7 @@ _SPARSE = "of the sparse layouts xla devices have COO alone; use .to_sparse(), o
 _QUANTIZED = "quantized tensors do not exist on xla devices; use int8 tensors and scales"
 
 REFUSED: dict[str, str] = {
+    "aten._sparse_compressed_tensor_unsafe.default": _SPARSE,
     "aten._to_sparse_csr.default": _SPARSE,
     "aten._to_sparse_csc.default": _SPARSE,
     "aten._to_sparse_bsr.default": _SPARSE,

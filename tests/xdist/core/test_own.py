@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_xdist.core.backend  # noqa: F401
-from torch_xdist.core import device
+from torch_xdist.core import device, transfer
 from torch_xdist.core.own import own_row
 from torch_xdist.errors import DeviceError, NoLoweringError
 from torch_xdist.ops.table import add_rows
@@ -56,5 +56,8 @@ def test_jax_may_be_used_before_the_device_unless_more_devices_are_wanted(count,
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_a_matrix_of_sparse_rows_is_refused_on_its_way_to_the_device():
-    with pytest.raises(NoLoweringError, match=r"layout torch.sparse_csr cannot go to an xla devi"):
-        torch.ones(2, 2).to_sparse_csr().to("xla")
+    rows = torch.ones(2, 2).to_sparse_csr()
+    with pytest.raises(NoLoweringError, match=r"have COO alone; use \.to_sparse\(\)"):
+        rows.to("xla")
+    with pytest.raises(NoLoweringError, match=r"sparse_csr cannot go .*\.to_sparse\(\) first"):
+        transfer.as_numpy(rows)
