@@ -20,14 +20,6 @@ Kernel = Callable[..., Any]
 KERNELS: dict[str, Kernel] = {}
 # Called with torch's arguments, all of them strided: these make sparse ones.
 MAKERS: dict[str, Kernel] = {}
-# Operators that take zero to zero: they act on the values. The linear ones also on values that are
-# still to be added up.
-_LINEAR = ("neg.default", "positive.default", "clone.default", "detach.default", "alias.default")
-_OF_ZERO_ZERO = (
-    "abs", "asin", "asinh", "atan", "atanh", "ceil", "erf", "erfinv", "expm1", "floor", "frac",
-    "log1p", "nan_to_num", "rad2deg", "deg2rad", "relu", "round", "sgn", "sign", "sin", "sinh",
-    "sqrt", "tan", "tanh", "trunc",
-)  # fmt: skip
 
 
 class SparseXlaTensor(XlaTensor):
@@ -62,6 +54,13 @@ class SparseXlaTensor(XlaTensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self.values_part.device
+
+    @property
+    def data(self) -> "SparseXlaTensor":  # type: ignore[override]
+        return self.detach()  # type: ignore[return-value]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SparseXlaTensor":
+        return memo.setdefault(id(self), self.detach().clone())
 
     def new(  # type: ignore[override]
         self, indices: torch.Tensor, values: torch.Tensor, size: Sequence[int]
@@ -248,141 +247,16 @@ MAKERS["_sparse_coo_tensor_with_dims_and_tensors.default"] = made_of_parts
 MAKERS["sparse_mask.default"] = masked
 
 
-def _linear(name: str) -> Kernel:
-    function = getattr(torch.ops.aten, name.split(".")[0])
-    return lambda x, **kwargs: with_values(x, function(x.values_part))
-
-
-def _of_entries(function: Kernel) -> Kernel:
-    def run(x: SparseXlaTensor, *args: Any, **kwargs: Any) -> SparseXlaTensor:
-        once = coalesce(x)
-        return with_values(once, function(once.values_part, *args, **kwargs))
-
-    return run
-
-
-def _in_place(function: Kernel) -> Kernel:
-    return lambda x, *args, **kwargs: take_over(x, function(x, *args, **kwargs))
-
-
-KERNELS.update({name: _linear(name) for name in _LINEAR})
-for _name in _OF_ZERO_ZERO:
-    KERNELS[f"{_name}.default"] = _of_entries(getattr(torch.ops.aten, _name))
-KERNELS["pow.Tensor_Scalar"] = _of_entries(torch.ops.aten.pow.Tensor_Scalar)
-
-
-@kernel("mul.Tensor", "mul.Scalar")
-def mul(one: Any, other: Any) -> SparseXlaTensor:
-    """A sparse tensor times a number, a 0-d tensor or a strided one of its shape."""
-    x, factor = (one, other) if isinstance(one, SparseXlaTensor) else (other, one)
-    if isinstance(factor, SparseXlaTensor):
-        factor = to_dense(factor)
-    if isinstance(factor, torch.Tensor) and factor.dim():
-        factor = gathered(factor.expand(x.shape), x.indices_part)
-    return with_values(x, x.values_part * factor)
-
-
-@kernel("div.Tensor", "div.Scalar")
-def div(x: SparseXlaTensor, divisor: Any) -> SparseXlaTensor:
-    """A sparse tensor by a number or a 0-d tensor."""
-    if isinstance(divisor, torch.Tensor) and divisor.dim():
-        raise NoLoweringError(
-            "aten.div.Tensor divides a sparse tensor by a number or a 0-d tensor; call .to_dense()"
-            " first"
-        )
-    return with_values(x, x.values_part / divisor)
-
-
-@kernel("add.Tensor")
-def add(one: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
-    """Sparse and sparse keep the entries of both; with a strided tensor the sum is strided."""
-    if not isinstance(one, SparseXlaTensor):
-        return add_(one.clone(), other, alpha=alpha)
-    if not isinstance(other, SparseXlaTensor):
-        return (other * alpha).add_(one)
-    values = torch.cat([one.values_part, other.values_part * alpha])
-    return sparse(torch.cat([one.indices_part, other.indices_part], 1), values, one.shape)
-
-
-@kernel("sub.Tensor")
-def sub(one: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
-    return add(one, other, alpha=-alpha)
-
-
-@kernel("add_.Tensor")
-def add_(target: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
-    if isinstance(target, SparseXlaTensor):
-        return take_over(target, add(target, other, alpha=alpha))  # type: ignore[arg-type]
-    return added(target, other, other.values_part * alpha)
-
-
-for _name in ("mul_.Tensor", "mul_.Scalar", "div_.Tensor", "div_.Scalar", "neg_.default"):
-    KERNELS[_name] = _in_place(KERNELS[_name.replace("_.", ".")])
-
-
-@kernel("zeros_like.default")
-def zeros_like(x: SparseXlaTensor, **kwargs: Any) -> SparseXlaTensor:
-    values = x.values_part[:0].to(kwargs.get("dtype") or x.dtype)
-    return sparse(x.indices_part[:, :0], values, x.shape, True)
-
-
-KERNELS["zero_.default"] = _in_place(zeros_like)
-
-
-@kernel("copy_.default")
-def copy_(target: torch.Tensor, source: torch.Tensor, *args: Any) -> torch.Tensor:
-    if isinstance(target, SparseXlaTensor) and isinstance(source, SparseXlaTensor):
-        return take_over(target, with_values(source, source.values_part.clone()))
-    return target.copy_(source.to_dense())
-
-
-@kernel("t.default")
-def t(x: SparseXlaTensor) -> SparseXlaTensor:
-    return transpose(x, 0, 1)
-
-
-@kernel("transpose.int")
-def transpose(x: SparseXlaTensor, dim0: int, dim1: int) -> SparseXlaTensor:
-    """Two of the sparse dims exchanged."""
-    order = list(range(x.indices_part.shape[0]))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return sparse(x.indices_part[order], x.values_part, [x.shape[i] for i in order])
-
-
-@kernel("mm.default")
-def mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Sparse [n, m] times strided [m, k]: strided [n, k]; or the other way round."""
-    if not isinstance(one, SparseXlaTensor):
-        return mm(other.t(), one.t()).t()
-    if isinstance(other, SparseXlaTensor):
-        other = to_dense(other)
-    rows, columns = one.indices_part
-    parts = one.values_part[:, None] * other[columns]
-    return parts.new_zeros(one.shape[0], other.shape[1]).index_add_(0, rows, parts)
-
-
-@kernel("addmm.default", "_sparse_addmm.default")
-def addmm(
-    bias: torch.Tensor, one: torch.Tensor, other: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> torch.Tensor:
-    return bias * beta + mm(one, other) * alpha
-
-
-@kernel("sum.default")
-def total(x: SparseXlaTensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return x.values_part.sum(dtype=dtype)
-
-
 @kernel("_to_copy.default")
 def to_copy(x: SparseXlaTensor, **kwargs: Any) -> torch.Tensor:
-    """Another dtype, or the same tensor on the CPU."""
-    device, dtype = kwargs.get("device"), kwargs.get("dtype") or x.dtype
-    values = x.values_part.to(dtype)
-    if device is None or device.type in ("xla", "lazy"):
-        return with_values(x, values)
-    parts = x.indices_part.to(device), values.to(device)
+    """A copy, of another dtype or on another device."""
+    device = kwargs.get("device") or x.device
+    indices = x.indices_part.to(device)
+    values = x.values_part.to(device, kwargs.get("dtype") or x.dtype, copy=True)
+    if isinstance(values, XlaTensor):
+        return sparse(indices, values, x.shape, x.is_one_each)
     return torch.sparse_coo_tensor(
-        *parts, x.shape, is_coalesced=x.is_one_each, check_invariants=False
+        indices, values, x.shape, is_coalesced=x.is_one_each, check_invariants=False
     )
 
 

@@ -5,7 +5,15 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import cuts, device, sparse, transfer, views, writes
+from torch_xdist.core import (
+    cuts,
+    device,
+    sparse,
+    sparse_math,  # noqa: F401 its kernels
+    transfer,
+    views,
+    writes,
+)
 from torch_xdist.core.plan import Op
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import contiguous_strides
@@ -32,6 +40,16 @@ def _made_sparse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTens
 
 
 handles(*sparse.MAKERS)(_made_sparse)
+
+
+@handles("_embedding_bag_backward.default")
+def bag_backward(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    gradient, indices, offsets, bag_of, bag_size, _, rows, by_frequency, mode, is_sparse = args[:10]
+    if not is_sparse:
+        return op.general(op, args, kwargs)  # type: ignore[misc]
+    return torch.ops.aten._embedding_bag_sparse_backward(
+        gradient, indices, offsets, bag_of, bag_size, rows, by_frequency, mode, *args[10:], **kwargs
+    )
 
 
 def host_value(tensor: XlaTensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Sparse COO tensors: the operators torch has on them, and what trains with them."""
 
+import copy
+
 import pytest
 import torch
 
@@ -68,6 +70,13 @@ OPERATORS = {
     "plus sparse in place": in_place(lambda x: x.add_(x.clone(), alpha=2)),
     "neg in place": in_place(lambda x: x.neg_()),
     "zero in place": in_place(lambda x: x.zero_()),
+    "times a strided tensor in place": lambda x, d: x.mul_(d),
+    "new values in place": in_place(lambda x: x.detach().mul_(3)),
+    "shared values in place": in_place(lambda x: x.detach().neg_()),
+    "norm": lambda x, d: x.norm(),
+    "data in place": in_place(lambda x: x.data.div_(2)),
+    "values in place": in_place(lambda x: x._values().add_(1)),
+    "deepcopy": lambda x, d: copy.deepcopy(x),
     "copy in place": in_place(lambda x: x.copy_(x * 2)),
     "strided plus sparse in place": lambda x, d: d.add_(x, alpha=-2),
     "to_sparse": lambda x, d: d.to_sparse(),
@@ -149,6 +158,18 @@ def test_a_sparse_embedding_trains_as_on_the_cpu(optimizer):
     torch.testing.assert_close(weights("xla"), weights("cpu"))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_a_sparse_bag_has_the_gradient_of_the_cpu(mode):
+    def gradient(device):
+        torch.manual_seed(0)
+        bag = torch.nn.EmbeddingBag(10, 3, sparse=True, mode=mode).to(device)
+        (bag(torch.tensor([[1, 2, 2], [3, 4, 1]]).to(device)) ** 2).sum().backward()
+        assert bag.weight.grad.is_sparse
+        return bag.weight.grad.to_dense().cpu()
+
+    torch.testing.assert_close(gradient("xla"), gradient("cpu"))
+
+
 def test_sgd_on_a_sparse_gradient_neither_cuts_nor_compiles_again():
     embedding = torch.nn.Embedding(10, 3, sparse=True).to("xla")
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
@@ -186,6 +207,10 @@ def test_what_has_no_kernel_says_so():
         cuts.buffer_of(plain("xla").cell)
     with pytest.raises(NoLoweringError, match=r"divides a sparse tensor by a number or a 0-d"):
         plain("xla") / dense("xla")
+    with pytest.raises(NoLoweringError, match=r"is that of the whole tensor; call \.to_dense\(\)"):
+        plain("xla").norm(dim=0)
+    with pytest.raises(NoLoweringError, match=r"copy_: a strided tensor .*\.to_sparse\(\) first"):
+        plain("xla").copy_(dense("xla"))
     with pytest.raises(NoLoweringError, match=r"have COO alone; use \.to_sparse\(\)"):
         dense("xla").to_sparse_csr()
     with pytest.raises(NoLoweringError, match=r"to_sparse: layout torch.sparse_csr does not exist"):
@@ -197,3 +222,18 @@ def test_parts_of_what_is_not_coalesced_are_refused_as_on_the_cpu(part):
     for device in ("cpu", "xla"):
         with pytest.raises(RuntimeError, match=f"Cannot get {part} on an uncoalesced tensor"):
             getattr(plain(device), part)()
+
+
+def test_the_zeroth_power_is_refused_as_on_the_cpu():
+    for device in ("cpu", "xla"):
+        with pytest.raises(RuntimeError, match="cannot raise to zeroth power on sparse tensor"):
+            plain(device) ** 0
+
+
+def test_a_copy_shares_nothing_with_its_source():
+    x = plain("xla")
+    copied = x.to(torch.float32, copy=True)
+    x.mul_(2)
+    assert torch.equal(copied.cpu().to_dense(), plain("cpu").to_dense())
+    x.copy_(plain("cpu"))
+    assert torch.equal(x.cpu().to_dense(), plain("cpu").to_dense())
