@@ -12,7 +12,7 @@ QUICK_S = 0.5e-3
 SLOW_S = 5e-3
 _SAMPLES = 128
 _ENOUGH = 4  # for a median
-_INTERVAL = 16
+_INTERVAL = 64
 _MANY = 32  # for a mean, which one busy moment of the machine must not decide
 
 
@@ -45,7 +45,7 @@ class Pace:
     def is_quick(self) -> bool:
         """Whether a batch is better made on the spot; true until a few were timed.
 
-        Cost: judged anew every 16 batches only; the verdict is kept in between.
+        Cost: judged anew every 64 batches only; the verdict is kept in between.
         """
         self._asked += 1
         if self._asked <= _ENOUGH or self._asked % _INTERVAL == 0:

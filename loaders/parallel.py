@@ -28,7 +28,7 @@ from torch_xdist.loaders.feed import (
 from torch_xdist.loaders.one_pass import Pass
 from torch_xdist.loaders.padding import Buckets, PadTo, PadValue, padding
 from torch_xdist.loaders.sharding import sharded
-from torch_xdist.loaders.source import Made, Source
+from torch_xdist.loaders.source import Made, Source, stacks_samples
 from torch_xdist.loaders.uneven import Exchange, Uneven, agreed, check_mode
 
 Batches = Iterable[Any]
@@ -110,6 +110,8 @@ class ParallelLoader:
             start=self._pass.start,
             pace=self._pass.pace,
         )
+        if move is transfer.all_to_device and stacks_samples(self._loader):
+            move = partial(transfer.all_to_device, owned=True)
         moves = [sharded(mover(move, device), input_sharding) for device in self._devices]
         pace = self._pass.pace
         threaded = partial(

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_xdist.loaders.errors import BatchError
 from torch_xdist.loaders.pace import Pace
@@ -150,6 +150,17 @@ def _iterate(loader: Iterable[Any]) -> Iterator[Any]:
 def _is_indexed(loader: Iterable[Any]) -> bool:
     """Whether batches can be skipped by their indices alone: a plain DataLoader over a map."""
     return type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+
+
+def stacks_samples(loader: Iterable[Any]) -> bool:
+    """Whether a loader's batches are new memory that nobody else holds.
+
+    A plain DataLoader that collates in this process makes such; those of workers lie in shared
+    memory, of which a process can hold so many only.
+    """
+    if type(loader) is not DataLoader or loader.num_workers:
+        return False
+    return loader.batch_sampler is not None and loader.collate_fn is default_collate
 
 
 def _iterate_rest(loader: Any, skip: int) -> Iterator[Any]:

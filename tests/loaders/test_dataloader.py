@@ -82,6 +82,26 @@ def test_an_error_in_a_worker_comes_after_the_good_batches():
 
 
 @pytest.mark.usefixtures("cuts_made")
+def test_batches_keep_their_values_where_the_loader_writes_over_them():
+    room = torch.zeros(2, 4)
+
+    def collate(samples):
+        return [torch.stack([sample[0] for sample in samples], out=room)]
+
+    data = TensorDataset(torch.arange(24.0).reshape(6, 4))
+    for loader in (DataLoader(data, 2), DataLoader(data, 2, collate_fn=collate)):
+        batches = [batch for [batch] in MpDeviceLoader(loader, "xla:0")]
+        assert torch.equal(torch.cat(batches).cpu(), data.tensors[0])
+
+
+def test_what_a_dataset_hands_out_whole_is_copied():
+    samples = [torch.ones(16) for _ in range(3)]
+    batches = list(MpDeviceLoader(DataLoader(samples, batch_size=None), "xla:0"))
+    for sample in samples:
+        sample.zero_()
+    assert [batch.sum().item() for batch in batches] == [16, 16, 16]
+
+
 def test_a_break_ends_the_workers_too():
     loader = DataLoader(ROWS, batch_size=1, num_workers=1)
     for _ in MpDeviceLoader(loader, "xla:0", move=copy):

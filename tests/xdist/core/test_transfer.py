@@ -66,3 +66,11 @@ def test_the_bytes_on_the_cpu_are_not_a_copy():
 def test_what_comes_in_another_order_is_put_in_rows():
     remote = Remote(np.arange(6, dtype=np.float32).reshape(2, 3).T)
     assert transfer.to_host(remote, torch.float32).is_contiguous()
+
+
+def test_tensors_that_are_owned_become_the_devices_memory_and_others_are_copied():
+    for owned in (True, False):
+        tensor = torch.arange(64.0)
+        [moved] = transfer.all_to_device([tensor], "xla:0", owned=owned)
+        there = transfer.host_bytes(moved.cell.buffer, torch.float32).ctypes.data
+        assert (there == tensor.data_ptr()) is owned
