@@ -70,6 +70,13 @@ def pair(first: tuple[int, ...], second: tuple[int, ...]) -> Callable[[], tuple[
     return lambda: (torch.randn(first), torch.randn(second))
 
 
+def conv(
+    name: str, run: Callable[..., torch.Tensor], x: tuple[int, ...], w: tuple[int, ...], **how: int
+) -> Case:
+    """A convolution of an input [n, c, ...] with a weight, both given by their shapes."""
+    return Case(name, lambda x, w: run(x, w, **how), pair(x, w))
+
+
 INDEXING = [
     Case(
         "embedding",
@@ -158,77 +165,38 @@ POOLING = [
     Case("unfold", lambda x: F.unfold(x, 3, padding=1), one(8, 32, 28, 28)),
 ]
 CONVOLUTION = [
-    Case(
-        "conv1d",
-        lambda x, w: F.conv1d(x, w, padding=2),
-        pair((16, 64, 256), (64, 64, 5)),
+    conv("conv1d", F.conv1d, (16, 64, 256), (64, 64, 5), padding=2),
+    conv("conv2d", F.conv2d, (8, 64, 28, 28), (64, 64, 3, 3), padding=1),
+    conv("conv2d.strided", F.conv2d, (4, 3, 112, 112), (64, 3, 7, 7), stride=2, padding=3),
+    conv("conv2d.grouped", F.conv2d, (8, 64, 28, 28), (64, 8, 3, 3), padding=1, groups=8),
+    conv("conv2d.depthwise", F.conv2d, (8, 64, 28, 28), (64, 1, 3, 3), padding=1, groups=64),
+    conv("conv2d.dilated", F.conv2d, (8, 32, 28, 28), (32, 32, 3, 3), padding=2, dilation=2),
+    conv(
+        "conv_transpose2d", F.conv_transpose2d, (8, 64, 14, 14), (64, 32, 4, 4), stride=2, padding=1
     ),
-    Case("conv2d", lambda x, w: F.conv2d(x, w, padding=1), pair((8, 64, 28, 28), (64, 64, 3, 3))),
-    Case(
-        "conv2d.strided",
-        lambda x, w: F.conv2d(x, w, stride=2, padding=3),
-        pair((4, 3, 112, 112), (64, 3, 7, 7)),
-    ),
-    Case(
-        "conv2d.grouped",
-        lambda x, w: F.conv2d(x, w, padding=1, groups=8),
-        pair((8, 64, 28, 28), (64, 8, 3, 3)),
-    ),
-    Case(
-        "conv2d.depthwise",
-        lambda x, w: F.conv2d(x, w, padding=1, groups=64),
-        pair((8, 64, 28, 28), (64, 1, 3, 3)),
-    ),
-    Case(
-        "conv2d.dilated",
-        lambda x, w: F.conv2d(x, w, padding=2, dilation=2),
-        pair((8, 32, 28, 28), (32, 32, 3, 3)),
-    ),
-    Case(
-        "conv_transpose2d",
-        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
-        pair((8, 64, 14, 14), (64, 32, 4, 4)),
-    ),
-    Case(
-        "conv3d",
-        lambda x, w: F.conv3d(x, w, padding=1),
-        pair((2, 16, 8, 28, 28), (32, 16, 3, 3, 3)),
-    ),
-    Case(
-        "conv_transpose1d",
-        lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=1),
-        pair((16, 64, 128), (64, 32, 4)),
-    ),
-    Case(
+    conv("conv3d", F.conv3d, (2, 16, 8, 28, 28), (32, 16, 3, 3, 3), padding=1),
+    conv("conv_transpose1d", F.conv_transpose1d, (16, 64, 128), (64, 32, 4), stride=2, padding=1),
+    conv(
         "conv_transpose3d",
-        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=1),
-        pair((2, 16, 4, 14, 14), (16, 16, 4, 4, 4)),
+        F.conv_transpose3d,
+        (2, 16, 4, 14, 14),
+        (16, 16, 4, 4, 4),
+        stride=2,
+        padding=1,
     ),
-    Case(
-        "conv1d.grouped",
-        lambda x, w: F.conv1d(x, w, padding=2, groups=4),
-        pair((8, 64, 512), (128, 16, 5)),
-    ),
-    Case(
-        "conv1d.dilated",
-        lambda x, w: F.conv1d(x, w, padding=4, dilation=2),
-        pair((8, 64, 512), (128, 64, 5)),
-    ),
-    Case(
-        "conv3d.grouped",
-        lambda x, w: F.conv3d(x, w, padding=1, groups=4),
-        pair((2, 16, 8, 16, 16), (32, 4, 3, 3, 3)),
-    ),
-    Case(
+    conv("conv1d.grouped", F.conv1d, (8, 64, 512), (128, 16, 5), padding=2, groups=4),
+    conv("conv1d.dilated", F.conv1d, (8, 64, 512), (128, 64, 5), padding=4, dilation=2),
+    conv("conv3d.grouped", F.conv3d, (2, 16, 8, 16, 16), (32, 4, 3, 3, 3), padding=1, groups=4),
+    conv(
         "conv_transpose2d.grouped",
-        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, groups=4),
-        pair((8, 32, 16, 16), (32, 8, 4, 4)),
+        F.conv_transpose2d,
+        (8, 32, 16, 16),
+        (32, 8, 4, 4),
+        stride=2,
+        padding=1,
+        groups=4,
     ),
-    Case(
-        "conv3d.dilated",
-        lambda x, w: F.conv3d(x, w, padding=2, dilation=2),
-        pair((2, 16, 8, 14, 14), (16, 16, 3, 3, 3)),
-    ),
+    conv("conv3d.dilated", F.conv3d, (2, 16, 8, 14, 14), (16, 16, 3, 3, 3), padding=2, dilation=2),
 ]
 OTHERS = [
     Case(
