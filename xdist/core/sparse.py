@@ -128,11 +128,11 @@ def gathered(dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return dense[tuple(indices.unbind(0))]
 
 
-def added(dense: torch.Tensor, x: SparseXlaTensor, values: torch.Tensor) -> torch.Tensor:
-    """Add values to a strided tensor in place, at the places of the entries of `x`."""
-    if not len(x.indices_part):
+def added(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A strided tensor to which values were added at these places, in place."""
+    if not len(indices):
         return dense.add_(values.sum(0))
-    return dense.index_put_(tuple(x.indices_part.unbind(0)), values, accumulate=True)
+    return dense.index_put_(tuple(indices.unbind(0)), values, accumulate=True)
 
 
 @kernel("_indices.default")
@@ -198,7 +198,7 @@ def to_dense(
     x: SparseXlaTensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
 ) -> torch.Tensor:
     values = x.values_part.to(dtype or x.dtype)
-    return added(values.new_zeros(x.shape), x, values)
+    return added(values.new_zeros(x.shape), x.indices_part, values)
 
 
 def to_sparse(

@@ -23,7 +23,7 @@ from torch_xdist.errors import NoLoweringError
 
 # Operators that take zero to zero: they act on the values. The linear ones also on values that are
 # still to be added up.
-_LINEAR = ("neg.default", "positive.default", "clone.default", "detach.default", "alias.default")
+_LINEAR = ("neg", "positive", "clone", "detach", "alias")
 _OF_ZERO_ZERO = (
     "abs", "asin", "asinh", "atan", "atanh", "ceil", "erf", "erfinv", "expm1", "floor", "frac",
     "log1p", "nan_to_num", "rad2deg", "deg2rad", "relu", "round", "sgn", "sign", "sin", "sinh",
@@ -31,12 +31,11 @@ _OF_ZERO_ZERO = (
 )  # fmt: skip
 
 
-def _linear(name: str) -> Kernel:
-    function = getattr(torch.ops.aten, name.split(".")[0])
+def _linear(function: Kernel) -> Kernel:
     return lambda x, **kwargs: with_values(x, function(x.values_part))
 
 
-def _of_entries(function: Kernel) -> Kernel:
+def _of_zero_zero(function: Kernel) -> Kernel:
     def run(x: SparseXlaTensor, *args: Any, **kwargs: Any) -> SparseXlaTensor:
         once = coalesce(x)
         return with_values(once, function(once.values_part, *args, **kwargs))
@@ -54,9 +53,9 @@ def _in_place(function: Kernel) -> Kernel:
     return run
 
 
-KERNELS.update({name: _linear(name) for name in _LINEAR})
-for _name in _OF_ZERO_ZERO:
-    KERNELS[f"{_name}.default"] = _of_entries(getattr(torch.ops.aten, _name))
+for _names, _form in ((_LINEAR, _linear), (_OF_ZERO_ZERO, _of_zero_zero)):
+    for _name in _names:
+        KERNELS[f"{_name}.default"] = _form(getattr(torch.ops.aten, _name))
 
 
 @kernel("pow.Tensor_Scalar")
@@ -65,7 +64,8 @@ def power(x: SparseXlaTensor, exponent: float) -> SparseXlaTensor:
         raise RuntimeError(
             "cannot raise to zeroth power on sparse tensor; it would make the result tensor dense"
         )
-    return _of_entries(torch.pow)(x, exponent)
+    once = coalesce(x)
+    return with_values(once, once.values_part**exponent)
 
 
 @kernel("mul.Tensor", "mul.Scalar")
@@ -110,7 +110,7 @@ def sub(one: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tens
 def add_(target: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
     if isinstance(target, SparseXlaTensor):
         return take_over(target, add(target, other, alpha=alpha))  # type: ignore[arg-type]
-    return added(target, other, other.values_part * alpha)
+    return added(target, other.indices_part, other.values_part * alpha)
 
 
 for _name in ("div_.Tensor", "div_.Scalar", "neg_.default"):

@@ -94,10 +94,9 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if target is not None and target.type not in ("xla", "lazy"):
         host = host_value(source) if source.__class__ is XlaTensor else source
         return host.to(device=target, **named)
-    if source.layout is torch.sparse_coo:
-        return sparse.from_cpu(source.to(**named), target)
     if source.__class__ is not XlaTensor:
-        return transfer.to_device(source.to(**named), target)
+        bring = sparse.from_cpu if source.layout is torch.sparse_coo else transfer.to_device
+        return bring(source.to(**named), target)
     index = source.cell.trace.device_index
     if target is not None and device.index_of(target) != index:
         source = to_other_device(source, device.index_of(target))
