@@ -57,7 +57,8 @@ class ParallelLoader:
         pad_value: what fills, for all or by key of the batch.
         uneven: what happens where ranks have different numbers of batches: "error", "drop", "pad";
             every rank must then run through its loader. None: the ranks do not talk.
-        move: gives a list of CPU tensors on a device.
+        move: gives a list of CPU tensors on a device. None: copies of them; without a copy where
+            the loader is known to have made new ones.
         exchange: gives this rank's integer to all ranks and returns theirs.
 
     Raises: ArgumentError for parameters that cannot work. The user's loader's own exceptions are
@@ -82,7 +83,7 @@ class ParallelLoader:
         buckets: Buckets = None,
         pad_value: PadValue = 0.0,
         uneven: Uneven | None = None,
-        move: MoveTensors = transfer.all_to_device,
+        move: MoveTensors | None = None,
         exchange: Exchange | None = None,
         _pass: Pass | None = None,
     ) -> None:
@@ -110,8 +111,8 @@ class ParallelLoader:
             start=self._pass.start,
             pace=self._pass.pace,
         )
-        if move is transfer.all_to_device and stacks_samples(self._loader):
-            move = partial(transfer.all_to_device, owned=True)
+        if move is None:
+            move = partial(transfer.all_to_device, owned=stacks_samples(self._loader))
         moves = [sharded(mover(move, device), input_sharding) for device in self._devices]
         pace = self._pass.pace
         threaded = partial(
