@@ -26,6 +26,9 @@ PLANS: dict[tuple[Any, ...], Plan | None] = {}
 NEW = object()
 # Integers that are cheap to compile in and common as constants; others are runtime inputs.
 STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
+# Called from Python, an overload takes True for the integer 1, which promotes a bool tensor. torch
+# itself does not, and of those CPU torch has for bools this alone shows it.
+_POWER = torch.ops.aten.pow.Tensor_Scalar
 GENERATORS = (TorchGenerator, XlaGenerator)
 
 
@@ -195,6 +198,8 @@ def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
 
     Raises torch's own error for a wrong call, and NotImplementedError where only values tell.
     """
+    if func is _POWER and metas[1].__class__ is bool:
+        return torch.empty_like(metas[0])
     try:
         with torch.no_grad():
             return func(*metas, **named)

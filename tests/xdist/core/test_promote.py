@@ -82,3 +82,11 @@ def test_bool_with_byte_int32_with_a_0d_int64_and_integer_division_have_torchs_v
         assert got.dtype is expected.dtype
         assert got.tolist() == expected.tolist()
     assert flags.to("xla").sum().cpu().dtype is torch.int64
+
+
+def test_a_power_of_bools_by_a_bool_is_bool():
+    bools = torch.tensor([True, False])
+    for exponent in (True, False):
+        power = torch.pow(bools.to("xla"), exponent)
+        assert power.dtype is torch.bool
+        assert torch.equal(power.cpu(), torch.pow(bools, exponent))
