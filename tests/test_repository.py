@@ -70,16 +70,20 @@ def test_scripts_can_be_executed():
         assert (ROOT / name).stat().st_mode & 0o111, name
 
 
-def test_the_packages_of_the_wheel_are_the_folders_that_hold_python():
-    listed = (ROOT / "pyproject.toml").read_text()
-    for file in SOURCE:
-        folder = file.parent.relative_to(ROOT)
-        if file.name == "__init__.py":
-            name = "/".join(folder.parts)
-            dotted = {
-                "xdist": "torch_xdist",
-                "torch_xla/_torch_xla_py": "torch_xla_py",
-            }.get(name, name.replace("/", "."))
-            dotted = re.sub(r"^xdist\.", "torch_xdist.", dotted)
-            dotted = re.sub(r"^(launcher|collectives|loaders)", r"torch_xdist.\1", dotted)
-            assert f'"{dotted}"' in listed, f"{name} is not in pyproject.toml"
+def test_every_module_is_linked_where_it_is_imported_from():
+    """src/ holds the tree as Python, editors and the wheel see it: links, nothing else."""
+    expected = {"torch_xla": "../torch_xla", "torch_xla_py": "../torch_xla/_torch_xla_py"}
+    folders = [*("launcher", "collectives", "loaders"), *_modules_of_xdist()]
+    expected |= {f"torch_xdist/{Path(name).name}": f"../../{name}" for name in folders}
+    src = ROOT / "src"
+    found = {str(p.relative_to(src)): str(p.readlink()) for p in src.rglob("*") if p.is_symlink()}
+    assert found == expected, "link a new module: ln -s ../../xdist/NAME src/torch_xdist/NAME"
+
+
+def _modules_of_xdist():
+    entries = (ROOT / "xdist").iterdir()
+    return [
+        f"xdist/{entry.name}"
+        for entry in entries
+        if entry.suffix == ".py" or (entry / "__init__.py").exists()
+    ]

@@ -1,0 +1,1 @@
+../../xdist/arena.py

@@ -1,0 +1,1 @@
+../../xdist/dtypes.py

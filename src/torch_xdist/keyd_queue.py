@@ -1,0 +1,1 @@
+../../xdist/keyd_queue.py

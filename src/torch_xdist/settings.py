@@ -1,0 +1,1 @@
+../../xdist/settings.py
