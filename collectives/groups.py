@@ -102,6 +102,13 @@ def listed(groups: Groups) -> str:
     return str([list(group) for group in groups])
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks as a sentence names them: "rank 1", "ranks 0, 1 and 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
 def _refuse(what: str, ranks: list[int], groups: Groups, world_size: int, of: str) -> None:
     if ranks:
         raise ArgumentError(

@@ -3,7 +3,7 @@
 They are traced inside `with program(kind, world_size):`, which says how data travels:
 
 - "host": ranks of one host share memory; the program is an ordinary single-device one, and each
-  collective is a custom call into `host`.
+  collective is a custom call into `shared_memory`.
 - "mesh": the program runs inside `shard_map` over the mesh axis "ranks" of all devices, and each
   collective is XLA's own.
 
@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_xdist.collectives import fold, on_host, on_mesh
 from torch_xdist.collectives.errors import ArgumentError, CollectiveError
 from torch_xdist.collectives.groups import (
     Groups,
@@ -36,6 +35,9 @@ from torch_xdist.collectives.groups import (
     equal_sized,
     shard_length,
 )
+from torch_xdist.collectives.mesh import lowering as mesh_lowering
+from torch_xdist.collectives.shared_memory import fold
+from torch_xdist.collectives.shared_memory import lowering as shared_memory_lowering
 
 _active = threading.local()
 
@@ -194,12 +196,12 @@ def broadcast(x: jax.Array, root: int, groups: Groups | None = None) -> jax.Arra
 
 def send(x: jax.Array, channel: int) -> jax.Array:
     """`x`, which goes to the rank that receives on `channel`; does not wait for it."""
-    return on_host.send(_on_host("send"), x, channel)
+    return shared_memory_lowering.send(_on_host("send"), x, channel)
 
 
 def receive(like: jax.Array, channel: int) -> jax.Array:
     """What a rank sends on `channel`, of the shape and dtype of `like`."""
-    return on_host.receive(_on_host("recv"), like, channel)
+    return shared_memory_lowering.receive(_on_host("recv"), like, channel)
 
 
 def _on_host(of: str) -> Program:
@@ -218,7 +220,7 @@ def barrier(groups: Groups | None = None) -> None:
 
 
 def _transport(here: Program) -> ModuleType:
-    return on_host if here.kind == "host" else on_mesh
+    return shared_memory_lowering if here.kind == "host" else mesh_lowering
 
 
 def _checked(groups: Groups | None, here: Program, *, of: str) -> Groups | None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from torch_xdist import world
-from torch_xdist.collectives import channel
+from torch_xdist.collectives.messages import communicator
 from torch_xdist.core import device
 from torch_xdist.loaders.uneven import Exchange
 
@@ -30,7 +30,7 @@ def exchange() -> Exchange:
     """
     device.start()
     # Held here: a rank that is a thread has a channel of its own, which the reading thread has not.
-    here = channel.current()
+    here = communicator.current()
     tag, ranks = f"loader-{next(_tags)}", tuple(range(here.world_size))
 
     def gather(number: int) -> list[int]:

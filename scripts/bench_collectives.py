@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import torch
 import torch.distributed as dist
 
-from torch_xdist.collectives import host, inside
+from torch_xdist.collectives import inside
+from torch_xdist.collectives.shared_memory import transport as shared_memory
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def _rank(rank: int, ranks: int, job: str, port: int, sizes: list[float], repeat
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    host.join(rank, ranks, job)
+    shared_memory.join(rank, ranks, job)
 
     def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         with inside.program("host", ranks) as traced:

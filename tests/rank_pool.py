@@ -117,9 +117,9 @@ def _outcome(rank: int, size: int, job: str | None, payload: bytes) -> tuple[boo
     try:
         function, arguments = cloudpickle.loads(payload)
         if job is not None:
-            from torch_xdist.collectives import host
+            from torch_xdist.collectives.shared_memory import transport as shared_memory
 
-            host.join(rank, size, job)
+            shared_memory.join(rank, size, job)
         return True, function(rank, size, *arguments)
     except BaseException:
         return False, traceback.format_exc()

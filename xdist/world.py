@@ -99,10 +99,11 @@ def join() -> None:
     if here.world_size == 1:
         return
     # Late, because reading the facts of a rank must not load JAX.
-    from torch_xdist.collectives import host, mesh
+    from torch_xdist.collectives.mesh import transport as mesh
+    from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     if transport() == "host":
-        host.join(here.rank, here.world_size, f"{here.job}/{here.attempt}")
+        shared_memory.join(here.rank, here.world_size, f"{here.job}/{here.attempt}")
     else:
         mesh.join(here.rank, here.world_size, here.coordinator, serve=here.serves_coordinator)
 

@@ -129,9 +129,10 @@ def test_many_collectives_keep_their_order_also_those_nobody_reads(pool):
 def differing(rank, size):
     import jax
 
-    from torch_xdist.collectives import host, inside
+    from torch_xdist.collectives import inside
+    from torch_xdist.collectives.shared_memory import transport as shared_memory
 
-    host.note(f"train.py:{10 + rank}")
+    shared_memory.note(f"train.py:{10 + rank}")
 
     def step(x):
         with inside.program("host", size) as traced:
@@ -141,7 +142,7 @@ def differing(rank, size):
         jax.block_until_ready(jax.jit(step)(np.zeros(2 + rank, np.float32)))
     except (RuntimeError, ValueError) as error:
         good = float(jax.jit(step)(np.ones((), np.float32))[0])
-        return str(error), type(host.endpoint().taken_error()).__name__, good
+        return str(error), type(shared_memory.endpoint().taken_error()).__name__, good
     return None
 
 
@@ -156,7 +157,8 @@ def test_different_shapes_become_the_error_of_the_program(pool):
 def crossed(rank, size):
     import jax
 
-    from torch_xdist.collectives import host, inside
+    from torch_xdist.collectives import inside
+    from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     groups = None if rank == 0 else ((0, 1), (2,))
 
@@ -169,7 +171,7 @@ def crossed(rank, size):
     try:
         jax.block_until_ready(jax.jit(step)(np.ones(2, np.float32)))
     except (RuntimeError, ValueError):
-        return str(host.taken_error())
+        return str(shared_memory.taken_error())
     return None
 
 

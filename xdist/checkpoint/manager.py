@@ -34,7 +34,7 @@ from torch_xdist.checkpoint.state import (
     snapshot,
     streamed,
 )
-from torch_xdist.collectives import channel
+from torch_xdist.collectives.messages import communicator
 from torch_xdist.core import device
 from torch_xdist.errors import CheckpointError
 
@@ -205,7 +205,7 @@ class CheckpointManager:
         if self._ranks == 1 or world.world_size() == 1:
             return fine
         device.start()
-        return all(channel.all_gather("checkpoint.restore", int(fine)))
+        return all(communicator.all_gather("checkpoint.restore", int(fine)))
 
     def _applied(self, reader: "_Reader", things: dict[str, Any]) -> Restored:
         """Everything is read before the first object is changed."""

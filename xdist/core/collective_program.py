@@ -12,8 +12,11 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from torch_xdist import world
-from torch_xdist.collectives import host, inside, mesh, on_mesh
-from torch_xdist.collectives.agreement import Call
+from torch_xdist.collectives import inside
+from torch_xdist.collectives.mesh import lowering as mesh_lowering
+from torch_xdist.collectives.mesh import transport as mesh
+from torch_xdist.collectives.mesh.agreement import Call
+from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.progress import PROGRESS
 
 # step(donated, kept, floats, ints) -> the results
@@ -36,12 +39,12 @@ def _on_host(step: Step, count: int) -> Step:
     program = jax.jit(traced_step, donate_argnums=(0,))
 
     def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
-        host.note(PROGRESS.where)
+        shared_memory.note(PROGRESS.where)
         try:
             return program(donated, kept, floats, ints)[0]
         except (RuntimeError, ValueError) as error:
             # XLA ran it on this thread, and turned the error of a collective into one of its own.
-            raise host.taken_error() or error from None
+            raise shared_memory.taken_error() or error from None
 
     return run
 
@@ -85,7 +88,7 @@ class _OnMesh:
             self._scalar_results = [x.ndim == 0 for x in results]
             return [x[None] if x.ndim == 0 else x for x in results]
 
-        spec = PartitionSpec(on_mesh.AXIS)
+        spec = PartitionSpec(mesh_lowering.AXIS)
         sharded = jax.shard_map(
             traced_step, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
@@ -96,7 +99,7 @@ class _OnMesh:
     def _wide(self, local: jax.Array) -> jax.Array:
         piece = local.reshape(1) if local.ndim == 0 else local
         shape = (self._count * piece.shape[0], *piece.shape[1:])
-        sharding = NamedSharding(self._mesh, PartitionSpec(on_mesh.AXIS))
+        sharding = NamedSharding(self._mesh, PartitionSpec(mesh_lowering.AXIS))
         return jax.make_array_from_single_device_arrays(shape, sharding, [piece])
 
     def _local(self, wide: jax.Array, is_scalar: bool) -> jax.Array:

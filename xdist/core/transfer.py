@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_xdist import dtypes, metrics
-from torch_xdist.collectives import host
+from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core import device
 from torch_xdist.core.tensor import XlaTensor, wrap
 from torch_xdist.core.trace import Cell, Trace, dense_kind
@@ -165,4 +165,4 @@ def _read(buffer: jax.Array) -> tuple[np.ndarray, bool]:
     try:
         return (np.asarray(buffer), False) if read is None else read()
     except (RuntimeError, ValueError) as error:
-        raise host.taken_error() or error from None
+        raise shared_memory.taken_error() or error from None

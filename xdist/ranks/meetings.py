@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_xdist import world
-from torch_xdist.collectives import channel
+from torch_xdist.collectives.messages import communicator
 from torch_xdist.core import cuts
 from torch_xdist.files import saving
 from torch_xdist.ranks import collective_ops
@@ -28,7 +28,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     if world.world_size() == 1:
         return [payload]
     collective_ops.run_pending()
-    return channel.exchange(tag, payload, tuple(replicas) or None)
+    return communicator.exchange(tag, payload, tuple(replicas) or None)
 
 
 def xla_rendezvous(

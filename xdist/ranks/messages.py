@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_xdist.collectives import channel
+from torch_xdist.collectives.messages import communicator
 from torch_xdist.ranks import collective_ops
 
 
@@ -30,17 +30,17 @@ def shared(
 ) -> list[list[torch.Tensor]]:
     """What every one of `ranks` brought, in their order."""
     collective_ops.run_pending()
-    return [unpacked(payload) for payload in channel.exchange(tag, packed(tensors), ranks)]
+    return [unpacked(payload) for payload in communicator.exchange(tag, packed(tensors), ranks)]
 
 
 def sent(target: int, subject: str, tensors: Sequence[torch.Tensor]) -> None:
     """Send tensors to a rank, without waiting for it to receive them."""
     collective_ops.run_pending()
-    channel.current().send(target, subject, packed(tensors))
+    communicator.current().send(target, subject, packed(tensors))
 
 
 def received(source: int | None, subject: str) -> tuple[int, list[torch.Tensor]]:
     """Wait for what a rank (None: any) has sent: (the rank, the tensors on the CPU)."""
     collective_ops.run_pending()
-    rank, payload = channel.current().receive(source, subject)
+    rank, payload = communicator.current().receive(source, subject)
     return rank, unpacked(payload)

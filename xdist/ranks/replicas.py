@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xdist import world
-from torch_xdist.collectives import host
+from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core import device as devices_here
 from torch_xdist.core import device_names
 from torch_xdist.errors import DeviceError
@@ -31,7 +31,7 @@ def set_replication(
     devices_here.set_default_index(devices_here.index_of(device))
     if not devices or len(devices) == 1:
         world.be_replica(None)
-        host.be_thread(None)
+        shared_memory.be_thread(None)
         return
     device_names.xla_replication_devices(devices)
     indices = [devices_here.index_of(d) for d in devices]
@@ -43,13 +43,13 @@ def set_replication(
     _meet(len(indices))
     rank, count = devices_here.index_of(device), len(indices)
     world.be_replica(world.World(rank, count, rank, count))
-    host.be_thread(rank)
+    shared_memory.be_thread(rank)
 
 
 def _meet(count: int) -> None:
     with _lock:
         if _joined[0] != count:
-            host.threads(count)
+            shared_memory.threads(count)
             _joined[0] = count
 
 

@@ -69,9 +69,9 @@ def forty_seconds_late(rank, size):
     import torch
 
     import torch_xla.core.xla_model as xm
-    from torch_xdist.collectives import narration
+    from torch_xdist.collectives import wait_report
 
-    narration.NARRATE_S = 10
+    wait_report.REPORT_EVERY_S = 10
     late, told = size - 1, io.StringIO()
     x = torch.arange(2.0 * size).to("xla") + rank
 
@@ -108,9 +108,10 @@ def other_waits(rank, size):
     import torch
 
     import torch_xla.core.xla_model as xm
-    from torch_xdist.collectives import channel, narration
+    from torch_xdist.collectives import wait_report
+    from torch_xdist.collectives.messages import communicator
 
-    narration.NARRATE_S = 10
+    wait_report.REPORT_EVERY_S = 10
     xm.rendezvous("all are here")
     if rank == 3:
         time.sleep(40)
@@ -122,8 +123,8 @@ def other_waits(rank, size):
             found["message"] = (xm.recv(x, 1) if rank == 0 else xm.send(x, 1)).item()
         if rank in (1, 3):
             found["meeting"] = xm.rendezvous("late", bytes([rank]), [1, 3])
-            channel.current().send(4 - rank, "letter", bytes([rank]))
-            found["letter"] = channel.current().receive(4 - rank, "letter")
+            communicator.current().send(4 - rank, "letter", bytes([rank]))
+            found["letter"] = communicator.current().receive(4 - rank, "letter")
         if rank in (2, 3):
             found["sum"] = xm.all_reduce("sum", torch.ones(1).to("xla"), groups=groups).item()
     return found, told.getvalue()

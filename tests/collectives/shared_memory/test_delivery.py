@@ -5,14 +5,14 @@ import threading
 import numpy as np
 import pytest
 
-from torch_xdist.collectives import deliveries
-from torch_xdist.collectives.deliveries import Deliveries
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.parcels import Parcel
+from torch_xdist.collectives.shared_memory import delivery
+from torch_xdist.collectives.shared_memory.array_messages import ArrayMessage
+from torch_xdist.collectives.shared_memory.delivery import Delivery
 
 
 def parcel(number):
-    return Parcel.packed(0, number, "uint8[1]", "", np.array([number], np.uint8))
+    return ArrayMessage.packed(0, number, "uint8[1]", "", np.array([number], np.uint8))
 
 
 def refuses(target, parcel):
@@ -27,7 +27,7 @@ def test_a_rank_that_starts_later_gets_all_in_order():
         with lock:
             got.append((target, parcel.channel))
 
-    ours = Deliveries(0, 3, hand, started.__contains__, lambda rank: False)
+    ours = Delivery(0, 3, hand, started.__contains__, lambda rank: False)
     for number in range(5):
         letter = parcel(number)
         ours.deliver(letter)
@@ -43,12 +43,12 @@ def test_a_rank_that_starts_later_gets_all_in_order():
 
 
 def test_a_rank_that_ended_gets_nothing():
-    Deliveries(0, 2, refuses, lambda rank: True, lambda rank: True).deliver(parcel(1))
+    Delivery(0, 2, refuses, lambda rank: True, lambda rank: True).deliver(parcel(1))
 
 
 def test_a_rank_that_lives_and_takes_nothing_is_named(monkeypatch):
-    monkeypatch.setattr(deliveries, "_END_S", 0.05)
-    ours = Deliveries(0, 2, refuses, lambda rank: True, lambda rank: False)
+    monkeypatch.setattr(delivery, "_END_S", 0.05)
+    ours = Delivery(0, 2, refuses, lambda rank: True, lambda rank: False)
     message = r"send\(channel 1\) of uint8\[1\]: rank 1 did not take it \(closed\); look at the ou"
     with pytest.raises(CollectiveError, match=message):
         ours.deliver(parcel(1))

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch_xdist.collectives.errors import RankLostError
-from torch_xdist.collectives.narration import Narrator
-from torch_xdist.collectives.segment import named
+from torch_xdist.collectives.groups import ranks_text
+from torch_xdist.collectives.wait_report import WaitReport
 
 _LOOK_S = 0.25
 
@@ -26,7 +26,7 @@ class _Meeting:
     readers: int = 0
 
 
-class Board:
+class Rendezvous:
     """The messages of one job.
 
     Args:
@@ -40,7 +40,7 @@ class Board:
         self._changed = threading.Condition()
 
     def exchange(self, tag: str, ranks: tuple[int, ...], rank: int, payload: bytes) -> list[bytes]:
-        """Post, wait for the other `ranks`, and return everybody's payload in their order.
+        """PointToPoint, wait for the other `ranks`, and return everybody's payload in their order.
 
         Raises:
             RankLostError: one of them ended without posting.
@@ -60,7 +60,7 @@ class Board:
 
     def _wait(self, meeting: _Meeting, tag: str, ranks: tuple[int, ...], rank: int) -> None:
         start_s = time.monotonic()
-        narrator = Narrator(rank, start_s)
+        narrator = WaitReport(rank, start_s)
         while len(meeting.posts) < len(ranks):
             self._changed.wait(_LOOK_S)
             absent = [member for member in ranks if member not in meeting.posts]
@@ -76,7 +76,7 @@ class Board:
                 narrator.look(now_s, functools.partial(self._place, tag, absent))
 
     def _place(self, tag: str, absent: list[int]) -> str:
-        return f"rendezvous {tag!r} for {named(absent)}{self._elsewhere(absent)}"
+        return f"rendezvous {tag!r} for {ranks_text(absent)}{self._elsewhere(absent)}"
 
     def _elsewhere(self, absent: list[int]) -> str:
         tags = {

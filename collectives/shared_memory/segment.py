@@ -22,10 +22,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from torch_xdist.collectives import futex
 from torch_xdist.collectives.errors import CollectiveError, MismatchError, RankLostError
+from torch_xdist.collectives.groups import ranks_text
 from torch_xdist.collectives.liveness import Process
-from torch_xdist.collectives.narration import Narrator
+from torch_xdist.collectives.shared_memory import futex
+from torch_xdist.collectives.wait_report import WaitReport
 
 _PAGE = 4096
 _COUNT, _PID = 0, 16  # 32-bit words in a header; 64 bytes apart, so that they do not share a line
@@ -131,7 +132,7 @@ class Segment:
         calls: dict[str, list[int]] = {}
         for member, rank in enumerate(self.ranks):
             calls.setdefault(self._sentence(member, self._met), []).append(rank)
-        told = "; ".join(f"{named(ranks)} called {call}" for call, ranks in calls.items())
+        told = "; ".join(f"{ranks_text(ranks)} called {call}" for call, ranks in calls.items())
         return (
             f"collective #{self._calls} of ranks {list(self.ranks)}: {told}; all ranks of a group "
             "must call the same collectives in the same order with the same shapes and dtypes; "
@@ -200,7 +201,7 @@ class Segment:
         while time.monotonic() - start_s < self._spin_s:
             if not self._behind(member):
                 return
-        narrator = Narrator(self.ranks[self.member], start_s)
+        narrator = WaitReport(self.ranks[self.member], start_s)
         address = self._address + self._heads[member]
         while True:
             seen = self._words[self._heads[member] // 4 + _COUNT]
@@ -225,10 +226,10 @@ class Segment:
             call = self._elsewhere(other)
             if call and self._behind(other):
                 raise MismatchError(
-                    f"{named([self.ranks[self.member]])} called {self._call()}, while "
-                    f"{named([self.ranks[other]])} called {call} and waits there; all ranks of a "
-                    "group must call the same collectives in the same order; look for groups, or "
-                    "a branch, that differ between these ranks"
+                    f"{ranks_text([self.ranks[self.member]])} called {self._call()}, while "
+                    f"{ranks_text([self.ranks[other]])} called {call} and waits there; all ranks "
+                    "of a group must call the same collectives in the same order; look for groups, "
+                    "or a branch, that differ between these ranks"
                 )
 
     def ended(self, member: int) -> bool:
@@ -298,10 +299,3 @@ def mapped(descriptor: int, members: int, slot_bytes: int) -> mmap.mmap:
         return mmap.mmap(descriptor, size_bytes(members, slot_bytes))
     finally:
         os.close(descriptor)
-
-
-def named(ranks: list[int]) -> str:
-    """Ranks as a sentence names them: "rank 1", "ranks 0, 1 and 3"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable
 
-NARRATE_S = 60.0
+REPORT_EVERY_S = 60.0
 
 
-class Narrator:
+class WaitReport:
     """Tells of one wait of a rank, each minute that it lasts.
 
     Args:
@@ -19,7 +19,7 @@ class Narrator:
 
     def look(self, now_s: float, place: Callable[[], str]) -> None:
         """Say where the rank waits, and for whom, if it is time to."""
-        if now_s - self._told_s > NARRATE_S:
+        if now_s - self._told_s > REPORT_EVERY_S:
             self._told_s = now_s
             waited_s = now_s - self._start_s
             print(

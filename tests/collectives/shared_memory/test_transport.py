@@ -7,8 +7,9 @@ import uuid
 import pytest
 from rank_pool import RankPool
 
-from torch_xdist.collectives import host, narration
+from torch_xdist.collectives import wait_report
 from torch_xdist.collectives.errors import CollectiveError, JoinError, RankLostError
+from torch_xdist.collectives.shared_memory import transport as shared_memory
 
 
 def reduce_ones(size):
@@ -49,12 +50,12 @@ def test_a_killed_rank_is_named_within_seconds(pool):
 
 
 def leaving(rank, size):
-    from torch_xdist.collectives import channel
+    from torch_xdist.collectives.messages import communicator
 
     if rank == 1:
         os._exit(0)
     try:
-        channel.exchange("checkpoint")
+        communicator.exchange("checkpoint")
     except RankLostError as error:
         return str(error)
     return None
@@ -68,7 +69,7 @@ def test_a_rank_that_left_is_named_in_a_rendezvous(pool):
 
 
 def late(rank, size, seconds):
-    narration.NARRATE_S = 0.3
+    wait_report.REPORT_EVERY_S = 0.3
     reduce = reduce_ones(size)
     before_s = time.process_time()
     if rank == 1:
@@ -92,9 +93,9 @@ def narrated(rank, size):
     import contextlib
     import io
 
-    from torch_xdist.collectives import narration
+    from torch_xdist.collectives import wait_report
 
-    narration.NARRATE_S = 0.3
+    wait_report.REPORT_EVERY_S = 0.3
     reduce = reduce_ones(size)
     reduce()
     told = io.StringIO()
@@ -115,7 +116,7 @@ def without_rank_0(rank, size, job):
     if rank == 0:
         return None
     try:
-        host.join(rank, size, job, timeout_s=0.5)
+        shared_memory.join(rank, size, job, timeout_s=0.5)
     except JoinError as error:
         return str(error)
     return None
@@ -128,9 +129,9 @@ def test_a_missing_rank_0_is_named_when_joining(pool):
 
 
 def twice(rank, size, job):
-    host.join(0, 1, job)
+    shared_memory.join(0, 1, job)
     try:
-        host.join(0, 1, job)
+        shared_memory.join(0, 1, job)
     except CollectiveError as error:
         return str(error)
     return None
@@ -142,9 +143,9 @@ def test_a_rank_can_be_taken_once(pool):
 
 
 def test_a_collective_before_joining_says_so(monkeypatch):
-    monkeypatch.setattr(host, "_endpoints", {})
+    monkeypatch.setattr(shared_memory, "_endpoints", {})
     with pytest.raises(CollectiveError, match="has not joined a world"):
-        host.endpoint()
+        shared_memory.endpoint()
 
 
 def nothing_left(rank, size):
@@ -162,9 +163,11 @@ def devices(rank, size):
     import jax
     import numpy as np
 
-    from torch_xdist.collectives import channel, host, inside
+    from torch_xdist.collectives import inside
+    from torch_xdist.collectives.messages import communicator
+    from torch_xdist.collectives.shared_memory import transport as shared_memory
 
-    host.threads(size)
+    shared_memory.threads(size)
 
     def step(x):
         with inside.program("host", size) as traced:
@@ -174,9 +177,9 @@ def devices(rank, size):
     found = {}
 
     def work(index):
-        host.be_thread(index)
+        shared_memory.be_thread(index)
         x = jax.device_put(np.full(3, index + 1.0), jax.devices()[index])
-        found[index] = float(program(x)[0][0]), channel.all_gather("hello", index)
+        found[index] = float(program(x)[0][0]), communicator.all_gather("hello", index)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(size)]
     for thread in threads:
@@ -208,10 +211,12 @@ def goes_on_while_it_waits(rank, size, job, folder):
     import jax.numpy as jnp
     import numpy as np
 
-    from torch_xdist.collectives import ffi, host, inside
+    from torch_xdist.collectives import inside
+    from torch_xdist.collectives.shared_memory import ffi
+    from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    host.join(rank, size, job)
+    shared_memory.join(rank, size, job)
     marks = iter(range(100))
 
     def mark(inputs, outputs, spec, device):

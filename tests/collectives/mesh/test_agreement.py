@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from torch_xdist.collectives import agreement, narration
-from torch_xdist.collectives.agreement import Agreement
+from torch_xdist.collectives import wait_report
 from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.collectives.mesh import agreement
+from torch_xdist.collectives.mesh.agreement import Agreement
 
 
 class Store:
@@ -113,7 +114,7 @@ def test_a_rank_without_a_sign_of_life_is_named(monkeypatch):
 
 
 def test_a_late_rank_is_told_of_and_waited_for(monkeypatch, capsys):
-    monkeypatch.setattr(narration, "NARRATE_S", 0.2)
+    monkeypatch.setattr(wait_report, "REPORT_EVERY_S", 0.2)
     assert waiting(monkeypatch, lambda rank: rank.launch([SUM], meets=False)) == ""
     told = capsys.readouterr().err
     assert "rank 0 has waited 0 s in program #1 with collectives" in told

@@ -19,8 +19,8 @@ from itertools import zip_longest
 from typing import Any
 
 from torch_xdist.collectives.errors import MismatchError, RankLostError
-from torch_xdist.collectives.narration import Narrator
-from torch_xdist.collectives.segment import named
+from torch_xdist.collectives.groups import ranks_text
+from torch_xdist.collectives.wait_report import WaitReport
 
 _LOOK_S = 0.5
 _LOST_S = 60.0  # without a sign of life: compilations and imports may hold its threads for a while
@@ -125,7 +125,7 @@ class _Wait:
         self._count, self._rank, self._other = count, rank, other
         self._call = f"{calls[0][0]} ({calls[0][1]})" if calls else "no collective"
         self._start_s = self._seen_s = time.monotonic()
-        self._narrator = Narrator(rank, self._start_s)
+        self._narrator = WaitReport(rank, self._start_s)
         self._beat = 0
 
     def end(self, agreement: Agreement) -> Sequence[Call]:
@@ -161,7 +161,7 @@ def difference(count: int, position: int, at: Sequence[Call | None]) -> str:
     for rank, call in enumerate(at):
         told = f"{call[0]} ({call[1]})" if call else "no more"
         groups.setdefault(told, []).append(rank)
-    lines = "; ".join(f"{named(ranks)}: {told}" for told, ranks in groups.items())
+    lines = "; ".join(f"{ranks_text(ranks)}: {told}" for told, ranks in groups.items())
     return (
         f"program #{count} with collectives: the ranks differ from collective #{position + 1} on: "
         f"{lines}; all ranks must record the same collectives in the same order with the same "

@@ -4,25 +4,25 @@ import threading
 
 import pytest
 
-from torch_xdist.collectives import channel
-from torch_xdist.collectives.board import Board
 from torch_xdist.collectives.errors import CollectiveError, RankLostError
-from torch_xdist.collectives.mail import Mailbox
+from torch_xdist.collectives.messages import communicator
+from torch_xdist.collectives.messages.message_queue import MessageQueue
+from torch_xdist.collectives.messages.rendezvous import Rendezvous
 
 
 def talk(rank, size):
-    from torch_xdist.collectives import channel
     from torch_xdist.collectives.errors import MismatchError
+    from torch_xdist.collectives.messages import communicator
 
-    found = [channel.exchange("a", b"x" * rank), channel.all_gather("n", rank * 10)]
-    found.append(channel.exchange("some", str(rank).encode(), (2, 0)) if rank != 1 else None)
-    channel.agree("version", "1")
+    found = [communicator.exchange("a", b"x" * rank), communicator.all_gather("n", rank * 10)]
+    found.append(communicator.exchange("some", str(rank).encode(), (2, 0)) if rank != 1 else None)
+    communicator.agree("version", "1")
     try:
-        channel.agree("version", str(min(rank, 1)))
+        communicator.agree("version", str(min(rank, 1)))
     except MismatchError as error:
         found.append(str(error))
-    channel.current().send((rank + 1) % size, "ring", bytes([rank]))
-    found.append(channel.current().receive((rank - 1) % size, "ring"))
+    communicator.current().send((rank + 1) % size, "ring", bytes([rank]))
+    found.append(communicator.current().receive((rank - 1) % size, "ring"))
     return found
 
 
@@ -42,12 +42,12 @@ def test_processes_exchange_agree_and_send(pool):
 def two_threads(rank, size):
     import threading
 
-    from torch_xdist.collectives import channel
+    from torch_xdist.collectives.messages import communicator
 
     found = {}
 
     def work(tag):
-        found[tag] = [channel.all_gather(tag, rank + turn) for turn in range(5)]
+        found[tag] = [communicator.all_gather(tag, rank + turn) for turn in range(5)]
 
     # Each rank starts its threads in another order.
     tags = ["x", "y"] if rank else ["y", "x"]
@@ -65,16 +65,16 @@ def test_tags_keep_the_threads_of_a_rank_apart(pool):
 
 
 def test_a_world_of_one_talks_to_itself():
-    channel.use(None)
-    assert channel.exchange("tag", b"alone") == [b"alone"]
-    assert channel.all_gather("tag", 7) == [7]
-    channel.agree("tag", "value")
-    channel.current().send(0, "self", b"note")
-    assert channel.current().receive(0, "self") == (0, b"note")
+    communicator.use(None)
+    assert communicator.exchange("tag", b"alone") == [b"alone"]
+    assert communicator.all_gather("tag", 7) == [7]
+    communicator.agree("tag", "value")
+    communicator.current().send(0, "self", b"note")
+    assert communicator.current().receive(0, "self") == (0, b"note")
 
 
 def test_a_board_forgets_a_meeting_when_all_have_read_it():
-    board = Board()
+    board = Rendezvous()
     found = []
     threads = [
         threading.Thread(target=lambda r=r: found.append(board.exchange("t", (0, 1), r, b"%d" % r)))
@@ -89,7 +89,7 @@ def test_a_board_forgets_a_meeting_when_all_have_read_it():
 
 
 def test_letters_are_taken_by_source_in_order():
-    box = Mailbox()
+    box = MessageQueue()
     for source, text in [(1, b"a"), (2, b"b"), (1, b"c")]:
         box.put(source, "s", text)
     assert box.take(2, "s", lambda rank: False) == (2, b"b")
@@ -101,16 +101,17 @@ def writes_to_the_dead(rank, size):
     import os
     import time
 
-    from torch_xdist.collectives import channel, host
     from torch_xdist.collectives.errors import RankLostError
+    from torch_xdist.collectives.messages import communicator
+    from torch_xdist.collectives.shared_memory import transport as shared_memory
 
-    channel.exchange("here")
+    communicator.exchange("here")
     if rank == 1:
         os._exit(0)
-    while not host.endpoint().lost(1):
+    while not shared_memory.endpoint().lost(1):
         time.sleep(0.01)
     try:
-        channel.current().send(1, "note", b"too late")
+        communicator.current().send(1, "note", b"too late")
     except RankLostError as error:
         return str(error)
     return None
@@ -133,7 +134,7 @@ class Store:
 
 
 def test_between_hosts_a_silent_rank_and_an_unnamed_source_are_errors():
-    here = channel.StoreChannel(0, 2, Store())
+    here = communicator.StoreCommunicator(0, 2, Store())
     with pytest.raises(CollectiveError, match="rendezvous 'x': rank 1 did not answer rank 0"):
         here.exchange("x", b"", (1, 0))
     with pytest.raises(CollectiveError, match="recv on 's': between hosts the source must be"):
@@ -150,16 +151,16 @@ class FullStore(Store):
 
 
 def test_two_senders_on_one_subject_are_an_error():
-    here = channel.StoreChannel(0, 2, FullStore())
+    here = communicator.StoreCommunicator(0, 2, FullStore())
     with pytest.raises(CollectiveError, match=r"send on 's': rank 0 cannot \(ALREADY_EXISTS\); o"):
         here.post("s", b"")
 
 
 def test_a_process_without_a_mesh_has_no_store():
     with pytest.raises(CollectiveError, match="post: this process has not joined the mesh tran"):
-        channel.store()
+        communicator.store()
 
 
 def test_a_letter_from_a_rank_that_ended_is_not_waited_for():
     with pytest.raises(RankLostError, match="recv: rank 1 has ended and sent nothing more on 's'"):
-        Mailbox().take(1, "s", lambda rank: True)
+        MessageQueue().take(1, "s", lambda rank: True)

@@ -1,8 +1,8 @@
 """Arrays that go from one rank to another of the same host, matched by the number of a channel.
 
 A sender knows neither who receives nor when: `send` writes the array to an anonymous memory file
-and leaves its descriptor, a `Parcel`, on the shelf of every rank. The rank that receives on that
-channel takes it by sealing the file, which the kernel lets only one do and everybody sees; the
+and leaves its descriptor, an `ArrayMessage`, in the queue of every rank. The rank that receives on
+that channel takes it by sealing the file, which the kernel lets only one do and everybody sees; the
 others then drop theirs. So no rank but these two has to come, or to be alive.
 """
 
@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from torch_xdist.collectives.errors import CollectiveError, MismatchError
-from torch_xdist.collectives.narration import Narrator
+from torch_xdist.collectives.wait_report import WaitReport
 
 _LOOK_S = 0.25
 
 
-class Parcel:
+class ArrayMessage:
     """One array on its way.
 
     Args:
@@ -36,7 +36,9 @@ class Parcel:
         self.descriptor = descriptor
 
     @classmethod
-    def packed(cls, source: int, channel: int, kind: str, where: str, data: np.ndarray) -> "Parcel":
+    def packed(
+        cls, source: int, channel: int, kind: str, where: str, data: np.ndarray
+    ) -> "ArrayMessage":
         """A parcel with a copy of these bytes."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = os.memfd_create("xdist-parcel", flags)
@@ -46,10 +48,10 @@ class Parcel:
             rest += os.pwrite(descriptor, view[rest:], rest)
         return parcel
 
-    def copy(self) -> "Parcel":
+    def copy(self) -> "ArrayMessage":
         """The same parcel once more: for a shelf of this process, or to be delivered later."""
         again = os.dup(self.descriptor)
-        return Parcel(self.source, self.channel, self.kind, self.what, again)
+        return ArrayMessage(self.source, self.channel, self.kind, self.what, again)
 
     def is_taken(self) -> bool:
         """Whether some rank has taken it."""
@@ -75,15 +77,15 @@ class Parcel:
         os.close(self.descriptor)
 
 
-class Shelf:
+class ArrayQueue:
     """The parcels that came to this rank. One thread takes at a time; any may put."""
 
     def __init__(self) -> None:
-        self._parcels: deque[Parcel] = deque()
+        self._parcels: deque[ArrayMessage] = deque()
         self._changed = threading.Condition()
         self._awaited: tuple[int, Waiting] | None = None
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: ArrayMessage) -> None:
         """Leave a parcel; those that others took meanwhile go."""
         with self._changed:
             kept = [held for held in self._parcels if not _dropped(held)]
@@ -93,7 +95,7 @@ class Shelf:
                 self._awaited[1].came()
             self._changed.notify_all()
 
-    def take(self, channel: int, waiting: "Waiting") -> Parcel:
+    def take(self, channel: int, waiting: "Waiting") -> ArrayMessage:
         """The oldest parcel of the channel that nobody has taken; waits for it.
 
         Raises:
@@ -115,7 +117,7 @@ class Shelf:
             finally:
                 self._awaited = None
 
-    def _taken(self, channel: int) -> Parcel | None:
+    def _taken(self, channel: int) -> ArrayMessage | None:
         for parcel in [held for held in self._parcels if held.channel == channel]:
             self._parcels.remove(parcel)
             if parcel.take():
@@ -124,7 +126,7 @@ class Shelf:
         return None
 
 
-def _dropped(parcel: Parcel) -> bool:
+def _dropped(parcel: ArrayMessage) -> bool:
     if not parcel.is_taken():
         return False
     parcel.close()
@@ -141,7 +143,7 @@ class Watch(Protocol):
         """Why each of the other ranks will send nothing; empty while one of them may."""
 
 
-class Post:
+class PointToPoint:
     """One rank's way to send and receive parcels.
 
     Args:
@@ -149,7 +151,9 @@ class Post:
         shelf: this rank's.
     """
 
-    def __init__(self, rank: int, deliver: Callable[[Parcel], None], shelf: Shelf) -> None:
+    def __init__(
+        self, rank: int, deliver: Callable[[ArrayMessage], None], shelf: ArrayQueue
+    ) -> None:
         self._rank, self._deliver, self._shelf = rank, deliver, shelf
 
     def send(self, channel: int, x: np.ndarray, kind: str, where: str) -> None:
@@ -160,7 +164,7 @@ class Post:
         """
         data = x.reshape(-1).view(np.uint8)
         try:
-            parcel = Parcel.packed(self._rank, channel, kind, where, data)
+            parcel = ArrayMessage.packed(self._rank, channel, kind, where, data)
         except OSError as error:
             raise CollectiveError(
                 f"send(channel {channel}) of {kind}: rank {self._rank} has no room for one more "
@@ -198,7 +202,7 @@ class Waiting:
     def __init__(self, rank: int, channel: int, call: str, watch: Watch) -> None:
         self._rank, self._channel, self._call, self._watch = rank, channel, call, watch
         self._is_said = False
-        self._narrator = Narrator(rank, 0.0)
+        self._narrator = WaitReport(rank, 0.0)
 
     def came(self) -> None:
         """A parcel came."""

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_xdist.collectives.flat import Flat
-from torch_xdist.collectives.fold import fold
-from torch_xdist.collectives.segment import TOLD, Segment
+from torch_xdist.collectives.shared_memory.flat import Flat
+from torch_xdist.collectives.shared_memory.fold import fold
+from torch_xdist.collectives.shared_memory.segment import TOLD, Segment
 
 CHUNK_BYTES = 2 * 2**20
 _DIRECT_BYTES = 2**17  # below, each member folds everything by itself: one meeting, not two

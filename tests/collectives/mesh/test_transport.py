@@ -14,7 +14,9 @@ def every_collective(rank, size, port):
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from torch_xdist.collectives import channel, inside, mesh
+    from torch_xdist.collectives import inside
+    from torch_xdist.collectives.mesh import transport as mesh
+    from torch_xdist.collectives.messages import communicator
 
     mesh.join(rank, size, f"127.0.0.1:{port}")
     ranks = mesh.devices()
@@ -38,15 +40,15 @@ def every_collective(rank, size, port):
     local = np.full((1, 2), rank + 1, np.float32)
     wide = jax.make_array_from_process_local_data(NamedSharding(ranks, spec), local)
     results = jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), jax.jit(sharded)(wide))
-    letters = channel.all_gather("ranks", rank), _letters(rank)
+    letters = communicator.all_gather("ranks", rank), _letters(rank)
     return results, letters
 
 
 def _letters(rank):
-    from torch_xdist.collectives import channel
+    from torch_xdist.collectives.messages import communicator
 
-    channel.current().send(1 - rank, "hello", bytes([rank]))
-    return channel.current().receive(1 - rank, "hello")
+    communicator.current().send(1 - rank, "hello", bytes([rank]))
+    return communicator.current().receive(1 - rank, "hello")
 
 
 def test_every_collective_in_one_program():
@@ -69,8 +71,8 @@ def test_every_collective_in_one_program():
 
 
 def alone(rank, size, port):
-    from torch_xdist.collectives import mesh
     from torch_xdist.collectives.errors import JoinError
+    from torch_xdist.collectives.mesh import transport as mesh
 
     try:
         mesh.join(1, 2, f"127.0.0.1:{port}", timeout_s=1)

@@ -20,7 +20,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from torch_xdist.collectives.workers import Workers
+from torch_xdist.collectives.shared_memory.workers import Workers
 
 Target = Callable[[list[np.ndarray], list[np.ndarray], bytes, int], None]
 

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from torch_xdist.collectives import exchange, segment
 from torch_xdist.collectives.errors import MismatchError
+from torch_xdist.collectives.shared_memory import algorithms, segment
 
 COUNTS = (1, 2, 3, 4, 8)
 DTYPES = (
@@ -34,13 +34,13 @@ DTYPES = (
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of 8 KiB, so that small arrays take many of them."""
-    monkeypatch.setattr(exchange, "CHUNK_BYTES", 2**13)
-    monkeypatch.setattr(exchange, "_DIRECT_BYTES", 2**10)
+    monkeypatch.setattr(algorithms, "CHUNK_BYTES", 2**13)
+    monkeypatch.setattr(algorithms, "_DIRECT_BYTES", 2**10)
 
 
 def meeting(count, work):
     """`work(segment)` on `count` threads, each with its end of one memory; what each returned."""
-    slot_bytes = exchange.slot_bytes(count)
+    slot_bytes = algorithms.slot_bytes(count)
     memory = segment.anonymous(count, slot_bytes)
     results = [None] * count
 
@@ -70,7 +70,7 @@ def test_all_reduce_adds_in_order_of_members(count, size):
     def work(end):
         x = values(end.member, size)
         out = np.empty_like(x)
-        exchange.all_reduce(end, "all_reduce(sum)", "sum", [x], [out])
+        algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [out])
         return out
 
     expected = sum((values(m, size) for m in range(count)), np.zeros(size, np.float32))
@@ -82,7 +82,7 @@ def test_all_reduce_adds_in_order_of_members(count, size):
 def test_all_reduce_of_every_dtype(dtype):
     def work(end):
         x = values(end.member, (3, 5), dtype)
-        exchange.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
+        algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
         return x
 
     wide = np.promote_types(np.float32, dtype) if np.dtype(dtype).kind == "V" else dtype
@@ -107,7 +107,7 @@ def test_all_reduce_of_every_dtype(dtype):
 def test_the_other_reductions_equal_numpys(reduction, ufunc, size):
     def work(end):
         x = values(end.member, size, np.int32)
-        exchange.all_reduce(end, reduction, reduction, [x], [x])
+        algorithms.all_reduce(end, reduction, reduction, [x], [x])
         return x
 
     expected = ufunc.reduce([values(m, size, np.int32) for m in range(3)])
@@ -118,7 +118,7 @@ def test_the_other_reductions_equal_numpys(reduction, ufunc, size):
 def test_nan_wins_in_min_and_max():
     def work(end):
         x = np.array([np.nan if end.member == 1 else 1.0, 2.0], np.float32)
-        exchange.all_reduce(end, "max", "max", [x], [x])
+        algorithms.all_reduce(end, "max", "max", [x], [x])
         return x
 
     for result in meeting(2, work):
@@ -131,7 +131,7 @@ def test_several_arrays_travel_as_one_and_in_place(scale):
 
     def work(end):
         xs = [values(end.member * 10 + i, shape) for i, shape in enumerate(shapes)]
-        exchange.all_reduce(end, "all_reduce(sum)", "sum", xs, xs)
+        algorithms.all_reduce(end, "all_reduce(sum)", "sum", xs, xs)
         return xs
 
     for results in meeting(3, work):
@@ -145,7 +145,7 @@ def test_several_arrays_travel_as_one_and_in_place(scale):
 def test_all_gather_stacks_by_member(count, shape):
     def work(end):
         out = np.empty((count, *shape), np.uint8)
-        exchange.all_gather(end, "all_gather", values(end.member, shape, np.uint8), out)
+        algorithms.all_gather(end, "all_gather", values(end.member, shape, np.uint8), out)
         return out
 
     expected = np.stack([values(m, shape, np.uint8) for m in range(count)])
@@ -159,7 +159,7 @@ def test_all_to_all_exchanges_rows(count, width):
     def work(end):
         x = values(end.member, (count, width), np.int32)
         out = np.empty_like(x)
-        exchange.all_to_all(end, "all_to_all", x, out)
+        algorithms.all_to_all(end, "all_to_all", x, out)
         return out
 
     for member, result in enumerate(meeting(count, work)):
@@ -173,7 +173,7 @@ def test_reduce_scatter_folds_the_own_row(count, width):
     def work(end):
         x = values(end.member, (count, width), np.int32)
         out = np.empty(width, np.int32)
-        exchange.reduce_scatter(end, "reduce_scatter(sum)", "sum", x, out)
+        algorithms.reduce_scatter(end, "reduce_scatter(sum)", "sum", x, out)
         return out
 
     for member, result in enumerate(meeting(count, work)):
@@ -185,7 +185,7 @@ def test_reduce_scatter_folds_the_own_row(count, width):
 def test_permute_moves_and_zeroes(size):
     def work(end):
         out = np.full(size, 9, np.uint8)
-        exchange.permute(end, "permute", [-1, 0, 0], values(end.member, size, np.uint8), out)
+        algorithms.permute(end, "permute", [-1, 0, 0], values(end.member, size, np.uint8), out)
         return out
 
     zeros, one, two = meeting(3, work)
@@ -195,7 +195,7 @@ def test_permute_moves_and_zeroes(size):
 
 
 def test_payloads_of_different_length_are_gathered():
-    results = meeting(4, lambda end: exchange.gather_bytes(end, "talk", b"ab" * end.member))
+    results = meeting(4, lambda end: algorithms.gather_bytes(end, "talk", b"ab" * end.member))
     assert results == [[b"", b"ab", b"abab", b"ababab"]] * 4
 
 
@@ -204,7 +204,7 @@ def test_many_meetings_in_a_row_do_not_mix_up():
         seen = []
         for turn in range(100):
             x = np.array([turn * 10 + end.member])
-            exchange.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
+            algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
             seen.append(int(x[0]))
         return seen
 
@@ -216,11 +216,11 @@ def test_different_shapes_name_every_rank_and_leave_the_memory_usable():
     def work(end):
         x = np.ones((2, 3 + (end.member == 1)), np.float32)
         try:
-            exchange.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
+            algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
         except MismatchError as error:
             message = str(error)
         y = np.ones(1)
-        exchange.all_reduce(end, "all_reduce(sum)", "sum", [y], [y])
+        algorithms.all_reduce(end, "all_reduce(sum)", "sum", [y], [y])
         return message, float(y[0])
 
     for message, total in meeting(3, work):
@@ -234,8 +234,8 @@ def test_different_collectives_name_both_and_the_line():
         end.where = f"train.py:{end.member}"
         x = np.ones(2, np.float32)
         if end.member:
-            return exchange.all_gather(end, "all_gather", x, np.empty((2, 2), np.float32))
-        return exchange.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
+            return algorithms.all_gather(end, "all_gather", x, np.empty((2, 2), np.float32))
+        return algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
 
     for error in meeting(2, work):
         assert isinstance(error, MismatchError)

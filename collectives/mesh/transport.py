@@ -9,10 +9,10 @@ from jax._src import distributed
 from jax.sharding import Mesh
 from jaxlib import _jax
 
-from torch_xdist.collectives import channel
-from torch_xdist.collectives.agreement import Agreement
 from torch_xdist.collectives.errors import JoinError
-from torch_xdist.collectives.on_mesh import AXIS
+from torch_xdist.collectives.mesh.agreement import Agreement
+from torch_xdist.collectives.mesh.lowering import AXIS
+from torch_xdist.collectives.messages import communicator
 
 _EXIT_MS = 10_000
 _agreements: list[Agreement] = []
@@ -65,7 +65,7 @@ def join(
         ) from error
     state.client, state.coordinator_address = client, coordinator
     state.process_id, state.num_processes = rank, world_size
-    channel.use(channel.StoreChannel(rank, world_size, client))
+    communicator.use(communicator.StoreCommunicator(rank, world_size, client))
     atexit.register(_leave)
     _agreements[:] = [Agreement(rank, world_size, client)]
 

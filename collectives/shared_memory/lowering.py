@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 
 from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.groups import Groups, listed
-from torch_xdist.collectives.host import CALL, Spec
+from torch_xdist.collectives.shared_memory.transport import CALL, Spec
 
 # Smaller ones overlap better with the backward pass; each costs two meetings.
 BUCKET_BYTES = 8 * 2**20

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch_xdist.collectives.errors import CollectiveError, MismatchError
-from torch_xdist.collectives.mail import Mailbox
-from torch_xdist.collectives.segment import named
+from torch_xdist.collectives.groups import ranks_text
+from torch_xdist.collectives.messages.message_queue import MessageQueue
 
 
-class Channel(Protocol):
+class Communicator(Protocol):
     """One rank's way to send small messages to the others."""
 
     rank: int
@@ -31,7 +31,7 @@ class Channel(Protocol):
         """The next letter on `subject` from `source` (None: anybody): (source, payload)."""
 
 
-class BoardChannel:
+class LocalCommunicator:
     """Messages over a board and mailboxes.
 
     Args:
@@ -64,7 +64,7 @@ class BoardChannel:
         return self._post(tag, ranks, self.rank, payload)
 
 
-class StoreChannel:
+class StoreCommunicator:
     """Messages through the key-value store of JAX's coordination service.
 
     Args:
@@ -154,7 +154,7 @@ class _Alone:
     rank, world_size = 0, 1
 
     def __init__(self) -> None:
-        self._letters = Mailbox()
+        self._letters = MessageQueue()
 
     def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         return [payload]
@@ -166,11 +166,11 @@ class _Alone:
         return self._letters.take(source, subject, lambda rank: False)
 
 
-_process: Channel = _Alone()
+_process: Communicator = _Alone()
 _thread = threading.local()
 
 
-def use(channel: Channel | None, *, thread_only: bool = False) -> None:
+def use(channel: Communicator | None, *, thread_only: bool = False) -> None:
     """Make `channel` the one of this process, or of this thread; None: back to none."""
     global _process
     if thread_only:
@@ -179,15 +179,15 @@ def use(channel: Channel | None, *, thread_only: bool = False) -> None:
         _process = channel or _Alone()
 
 
-def current() -> Channel:
+def current() -> Communicator:
     """The channel of this thread, else of this process, else that of a world of one."""
     return getattr(_thread, "channel", None) or _process
 
 
-def store() -> StoreChannel:
+def store() -> StoreCommunicator:
     """The channel of a process on the mesh transport."""
     here = current()
-    if not isinstance(here, StoreChannel):
+    if not isinstance(here, StoreCommunicator):
         raise CollectiveError(
             "post: this process has not joined the mesh transport; call mesh.join first"
         )
@@ -219,5 +219,5 @@ def agree(tag: str, value: str) -> None:
     for rank, text in enumerate(exchange(tag, value.encode())):
         held.setdefault(text.decode(), []).append(rank)
     if len(held) > 1:
-        told = "; ".join(f"{named(ranks)}: {text}" for text, ranks in held.items())
+        told = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in held.items())
         raise MismatchError(f"{tag}: the ranks differ: {told}; make them equal")

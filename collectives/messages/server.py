@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch_xdist.collectives import wire
-from torch_xdist.collectives.board import Board
 from torch_xdist.collectives.errors import JoinError, RankLostError
-from torch_xdist.collectives.mail import Mailbox
-from torch_xdist.collectives.parcels import Parcel, Shelf
+from torch_xdist.collectives.messages import wire
+from torch_xdist.collectives.messages.message_queue import MessageQueue
+from torch_xdist.collectives.messages.rendezvous import Rendezvous
+from torch_xdist.collectives.shared_memory.array_messages import ArrayMessage, ArrayQueue
 
 _FILE, _BOARD, _MAIL, _PARCEL = "file", "board", "mail", "parcel"
 _PATIENCE_S = 0.002
@@ -31,7 +31,9 @@ class Doorman:
     """The memory files this rank leads, its board, mailbox and shelf, served to the other ranks of
     the host."""
 
-    def __init__(self, job: str, rank: int, board: Board, mailbox: Mailbox, shelf: Shelf) -> None:
+    def __init__(
+        self, job: str, rank: int, board: Rendezvous, mailbox: MessageQueue, shelf: ArrayQueue
+    ) -> None:
         self._board, self._mailbox, self._shelf = board, mailbox, shelf
         self._files: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class Doorman:
                 else:
                     source, number, what, told = question
                     descriptor = _descriptor_from(guest)
-                    self._shelf.put(Parcel(source, number, what, told, descriptor))
+                    self._shelf.put(ArrayMessage(source, number, what, told, descriptor))
                     wire.send(guest, "", [])
             except OSError as error:
                 print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)
@@ -149,7 +151,7 @@ def _descriptor_from(peer: socket.socket) -> int:
 def post(
     job: str, keeper: int, tag: str, ranks: tuple[int, ...], rank: int, payload: bytes
 ) -> list[bytes]:
-    """`Board.exchange` on the board of rank `keeper`.
+    """`Rendezvous.exchange` on the board of rank `keeper`.
 
     Raises:
         RankLostError: the keeper, or one of `ranks`, has ended.
@@ -185,7 +187,7 @@ def mail(job: str, target: int, source: int, subject: str, payload: bytes) -> No
         ) from None
 
 
-def hand(job: str, target: int, parcel: Parcel) -> None:
+def hand(job: str, target: int, parcel: ArrayMessage) -> None:
     """Leave a parcel on the shelf of rank `target`.
 
     Raises:

@@ -8,9 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from torch_xdist.collectives import narration, parcels
+from torch_xdist.collectives import wait_report
 from torch_xdist.collectives.errors import CollectiveError, MismatchError
-from torch_xdist.collectives.parcels import Parcel, Post, Shelf
+from torch_xdist.collectives.shared_memory import array_messages
+from torch_xdist.collectives.shared_memory.array_messages import (
+    ArrayMessage,
+    ArrayQueue,
+    PointToPoint,
+)
 
 
 class Others:
@@ -29,7 +34,7 @@ class Others:
 @pytest.fixture
 def three():
     """The posts of three ranks of one process."""
-    shelves = [Shelf() for _ in range(3)]
+    shelves = [ArrayQueue() for _ in range(3)]
 
     def deliver(source):
         def to_the_others(parcel):
@@ -39,7 +44,7 @@ def three():
 
         return to_the_others
 
-    return [Post(rank, deliver(rank), shelf) for rank, shelf in enumerate(shelves)]
+    return [PointToPoint(rank, deliver(rank), shelf) for rank, shelf in enumerate(shelves)]
 
 
 def received(post, channel, kind="int64[3]", watch=None):
@@ -67,7 +72,7 @@ def test_one_rank_alone_takes_a_message_and_the_others_drop_it(three):
 
 
 def test_a_parcel_is_taken_once():
-    parcel = Parcel.packed(0, 1, "uint8[2]", "train.py:3", np.array([1, 2], np.uint8))
+    parcel = ArrayMessage.packed(0, 1, "uint8[2]", "train.py:3", np.array([1, 2], np.uint8))
     again = parcel.copy()
     assert not again.is_taken()
     assert parcel.take() and not again.take() and again.is_taken()
@@ -90,8 +95,8 @@ def test_another_shape_is_refused_with_both(three):
 
 
 def test_a_wait_is_told_and_ends_when_the_message_comes(three, monkeypatch, capsys):
-    monkeypatch.setattr(parcels, "_LOOK_S", 0.02)
-    monkeypatch.setattr(narration, "NARRATE_S", 0.1)
+    monkeypatch.setattr(array_messages, "_LOOK_S", 0.02)
+    monkeypatch.setattr(wait_report, "REPORT_EVERY_S", 0.1)
     watch, timer = Others(), threading.Timer(0.5, three[0].send, [3, np.arange(3), "int64[3]", ""])
     timer.start()
     assert received(three[1], 3, watch=watch) == [0, 1, 2]

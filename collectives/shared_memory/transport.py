@@ -17,15 +17,20 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from torch_xdist.collectives import channel, doorman, exchange, ffi, segment
-from torch_xdist.collectives.board import Board
-from torch_xdist.collectives.deliveries import Deliveries
-from torch_xdist.collectives.doorman import Doorman, fetch
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.groups import Groups, group_of
-from torch_xdist.collectives.mail import Mailbox
-from torch_xdist.collectives.parcels import Parcel, Post, Shelf
-from torch_xdist.collectives.segment import Segment
+from torch_xdist.collectives.messages import communicator, server
+from torch_xdist.collectives.messages.message_queue import MessageQueue
+from torch_xdist.collectives.messages.rendezvous import Rendezvous
+from torch_xdist.collectives.messages.server import Doorman, fetch
+from torch_xdist.collectives.shared_memory import algorithms, ffi, segment
+from torch_xdist.collectives.shared_memory.array_messages import (
+    ArrayMessage,
+    ArrayQueue,
+    PointToPoint,
+)
+from torch_xdist.collectives.shared_memory.delivery import Delivery
+from torch_xdist.collectives.shared_memory.segment import Segment
 
 CALL = "xdist_exchange"
 _JOIN_TIMEOUT_S = 300.0
@@ -85,7 +90,7 @@ class Endpoint:
         self.rank, self.world_size = rank, world_size
         self.where = ""
         self.error: BaseException | None = None
-        self.post: Post | None = None
+        self.post: PointToPoint | None = None
         self._memory, self._spin_s = memory, spin_s
         self._segments: dict[tuple[str, tuple[int, ...]], Segment] = {}
         self._lock, self._saying = threading.Lock(), threading.Lock()
@@ -100,7 +105,7 @@ class Endpoint:
                 self._memory(f"{kind}:{','.join(map(str, ranks))}", ranks),
                 ranks,
                 ranks.index(self.rank),
-                exchange.slot_bytes(len(ranks)),
+                algorithms.slot_bytes(len(ranks)),
                 pid_of=functools.partial(self._pid_of, kind, ranks),
                 elsewhere=functools.partial(self._elsewhere, ranks),
                 spin_s=self._spin_s,
@@ -169,7 +174,7 @@ class Endpoint:
 
     def _send_or_receive(self, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
         assert self.post is not None, "join and threads give every endpoint its post"
-        kind = exchange.described([*xs, *outs][:1])
+        kind = algorithms.described([*xs, *outs][:1])
         self.say((), "")
         if spec.op == "send":
             self.post.send(spec.channel, xs[0], kind, self.where)
@@ -195,17 +200,17 @@ class Endpoint:
     ) -> None:
         shared.where, shared.what = self.where, spec.what
         if spec.op == "all_reduce":
-            exchange.all_reduce(shared, spec.title, spec.reduction, xs, outs)
+            algorithms.all_reduce(shared, spec.title, spec.reduction, xs, outs)
         elif spec.op == "reduce_scatter":
-            exchange.reduce_scatter(shared, spec.title, spec.reduction, xs[0], outs[0])
+            algorithms.reduce_scatter(shared, spec.title, spec.reduction, xs[0], outs[0])
         elif spec.op == "permute":
             reads = [spec.sources[rank] for rank in shared.ranks]
             members = [shared.ranks.index(rank) if rank >= 0 else -1 for rank in reads]
-            exchange.permute(shared, spec.title, members, xs[0], outs[0])
+            algorithms.permute(shared, spec.title, members, xs[0], outs[0])
         elif spec.op == "all_gather":
-            exchange.all_gather(shared, spec.title, xs[0], outs[0])
+            algorithms.all_gather(shared, spec.title, xs[0], outs[0])
         else:
-            exchange.all_to_all(shared, spec.title, xs[0], outs[0])
+            algorithms.all_to_all(shared, spec.title, xs[0], outs[0])
 
     def taken_error(self) -> BaseException | None:
         """The error of the last failed collective, once: what the program's error stands for."""
@@ -246,8 +251,8 @@ class _Receiving:
 
 
 _endpoints: dict[int | None, Endpoint] = {}
-_board = Board()
-_mailboxes: list[Mailbox] = []
+_board = Rendezvous()
+_mailboxes: list[MessageQueue] = []
 
 
 def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Endpoint:
@@ -259,7 +264,7 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
-    board, mailbox, shelf = Board(lambda other: end.lost(other)), Mailbox(), Shelf()
+    board, mailbox, shelf = Rendezvous(lambda other: end.lost(other)), MessageQueue(), ArrayQueue()
     try:
         door = Doorman(job, rank, board, mailbox, shelf)
     except OSError as error:
@@ -269,7 +274,7 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
         ) from None
 
     def memory(name: str, ranks: tuple[int, ...]) -> mmap.mmap:
-        slot_bytes = exchange.slot_bytes(len(ranks))
+        slot_bytes = algorithms.slot_bytes(len(ranks))
         size = segment.size_bytes(len(ranks), slot_bytes)
         leader = ranks[0]
         if leader == rank:
@@ -287,15 +292,17 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
 
     end: Endpoint = Endpoint(rank, world_size, memory, _spin_s(world_size))
     end.segment(kind="start")
-    hand = functools.partial(doorman.hand, job)
-    end.post = Post(rank, Deliveries(rank, world_size, hand, end.is_there, end.lost).deliver, shelf)
+    hand = functools.partial(server.hand, job)
+    end.post = PointToPoint(
+        rank, Delivery(rank, world_size, hand, end.is_there, end.lost).deliver, shelf
+    )
     _endpoints[None] = end
     ffi.register(CALL, _serve)
-    channel.use(
-        channel.BoardChannel(
+    communicator.use(
+        communicator.LocalCommunicator(
             rank,
             world_size,
-            board.exchange if rank == 0 else functools.partial(doorman.post, job, 0),
+            board.exchange if rank == 0 else functools.partial(server.post, job, 0),
             functools.partial(_mail, end, job),
             functools.partial(mailbox.take, ended=end.lost),
         )
@@ -306,7 +313,7 @@ def join(rank: int, world_size: int, job: str, *, timeout_s: float = _JOIN_TIMEO
 def _mail(end: Endpoint, job: str, target: int, source: int, subject: str, payload: bytes) -> None:
     # Who has not come to the start yet has no door to knock at.
     end.wait_until_started(target)
-    doorman.mail(job, target, source, subject, payload)
+    server.mail(job, target, source, subject, payload)
 
 
 def threads(count: int) -> list[Endpoint]:
@@ -317,25 +324,27 @@ def threads(count: int) -> list[Endpoint]:
     def memory(name: str, ranks: tuple[int, ...]) -> mmap.mmap:
         with lock:
             if name not in shared:
-                slot_bytes = exchange.slot_bytes(len(ranks))
+                slot_bytes = algorithms.slot_bytes(len(ranks))
                 shared[name] = segment.anonymous(len(ranks), slot_bytes)
             return shared[name]
 
     global _board
-    _board = Board()
-    _mailboxes[:] = [Mailbox() for _ in range(count)]
+    _board = Rendezvous()
+    _mailboxes[:] = [MessageQueue() for _ in range(count)]
     ends = [Endpoint(rank, count, memory, 0.0) for rank in range(count)]
-    shelves = [Shelf() for _ in range(count)]
+    shelves = [ArrayQueue() for _ in range(count)]
     for end in ends:
         end.segment(kind="start")
-        end.post = Post(end.rank, functools.partial(_shelve, shelves, end.rank), shelves[end.rank])
+        end.post = PointToPoint(
+            end.rank, functools.partial(_shelve, shelves, end.rank), shelves[end.rank]
+        )
     _endpoints.clear()
     _endpoints.update({end.rank: end for end in ends})
     ffi.register(CALL, _serve)
     return ends
 
 
-def _shelve(shelves: Sequence[Shelf], source: int, parcel: Parcel) -> None:
+def _shelve(shelves: Sequence[ArrayQueue], source: int, parcel: ArrayMessage) -> None:
     """Put a parcel on the shelves of the other threads."""
     for rank, shelf in enumerate(shelves):
         if rank != source:
@@ -345,17 +354,17 @@ def _shelve(shelves: Sequence[Shelf], source: int, parcel: Parcel) -> None:
 def be_thread(rank: int | None) -> None:
     """Let this thread speak as `rank` of the world that `threads` made; None: as nobody."""
     if rank is None:
-        channel.use(None, thread_only=True)
+        communicator.use(None, thread_only=True)
     else:
         count = _endpoints[rank].world_size
-        here = channel.BoardChannel(
+        here = communicator.LocalCommunicator(
             rank,
             count,
             _board.exchange,
             lambda target, *letter: _mailboxes[target].put(*letter),
             functools.partial(_mailboxes[rank].take, ended=lambda source: False),
         )
-        channel.use(here, thread_only=True)
+        communicator.use(here, thread_only=True)
 
 
 def endpoint(device: int | None = None) -> Endpoint:

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.parcels import Parcel
+from torch_xdist.collectives.shared_memory.array_messages import ArrayMessage
 
 _NAP_S = 0.01
 _END_S = 2.0  # a process that ends closes its sockets before it counts as ended
 _START_S = 300.0  # who has not started by then will not
 
 
-class Deliveries:
+class Delivery:
     """What one rank sends.
 
     Args:
@@ -27,16 +27,16 @@ class Deliveries:
         self,
         rank: int,
         world_size: int,
-        hand: Callable[[int, Parcel], None],
+        hand: Callable[[int, ArrayMessage], None],
         is_there: Callable[[int], bool],
         lost: Callable[[int], bool],
     ) -> None:
         self._others = [other for other in range(world_size) if other != rank]
         self._hand, self._is_there, self._lost = hand, is_there, lost
-        self._later: dict[int, deque[Parcel]] = {}
+        self._later: dict[int, deque[ArrayMessage]] = {}
         self._lock = threading.Lock()
 
-    def deliver(self, parcel: Parcel) -> None:
+    def deliver(self, parcel: ArrayMessage) -> None:
         """Put the parcel on every other rank's shelf; returns when it is on those that started.
 
         Raises:
@@ -54,7 +54,7 @@ class Deliveries:
                     continue
             self._deliver(target, parcel)
 
-    def _deliver(self, target: int, parcel: Parcel) -> None:
+    def _deliver(self, target: int, parcel: ArrayMessage) -> None:
         try:
             self._hand(target, parcel)
         except OSError as error:
@@ -74,7 +74,7 @@ class Deliveries:
             time.sleep(_NAP_S)
         return True
 
-    def _deliver_later(self, target: int, waiting: deque[Parcel]) -> None:
+    def _deliver_later(self, target: int, waiting: deque[ArrayMessage]) -> None:
         limit_s = time.monotonic() + _START_S
         while not self._is_there(target) and time.monotonic() < limit_s:
             time.sleep(_NAP_S)

@@ -10,7 +10,7 @@ from torch_xdist.collectives.errors import RankLostError
 _LOOK_S = 0.25
 
 
-class Mailbox:
+class MessageQueue:
     """What other ranks have sent to this one."""
 
     def __init__(self) -> None:
