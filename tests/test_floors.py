@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Import root of each folder, ground floor first.
 FLOORS = {
+    "xdist/system": "torch_xdist.system",
     "collectives": "torch_xdist.collectives",
     "xdist": "torch_xdist",
     "loaders": "torch_xdist.loaders",
@@ -33,8 +34,8 @@ LATE = {
 
 def module_name(file: Path) -> str:
     relative = file.relative_to(ROOT).with_suffix("")
-    folder, *rest = relative.parts
-    parts = [p for p in rest if p != "__init__"]
+    folder = max((f for f in FLOORS if relative.is_relative_to(f)), key=len)
+    parts = [p for p in relative.relative_to(folder).parts if p != "__init__"]
     return ".".join([FLOORS[folder], *parts])
 
 
@@ -76,6 +77,11 @@ def floor(module: str) -> int:
     return roots.index(max(fitting, key=len))
 
 
+def of_floor(root: str) -> list[str]:
+    """The modules of the floor with this import root."""
+    return [m for m in FILES if floor(m) == list(FLOORS.values()).index(root)]
+
+
 @pytest.mark.parametrize("module", FILES)
 def test_a_file_imports_only_its_own_floor_and_lower_ones(module):
     ours = {name for name in top_level(module) if name in FILES}
@@ -89,15 +95,15 @@ def room(module: str) -> int:
     return ROOMS.index(second[0]) + 1 if second and second[0] in ROOMS else 0
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if floor(m) == 1])
+@pytest.mark.parametrize("module", of_floor("torch_xdist"))
 def test_a_file_of_the_device_imports_only_its_own_folder_and_lower_ones(module):
-    ours = {name for name in top_level(module) if name in FILES and floor(name) == 1}
+    ours = top_level(module) & set(of_floor("torch_xdist"))
     assert {name for name in ours if room(name) > room(module)} == set()
 
 
 def test_every_folder_of_the_device_has_its_place():
     folders = {file.parent.name for file in (ROOT / "xdist").glob("*/__init__.py")}
-    assert folders == set(ROOMS)
+    assert folders == {"system", *ROOMS}
 
 
 def test_no_imports_run_in_a_circle():
@@ -115,9 +121,15 @@ def test_no_imports_run_in_a_circle():
         visit(module, [])
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if floor(m) == 0])
+@pytest.mark.parametrize("module", of_floor("torch_xdist.collectives"))
 def test_collectives_know_jax_but_not_torch(module):
     assert not {name.split(".")[0] for name in everywhere(module)} & {"torch"}
+
+
+@pytest.mark.parametrize("module", of_floor("torch_xdist.system"))
+def test_the_ground_needs_the_standard_library_alone(module):
+    roots = {name.split(".")[0] for name in everywhere(module)}
+    assert roots <= {*sys.stdlib_module_names, "torch_xdist"}
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if m.startswith("torch_xdist.launcher")])
@@ -125,7 +137,7 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
     loaded = top_level(module)
     assert not {name.split(".")[0] for name in loaded} & HEAVY
     below = {n for n in loaded if n in FILES and not n.startswith("torch_xdist.launcher")}
-    assert below <= LIGHT
+    assert below <= LIGHT | set(of_floor("torch_xdist.system"))
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if not m.startswith("torch_xdist.launcher")])
@@ -148,7 +160,7 @@ def test_no_cycle_is_hidden_by_type_checking():
     assert [m for m, file in files.items() if "TYPE_CHECKING" in file.read_text()] == []
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if floor(m) == len(FLOORS) - 1])
+@pytest.mark.parametrize("module", of_floor("torch_xla"))
 def test_the_face_holds_names_and_no_logic(module):
     for node in parsed(module).body:
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.Call)

@@ -6,70 +6,30 @@ at the first use of a device, never at import.
 
 import os
 import threading
-from dataclasses import dataclass
 
 from torch_xdist import settings
+from torch_xdist.system import rank as ranks
+from torch_xdist.system.rank import Rank
 
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """One rank's place. A process outside any launcher is rank 0 of 1."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    host_index: int = 0
-    job: str = ""
-    attempt: int = 0
-    coordinator: str = ""
-    serves_coordinator: bool = False
-    is_rank: bool = False
-
-
-_current: World | None = None
+_current: Rank | None = None
 # Where one process drives several devices, each by a thread of its own, each thread is a rank.
 _thread = threading.local()
 
 
-def be_replica(facts: World | None) -> None:
+def be_replica(facts: Rank | None) -> None:
     """Give this thread facts of its own; None: those of the process again."""
     _thread.world = facts
 
 
-def current() -> World:
+def current() -> Rank:
     """The facts of this thread where it has some, else of this process, read once."""
     global _current
-    own: World | None = getattr(_thread, "world", None)
+    own: Rank | None = getattr(_thread, "world", None)
     if own is not None:
         return own
     if _current is None:
-        _current = _from_environment()
+        _current = ranks.from_environ(os.environ)
     return _current
-
-
-def _from_environment() -> World:
-    env = os.environ
-    if "RANK" not in env or "WORLD_SIZE" not in env:
-        return World()
-    size = int(env["WORLD_SIZE"])
-    job = env.get("XLA_RUN_JOB_ID") or env.get("TORCHELASTIC_RUN_ID") or ""
-    master = env.get("MASTER_ADDR", "127.0.0.1"), int(env.get("MASTER_PORT", 12355))
-    coordinator = env.get("XLA_RUN_COORDINATOR", "")
-    return World(
-        rank=int(env["RANK"]),
-        world_size=size,
-        local_rank=int(env.get("LOCAL_RANK", 0)),
-        local_world_size=int(env.get("LOCAL_WORLD_SIZE", size)),
-        host_index=int(env.get("GROUP_RANK", 0)),
-        # Several jobs may have the same id (torchrun's default is "none"), but not the same port.
-        job=f"{job}/{master[0]}:{master[1]}",
-        # Other launchers use the master port for themselves; the one above it is as good as any.
-        coordinator=coordinator or f"{master[0]}:{master[1] + 1}",
-        serves_coordinator=not coordinator and env["RANK"] == "0",
-        attempt=int(env.get("XLA_RUN_ATTEMPT", env.get("TORCHELASTIC_RESTART_COUNT", 0))),
-        is_rank=True,
-    )
 
 
 def rank() -> int:
@@ -103,9 +63,10 @@ def join() -> None:
     from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     if transport() == "host":
-        shared_memory.join(here.rank, here.world_size, f"{here.job}/{here.attempt}")
+        shared_memory.join(here.rank, here.world_size, here.meeting)
     else:
-        mesh.join(here.rank, here.world_size, here.coordinator, serve=here.serves_coordinator)
+        address, serve = here.coordinator_address, here.serves_coordinator
+        mesh.join(here.rank, here.world_size, address, serve=serve)
 
 
 def become(rank: int, size: int) -> None:

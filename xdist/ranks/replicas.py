@@ -16,6 +16,7 @@ from torch_xdist.core import device as devices_here
 from torch_xdist.core import device_names
 from torch_xdist.errors import DeviceError
 from torch_xdist.names.script_tools import parallel_work
+from torch_xdist.system.rank import Rank
 
 _lock = threading.Lock()
 _joined = [0]
@@ -42,7 +43,7 @@ def set_replication(
         )
     _meet(len(indices))
     rank, count = devices_here.index_of(device), len(indices)
-    world.be_replica(world.World(rank, count, rank, count))
+    world.be_replica(Rank(rank, count, rank, count))
     shared_memory.be_thread(rank)
 
 

@@ -12,6 +12,7 @@ from device_ranks import DeviceRanks
 from torch_xdist import world
 from torch_xdist.errors import WorldError
 from torch_xdist.ranks import process_group
+from torch_xdist.system.rank import Rank
 
 
 def join(rank, size):
@@ -314,7 +315,7 @@ def test_distributed_checkpoints_are_saved_and_loaded(three, tmp_path):
 
 
 def test_more_ranks_than_the_launcher_started_are_refused(monkeypatch):
-    monkeypatch.setattr(world, "_current", world.World(is_rank=True))
+    monkeypatch.setattr(world, "_current", Rank(launcher="torchrun"))
     options = types.SimpleNamespace(global_ranks_in_group=[0, 1], group_size=2, group_rank=0)
     with pytest.raises(WorldError, match=r"'xla'\): 2 ranks, but this process is"):
         process_group._create(options)
