@@ -54,7 +54,7 @@ def test_a_sweep_spares_whom_it_is_told_to_keep():
     parent, below = family(mark)
     assert process_tree.sweep(mark, keep={parent.pid, below[1]}, roots=[parent.pid]) == 1
     assert process.state(below[0]) in ("Z", "")
-    assert process.state(parent.pid) == process.state(below[1]) == "S"
+    assert {process.state(parent.pid), process.state(below[1])} <= {"S", "R", "D"}
     assert process_tree.sweep(mark, keep=(), roots=[parent.pid]) == 2
     parent.wait()
     parent.close()
