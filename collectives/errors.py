@@ -6,6 +6,8 @@ CollectiveError     RuntimeError    the root
   MismatchError                     ranks called different collectives, or different shapes
   RankLostError     ConnectionError a rank ended while others wait for it
   JoinError         TimeoutError    a rank never came to the start
+  NoAnswerError     TimeoutError    a rank lives, and does not answer
+  StrangerError     PermissionError a process that does not belong to this job
 """
 
 
@@ -31,3 +33,11 @@ class RankLostError(CollectiveError, ConnectionError):
 
 class JoinError(CollectiveError, TimeoutError):
     """A rank that never came to the start."""
+
+
+class NoAnswerError(CollectiveError, TimeoutError):
+    """A rank that lives, and does not answer."""
+
+
+class StrangerError(CollectiveError, PermissionError):
+    """A process, or a message, that does not belong to this job."""

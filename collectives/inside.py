@@ -49,21 +49,26 @@ class Program:
     Attributes:
         kind: "host" or "mesh".
         world_size: the number of ranks.
-        token: what the next collective waits for; uint8 [1].
+        token: what the next collective waits for, the number of the launch; uint32 [1].
     """
 
     kind: str
     world_size: int
-    token: jax.Array = field(default_factory=lambda: jnp.zeros(1, jnp.uint8))
+    token: jax.Array = field(default_factory=lambda: jnp.zeros(1, jnp.uint32))
 
 
 @contextlib.contextmanager
-def program(kind: str, world_size: int) -> Iterator[Program]:
-    """Trace collectives for this transport; the Program yielded holds the token at the end."""
+def program(kind: str, world_size: int, launch: jax.Array | None = None) -> Iterator[Program]:
+    """Trace collectives for this transport; the Program yielded holds the token at the end.
+
+    `launch` is an operand of the program, `Launch.operand()`; None: it is launched without one, and
+    its order among the programs of other threads is not looked after.
+    """
     if kind not in ("host", "mesh"):
         raise ArgumentError(f"transport {kind!r} is unknown; use host or mesh")
     outer = getattr(_active, "program", None)
-    _active.program = Program(kind, world_size)
+    token = () if launch is None else (launch,)
+    _active.program = Program(kind, world_size, *token)
     try:
         yield _active.program
     finally:

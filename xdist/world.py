@@ -63,7 +63,7 @@ def join() -> None:
     from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     if transport() == "host":
-        shared_memory.join(here.rank, here.world_size, here.meeting)
+        shared_memory.join(here.rank, here.world_size, here.meeting, secret=here.secret)
     else:
         address, serve = here.coordinator_address, here.serves_coordinator
         mesh.join(here.rank, here.world_size, address, serve=serve)

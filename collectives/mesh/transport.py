@@ -12,6 +12,7 @@ from jaxlib import _jax
 from torch_xdist.collectives.errors import JoinError
 from torch_xdist.collectives.mesh.agreement import Agreement
 from torch_xdist.collectives.mesh.lowering import AXIS
+from torch_xdist.collectives.mesh.store import StoreCommunicator
 from torch_xdist.collectives.messages import communicator
 
 _EXIT_MS = 10_000
@@ -65,7 +66,7 @@ def join(
         ) from error
     state.client, state.coordinator_address = client, coordinator
     state.process_id, state.num_processes = rank, world_size
-    communicator.use(communicator.StoreCommunicator(rank, world_size, client))
+    communicator.use(StoreCommunicator(rank, world_size, client))
     atexit.register(_leave)
     _agreements[:] = [Agreement(rank, world_size, client)]
 

@@ -1,4 +1,4 @@
-"""Letters from one rank to another: sent without waiting, taken in the order they were sent."""
+"""Messages from other ranks: sent without waiting, taken in the order they were sent."""
 
 import threading
 import time
@@ -14,38 +14,48 @@ class MessageQueue:
     """What other ranks have sent to this one."""
 
     def __init__(self) -> None:
-        self._letters: dict[str, deque[tuple[int, bytes]]] = {}
+        self._messages: dict[str, deque[tuple[int, bytes]]] = {}
         self._changed = threading.Condition()
 
-    def put(self, source: int, subject: str, payload: bytes) -> None:
-        """Leave a letter."""
+    def put(self, source: int, tag: str, payload: bytes) -> None:
+        """A message came."""
         with self._changed:
-            self._letters.setdefault(subject, deque()).append((source, payload))
+            self._messages.setdefault(tag, deque()).append((source, payload))
             self._changed.notify_all()
 
     def take(
-        self, source: int | None, subject: str, ended: Callable[[int], bool]
+        self, source: int | None, tag: str, has_ended: Callable[[int], bool]
     ) -> tuple[int, bytes]:
-        """The oldest letter on `subject` from `source` (None: from anybody), and who sent it.
+        """The oldest message under `tag` from `source` (None: from anybody), and who sent it.
 
         Raises:
-            RankLostError: the source ended, and its letter is not here.
+            RankLostError: the source ended, and its message is not here.
         """
         start_s = time.monotonic()
         with self._changed:
             while True:
-                for letter in self._letters.get(subject, ()):
-                    if source is None or letter[0] == source:
-                        self._letters[subject].remove(letter)
-                        return letter
-                # Ended is asked before one more look: its last letter may have come meanwhile.
-                if source is not None and time.monotonic() - start_s > 2 * _LOOK_S:
-                    self._refuse_if_ended(source, subject, ended)
+                found = self._taken(source, tag)
+                if found is not None:
+                    return found
+                # Ended is asked before one more look: its last message may have come meanwhile.
+                is_over = time.monotonic() - start_s > 2 * _LOOK_S and (
+                    source is not None and has_ended(source)
+                )
+                found = self._taken(source, tag)
+                if found is not None:
+                    return found
+                if is_over:
+                    raise RankLostError(
+                        f"recv: rank {source} has ended and sent nothing more on {tag!r}; every "
+                        f"recv needs its send; look at the output of rank {source}"
+                    )
                 self._changed.wait(_LOOK_S)
 
-    def _refuse_if_ended(self, source: int, subject: str, ended: Callable[[int], bool]) -> None:
-        if ended(source) and not any(s == source for s, _ in self._letters.get(subject, ())):
-            raise RankLostError(
-                f"recv: rank {source} has ended and sent nothing more on {subject!r}; every recv "
-                f"needs its send; look at the output of rank {source}"
-            )
+    def _taken(self, source: int | None, tag: str) -> tuple[int, bytes] | None:
+        waiting = self._messages.get(tag, ())
+        found = next((m for m in waiting if source is None or m[0] == source), None)
+        if found is not None:
+            self._messages[tag].remove(found)
+            if not self._messages[tag]:
+                del self._messages[tag]
+        return found

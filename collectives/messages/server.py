@@ -1,228 +1,226 @@
-"""How the ranks of one host come to share memory, and reach the board of rank 0.
+"""The server of one rank: it answers the other ranks of the host, over an abstract Unix socket.
 
-Each rank keeps a doorman, a thread behind an abstract Unix socket named by job and rank. Asked for
-the memory of a group, it makes an anonymous memory file once and passes its descriptor to processes
-of the same user. Nothing has a name in any file system, so nothing is left behind after a SIGKILL,
-and the small /dev/shm of a container is no limit.
+One thread reads all connections, so a request costs no thread and one that waits (a rendezvous)
+holds none. A connection carries one request, after the handshake. Nothing that a peer does, and no
+lack of descriptors or memory, ends the thread: a rank without a server would leave the others in
+their calls. Abstract sockets have no name in a file system, so nothing is left after a SIGKILL.
+
+In: requests by kind. Out: for each, what its handler answers, at once or later.
 """
 
-import array
-import hashlib
+import atexit
+import contextlib
 import os
+import selectors
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 
-from torch_xdist.collectives.errors import JoinError, RankLostError
-from torch_xdist.collectives.messages import wire
-from torch_xdist.collectives.messages.message_queue import MessageQueue
-from torch_xdist.collectives.messages.rendezvous import Rendezvous
-from torch_xdist.collectives.shared_memory.array_messages import ArrayMessage, ArrayQueue
+from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.collectives.messages.handshake import Greeting
+from torch_xdist.collectives.workers import Workers
+from torch_xdist.system.frames import Frame, Link, Message
 
-_FILE, _BOARD, _MAIL, _PARCEL = "file", "board", "mail", "parcel"
-_PATIENCE_S = 0.002
-_NOTICE_S = 10.0
+_TICK_S = 0.25
+_BACKLOG = 4096  # as many ranks may come at once; the kernel's own limit holds too
+_BREAK_S = 0.05  # between two tries where the kernel has no descriptor for a connection
+_SILENT_S = 60.0  # between two lines about the same trouble
+_GREETING_S = 30.0  # a connection that has not proved itself by then is closed
+_SMALL_BYTES = 2**16  # fits into the empty buffer of a socket, whether or not the peer reads
+_FLUSH_S = 10.0
+
+_servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
 
 
-class Doorman:
-    """The memory files this rank leads, its board, mailbox and shelf, served to the other ranks of
-    the host."""
+class Request:
+    """What one rank asks; `answer` may be called later, from any thread, once.
+
+    Attributes:
+        message: its JSON object, without its kind.
+        payload: its byte string.
+        descriptors: those that came with it; the handler's to close.
+    """
+
+    def __init__(self, frame: Frame, link: Link, answers: Workers) -> None:
+        self.message = frame.message
+        self.payload = frame.blob
+        self.descriptors = frame.descriptors
+        self._link, self._answers = link, answers
+
+    def wait(self) -> None:
+        """Tell the rank that its request is here, and that the answer may take any time."""
+        self._link.send({"waits": True})
+
+    def answer(
+        self, message: Message | None = None, *blobs: bytes, descriptors: tuple[int, ...] = ()
+    ) -> None:
+        """Send the answer; a rank that is gone meanwhile is no error."""
+
+        def send() -> None:
+            self._link.send(message or {}, *blobs, descriptors=descriptors)
+
+        if sum(map(len, blobs)) <= _SMALL_BYTES:
+            send()
+        else:
+            # It may wait for the peer to read, and nobody may wait for that.
+            self._answers.run(send)
+
+
+Handler = Callable[[Request], None]
+
+
+class _Connection:
+    def __init__(self, sock: socket.socket, address: str, secret: bytes) -> None:
+        self.sock = sock
+        self.greeting: Greeting | None = Greeting(sock, address, secret)
+        self.link = Link(sock)
+        self.since_s = time.monotonic()
+
+
+class Server:
+    """Answers requests.
+
+    Args:
+        address: of the abstract socket, see `peers.address_of`.
+        secret: the job's.
+        handlers: by kind of request.
+        tick: called a few times a second.
+
+    Raises:
+        OSError: somebody else listens there.
+    """
 
     def __init__(
-        self, job: str, rank: int, board: Rendezvous, mailbox: MessageQueue, shelf: ArrayQueue
+        self,
+        address: str,
+        secret: bytes,
+        handlers: Mapping[str, Handler],
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._board, self._mailbox, self._shelf = board, mailbox, shelf
-        self._files: dict[str, int] = {}
-        self._lock = threading.Lock()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(_address(job, rank))
-        self._socket.listen(256)
-        # A DataLoader worker must not keep the door of a rank that died: nobody would answer.
-        os.register_at_fork(after_in_child=self._socket.close)
-        threading.Thread(target=self._serve, name="xdist-doorman", daemon=True).start()
-
-    def file(self, name: str, size_bytes: int) -> int:
-        """A descriptor of the memory file `name`, made at the first call; the caller closes it."""
-        with self._lock:
-            if name not in self._files:
-                self._files[name] = os.memfd_create(name[:200], os.MFD_CLOEXEC)
-                os.ftruncate(self._files[name], size_bytes)
-            return os.dup(self._files[name])
+        self._address, self._secret = address, secret
+        self._handlers, self._tick = handlers, tick
+        self._answers = Workers("xdist-answer")
+        self._said_s: dict[str, float] = {}
+        self._connections: dict[int, _Connection] = {}
+        self._accepts_s = 0.0  # not before
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(address)
+            self._listener.listen(_BACKLOG)
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        _servers.add(self)
+        atexit.register(self._flush)
+        threading.Thread(target=self._serve, name="xdist-server", daemon=True).start()
 
     def _serve(self) -> None:
+        ticked_s = 0.0
         while True:
-            guest, _ = self._socket.accept()
-            threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
-
-    def _welcome(self, guest: socket.socket) -> None:
-        with guest:
             try:
-                _same_user(guest)
-                (kind, *question), blobs = wire.receive(guest)
-                if kind == _FILE:
-                    self._hand_over(guest, *question)
-                elif kind == _BOARD:
-                    tag, ranks, rank = question
-                    self._post(guest, tag, ranks, rank, blobs[0])
-                elif kind == _MAIL:
-                    self._mailbox.put(*question, blobs[0])  # type: ignore[call-arg]
-                    wire.send(guest, "", [])
-                else:
-                    source, number, what, told = question
-                    descriptor = _descriptor_from(guest)
-                    self._shelf.put(ArrayMessage(source, number, what, told, descriptor))
-                    wire.send(guest, "", [])
-            except OSError as error:
-                print(f"torch-xdist: a rank left at the door: {error}", file=sys.stderr)
+                self._listen()
+                for key, _ in self._selector.select(_TICK_S):
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._read(key.data)
+                if time.monotonic() - ticked_s > _TICK_S:
+                    ticked_s = time.monotonic()
+                    self._end_silent_ones(ticked_s)
+                    self._tick()
+            except Exception as error:
+                # Whatever it is (no memory, say): who is served next must not find nobody.
+                self._say("was interrupted", error)
+                time.sleep(_BREAK_S)
 
-    def _hand_over(self, guest: socket.socket, name: str, size_bytes: int) -> None:
-        descriptor = self.file(name, size_bytes)
+    def _listen(self) -> None:
+        """Wait for connections, except in a short break after one could not be taken."""
+        wanted = time.monotonic() >= self._accepts_s
+        if wanted != (self._listener in self._selector.get_map()):
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listener)
+
+    def _accept(self) -> None:
         try:
-            _pass(guest, descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _post(
-        self, guest: socket.socket, tag: str, ranks: list[int], rank: int, payload: bytes
-    ) -> None:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            self._accepts_s = time.monotonic() + _BREAK_S
+            self._say("has no room for a connection of another rank", error)
+            return
         try:
-            wire.send(guest, "", self._board.exchange(tag, tuple(ranks), rank, payload))
-        except RankLostError as error:
-            wire.send(guest, str(error), [])
+            # Strangers are not told of: anybody on the host may connect.
+            connection = _Connection(sock, self._address, self._secret)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+        except (OSError, CollectiveError):
+            sock.close()
+            return
+        self._connections[sock.fileno()] = connection
 
-
-def fetch(
-    job: str,
-    leader: int,
-    name: str,
-    size_bytes: int,
-    *,
-    timeout_s: float,
-    lost: Callable[[], bool],
-) -> int:
-    """A descriptor of the memory file `name` of rank `leader`, waiting until that rank is there.
-
-    `lost` tells whether the leader is known to have ended.
-
-    Raises:
-        JoinError: the leader did not come in time.
-    """
-    start_s = time.monotonic()
-    notice_s = start_s + _NOTICE_S
-    while True:
+    def _read(self, connection: _Connection) -> None:
+        if connection.greeting is not None:
+            proved = connection.greeting.read_ready()
+            if proved:
+                connection.greeting = None
+            elif proved is False:
+                self._end(connection)
+            return
         try:
-            return _ask(job, leader, name, size_bytes)
-        except (ConnectionError, FileNotFoundError):
-            waited_s = time.monotonic() - start_s
-        if waited_s > timeout_s or lost():
-            raise JoinError(
-                f"start of job {job!r}: rank {leader} did not come within {waited_s:.0f} s; all "
-                "ranks of a job must start on one host and in one network namespace; look at "
-                f"rank {leader}'s output, or use XDIST_TRANSPORT=gloo"
+            frames, is_open = connection.link.read_ready()
+            for frame in frames:
+                self._handle(Request(frame, connection.link, self._answers))
+        except Exception as error:
+            self._say("could not answer a request", error)
+            is_open = False
+        if not is_open:
+            self._end(connection)
+
+    def _handle(self, request: Request) -> None:
+        self._handlers[request.message.pop("kind")](request)
+
+    def _end(self, connection: _Connection) -> None:
+        self._connections.pop(connection.sock.fileno(), None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        connection.link.close()
+
+    def _end_silent_ones(self, now_s: float) -> None:
+        for connection in list(self._connections.values()):
+            if connection.greeting is not None and now_s - connection.since_s > _GREETING_S:
+                self._end(connection)
+
+    def _say(self, what: str, error: Exception) -> None:
+        if time.monotonic() - self._said_s.get(what, -_SILENT_S) >= _SILENT_S:
+            self._said_s[what] = time.monotonic()
+            print(
+                f"torch-xdist: the server of this rank (pid {os.getpid()}) {what}: {error!r}",
+                file=sys.stderr,
+                flush=True,
             )
-        if time.monotonic() > notice_s:
-            notice_s += _NOTICE_S * 6
-            print(f"torch-xdist: waiting for rank {leader} to start", file=sys.stderr, flush=True)
-        time.sleep(min(_PATIENCE_S + waited_s / 20, 0.1))
+
+    def _flush(self) -> None:
+        """At the end of the process: let the answers that others wait for go out first."""
+        self._answers.wait(_FLUSH_S)
+
+    def close_in_child(self) -> None:
+        """In a forked process: a DataLoader worker must not keep the socket of a rank that died."""
+        self._listener.close()
+        self._selector.close()
+        for connection in self._connections.values():
+            connection.sock.close()
 
 
-def _ask(job: str, leader: int, name: str, size_bytes: int) -> int:
-    with _door(job, leader) as door:
-        wire.send(door, [_FILE, name, size_bytes], [])
-        return _descriptor_from(door)
+def _close_in_child() -> None:
+    for server in list(_servers):
+        server.close_in_child()
 
 
-def _pass(peer: socket.socket, descriptor: int) -> None:
-    passed = array.array("i", [descriptor])
-    peer.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-
-
-def _descriptor_from(peer: socket.socket) -> int:
-    _, ancillary, _, _ = peer.recvmsg(1, socket.CMSG_SPACE(struct.calcsize("i")))
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            return struct.unpack("i", data[:4])[0]
-    raise ConnectionResetError("the other end of a local socket passed no file")
-
-
-def post(
-    job: str, keeper: int, tag: str, ranks: tuple[int, ...], rank: int, payload: bytes
-) -> list[bytes]:
-    """`Rendezvous.exchange` on the board of rank `keeper`.
-
-    Raises:
-        RankLostError: the keeper, or one of `ranks`, has ended.
-    """
-    try:
-        with _door(job, keeper) as door:
-            wire.send(door, [_BOARD, tag, list(ranks), rank], [payload])
-            problem, payloads = wire.receive(door)
-    except (ConnectionError, FileNotFoundError) as error:
-        raise RankLostError(
-            f"rank {keeper} has ended, while rank {rank} waited in rendezvous {tag!r} ({error}); "
-            f"every rank must stay until all are done; look at the output of rank {keeper}"
-        ) from None
-    if problem:
-        raise RankLostError(problem)
-    return payloads
-
-
-def mail(job: str, target: int, source: int, subject: str, payload: bytes) -> None:
-    """Leave a letter in the mailbox of rank `target`.
-
-    Raises:
-        RankLostError: it has ended.
-    """
-    try:
-        with _door(job, target) as door:
-            wire.send(door, [_MAIL, source, subject], [payload])
-            wire.receive(door)
-    except (ConnectionError, FileNotFoundError) as error:
-        raise RankLostError(
-            f"send: rank {target} has ended ({error}), so rank {source} cannot send to it; look "
-            f"at the output of rank {target}"
-        ) from None
-
-
-def hand(job: str, target: int, parcel: ArrayMessage) -> None:
-    """Leave a parcel on the shelf of rank `target`.
-
-    Raises:
-        ConnectionError, FileNotFoundError: it has ended.
-    """
-    with _door(job, target) as door:
-        question = [parcel.source, parcel.channel, parcel.kind, parcel.what]
-        wire.send(door, [_PARCEL, *question], [])
-        _pass(door, parcel.descriptor)
-        wire.receive(door)
-
-
-def _door(job: str, rank: int) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        door.connect(_address(job, rank))
-        _same_user(door)
-    except BaseException:
-        door.close()
-        raise
-    return door
-
-
-def _same_user(peer: socket.socket) -> None:
-    size = struct.calcsize("3i")
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    user = struct.unpack("3i", credentials)[1]
-    if user != os.geteuid():
-        raise JoinError(
-            f"start: the other end of a rank's socket belongs to user {user}, this rank to user "
-            f"{os.geteuid()}; all ranks must run as one user; use another job id"
-        )
-
-
-def _address(job: str, rank: int) -> str:
-    # The kernel allows 107 bytes of name, and job names have any length: so a digest.
-    digest = hashlib.sha256(job.encode()).hexdigest()[:32]
-    return f"\0torch-xdist/{os.geteuid()}/{rank}/{digest}"
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,25 +1,24 @@
 """The collectives on numpy arrays between the members of one segment.
 
-All functions have the same shape: announce, then rounds of (write own slot, meet, read slots). The
-arrays are contiguous; results are written into arrays of the caller. Called from the program
-through `on_host`, and by `channel` for small objects.
+All functions have the same shape: announce, then rounds of (write own slot, barrier, read slots).
+The arrays are contiguous; results are written into arrays of the caller, an `Endpoint`.
 
 Cost of an all-reduce of b bytes over n members, per member: b written to shared memory, 2 b read,
-in chunks that stay in the processor's cache; one meeting per chunk.
+in chunks that stay in the processor's cache; one barrier per chunk.
 """
 
 import itertools
 import zlib
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from torch_xdist.collectives.shared_memory.flat import Flat
 from torch_xdist.collectives.shared_memory.fold import fold
-from torch_xdist.collectives.shared_memory.segment import TOLD, Segment
+from torch_xdist.collectives.shared_memory.segment import SHOWN, Segment
 
 CHUNK_BYTES = 2 * 2**20
-_DIRECT_BYTES = 2**17  # below, each member folds everything by itself: one meeting, not two
+_DIRECT_BYTES = 2**17  # below, each member folds everything by itself: one barrier, not two
 
 
 def slot_bytes(members: int) -> int:
@@ -27,20 +26,56 @@ def slot_bytes(members: int) -> int:
     return CHUNK_BYTES + (CHUNK_BYTES // members + 511) // 256 * 256
 
 
-def announce(segment: Segment, call: str, arrays: Sequence[np.ndarray]) -> None:
-    """Tell the other members what is called; the shapes are part of it."""
-    sentence = f"{call} of {segment.what or described(arrays)}"
-    fingerprint = zlib.crc32(sentence.encode()) | len(sentence) << 32
-    segment.announce(fingerprint, sentence, lambda: [described([x]) for x in arrays])
+def _announce(segment: Segment, call: str, arrays: Sequence[np.ndarray]) -> None:
+    segment.announce(call, described(arrays), lambda: [described([x]) for x in arrays])
 
 
 def described(arrays: Sequence[np.ndarray]) -> str:
     """The dtypes and shapes, as a message shows them: "float32[3, 4]"."""
-    if len(arrays) > TOLD:
+    if len(arrays) > SHOWN:
         total = sum(array.size for array in arrays)
         sizes = zlib.crc32(repr([array.shape for array in arrays]).encode())
         return f"{len(arrays)} x {arrays[0].dtype.name}, {total} elements (shapes {sizes:08x})"
     return ", ".join(f"{array.dtype.name}{list(array.shape)}" for array in arrays) or "nothing"
+
+
+class _Flat:
+    """Arrays (contiguous, one dtype) as one flat one, without copying them together."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._arrays = [array.reshape(-1) for array in arrays if array.size]
+        self._starts = [0]
+        for array in self._arrays:
+            self._starts.append(self._starts[-1] + array.size)
+        self.size = self._starts[-1]
+
+    def read(self, start: int, stop: int, into: np.ndarray) -> None:
+        """Copy elements start..stop to the front of `into`."""
+        parts = list(self._parts(start, stop))
+        if len(parts) == 1:
+            into[: stop - start] = parts[0]
+        elif parts:
+            np.concatenate(parts, out=into[: stop - start])
+
+    def write(self, start: int, source: np.ndarray) -> None:
+        """Copy all of `source` to the elements from `start` on."""
+        done = 0
+        for part in self._parts(start, start + source.size):
+            part[...] = source[done : done + part.size]
+            done += part.size
+
+    def view(self, start: int, stop: int) -> np.ndarray | None:
+        """Elements start..stop where they lie, if they lie in one array."""
+        parts = list(self._parts(start, stop))
+        return parts[0] if len(parts) == 1 else None
+
+    def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        index = bisect_right(self._starts, start) - 1
+        while start < stop:
+            base = self._starts[index]
+            end = min(stop, self._starts[index + 1])
+            yield self._arrays[index][start - base : end - base]
+            start, index = end, index + 1
 
 
 def all_reduce(
@@ -51,8 +86,8 @@ def all_reduce(
     outs: Sequence[np.ndarray],
 ) -> None:
     """Fold every array over the members; all of one dtype. `outs` may be the memory of `xs`."""
-    announce(segment, call, xs)
-    x, out = Flat(xs), Flat(outs)
+    _announce(segment, call, xs)
+    x, out = _Flat(xs), _Flat(outs)
     if not x.size:
         _agree(segment)
     elif x.size * xs[0].itemsize * len(segment.ranks) <= _DIRECT_BYTES * 2:
@@ -62,11 +97,13 @@ def all_reduce(
 
 
 def _agree(segment: Segment) -> None:
-    segment.meet()
+    segment.barrier()
     segment.check()
 
 
-def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype) -> None:
+def _reduce_at_once(
+    segment: Segment, reduction: str, x: _Flat, out: _Flat, dtype: np.dtype
+) -> None:
     used = x.size * dtype.itemsize
     x.read(0, x.size, segment.own_slot()[:used].view(dtype))
     _agree(segment)
@@ -79,12 +116,12 @@ def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype:
 
 
 def _reduce_by_chunks(
-    segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype
+    segment: Segment, reduction: str, x: _Flat, out: _Flat, dtype: np.dtype
 ) -> None:
-    """Each member folds its slice of a chunk; the others read it one meeting later.
+    """Each member folds its slice of a chunk; the others read it one barrier later.
 
     Its own slice goes from the array straight into the fold, and the fold straight into the slot of
-    the next meeting: whoever read that slot has been at this meeting since.
+    the next barrier: whoever read that slot has been at this barrier since.
     """
     members, me = len(segment.ranks), segment.member
     length = CHUNK_BYTES // dtype.itemsize
@@ -97,7 +134,7 @@ def _reduce_by_chunks(
         for member, (low, high) in enumerate(now):
             if member != me or mine is None:
                 x.read(low, high, own[low - start :])
-        segment.meet()
+        segment.barrier()
         if not start:
             segment.check()
         for member, (low, high) in enumerate(before):
@@ -125,11 +162,11 @@ def _slices(start: int, stop: int, members: int) -> list[tuple[int, int]]:
 
 def all_gather(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:
     """Row m of `out` [members, *x.shape] becomes the `x` of member m."""
-    announce(segment, call, [x])
+    _announce(segment, call, [x])
     source, rows = _bytes(x), _rows(out, len(segment.ranks))
     for first, start, stop in _chunks(source.size, CHUNK_BYTES):
         segment.own_slot()[: stop - start] = source[start:stop]
-        segment.meet()
+        segment.barrier()
         if first:
             segment.check()
         for member in range(len(segment.ranks)):
@@ -138,13 +175,13 @@ def all_gather(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> N
 
 def all_to_all(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:
     """Row m of `out` becomes this member's row of the `x` of member m; both [members, ...]."""
-    announce(segment, call, [x])
+    _announce(segment, call, [x])
     members, me = len(segment.ranks), segment.member
     source, rows = _rows(x, members), _rows(out, members)
     for first, start, stop in _chunks(source.shape[1], CHUNK_BYTES // members):
         size = stop - start
         segment.own_slot()[: size * members].reshape(members, size)[:] = source[:, start:stop]
-        segment.meet()
+        segment.barrier()
         if first:
             segment.check()
         for member in range(members):
@@ -155,14 +192,14 @@ def reduce_scatter(
     segment: Segment, call: str, reduction: str, x: np.ndarray, out: np.ndarray
 ) -> None:
     """`out` becomes the fold of this member's row of every `x` [members, *out.shape]."""
-    announce(segment, call, [x])
+    _announce(segment, call, [x])
     members, me, dtype = len(segment.ranks), segment.member, x.dtype
     source, flat = _rows(x, members), out.reshape(-1)
     step = CHUNK_BYTES // members // 16 * 16  # whole elements of every dtype
     for first, start, stop in _chunks(source.shape[1], step):
         size = stop - start
         segment.own_slot()[: size * members].reshape(members, size)[:] = source[:, start:stop]
-        segment.meet()
+        segment.barrier()
         if first:
             segment.check()
         mine = slice(size * me, size * (me + 1))
@@ -178,28 +215,16 @@ def permute(
 
     A broadcast from member r is the case that all sources are r.
     """
-    announce(segment, call, [x])
+    _announce(segment, call, [x])
     data, result = _bytes(x), _bytes(out)
     source = sources[segment.member]
     for first, start, stop in _chunks(data.size, CHUNK_BYTES):
         if segment.member in sources:
             segment.own_slot()[: stop - start] = data[start:stop]
-        segment.meet()
+        segment.barrier()
         if first:
             segment.check()
         result[start:stop] = segment.slot(source)[: stop - start] if source >= 0 else 0
-
-
-def gather_bytes(segment: Segment, call: str, payload: bytes) -> list[bytes]:
-    """Every member's payload, of any length, by member."""
-    lengths = np.empty((len(segment.ranks), 1), np.int64)
-    all_gather(segment, call, np.array([len(payload)]), lengths)
-    longest = int(lengths.max())
-    padded = np.frombuffer(payload.ljust(longest, b"\0"), np.uint8)
-    rows = np.empty((len(segment.ranks), longest), np.uint8)
-    if longest:
-        all_gather(segment, call, padded, rows)
-    return [row[:length].tobytes() for row, length in zip(rows, lengths[:, 0])]
 
 
 def _chunks(total: int, step: int) -> list[tuple[bool, int, int]]:

@@ -28,7 +28,7 @@ class ArrayMessage:
     Args:
         what: dtype, shape and the sender's line, for messages.
         kind: dtype and shape, which the receiver's must equal.
-        descriptor: of the memory file, which the parcel closes.
+        descriptor: of the memory file, which the message closes.
     """
 
     def __init__(self, source: int, channel: int, kind: str, what: str, descriptor: int) -> None:
@@ -39,17 +39,17 @@ class ArrayMessage:
     def packed(
         cls, source: int, channel: int, kind: str, where: str, data: np.ndarray
     ) -> "ArrayMessage":
-        """A parcel with a copy of these bytes."""
+        """A message with a copy of these bytes."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        descriptor = os.memfd_create("xdist-parcel", flags)
-        parcel = cls(source, channel, kind, f"{kind} ({where})" if where else kind, descriptor)
+        descriptor = os.memfd_create("torch-xdist array", flags)
+        message = cls(source, channel, kind, f"{kind} ({where})" if where else kind, descriptor)
         rest, view = 0, data.data
         while rest < len(view):
             rest += os.pwrite(descriptor, view[rest:], rest)
-        return parcel
+        return message
 
     def copy(self) -> "ArrayMessage":
-        """The same parcel once more: for a shelf of this process, or to be delivered later."""
+        """The same message once more: for a queue of this process, or to be delivered later."""
         again = os.dup(self.descriptor)
         return ArrayMessage(self.source, self.channel, self.kind, self.what, again)
 
@@ -78,28 +78,28 @@ class ArrayMessage:
 
 
 class ArrayQueue:
-    """The parcels that came to this rank. One thread takes at a time; any may put."""
+    """The messages that came to this rank. One thread takes at a time; any may put."""
 
     def __init__(self) -> None:
-        self._parcels: deque[ArrayMessage] = deque()
+        self._messages: deque[ArrayMessage] = deque()
         self._changed = threading.Condition()
         self._awaited: tuple[int, Waiting] | None = None
 
-    def put(self, parcel: ArrayMessage) -> None:
-        """Leave a parcel; those that others took meanwhile go."""
+    def put(self, message: ArrayMessage) -> None:
+        """A message came; those that others took meanwhile go."""
         with self._changed:
-            kept = [held for held in self._parcels if not _dropped(held)]
-            self._parcels = deque([*kept, parcel])
-            if self._awaited and self._awaited[0] == parcel.channel:
+            kept = [held for held in self._messages if not _dropped(held)]
+            self._messages = deque([*kept, message])
+            if self._awaited and self._awaited[0] == message.channel:
                 # Before the sender goes on: else who looks at both could take both for waiting.
                 self._awaited[1].came()
             self._changed.notify_all()
 
     def take(self, channel: int, waiting: "Waiting") -> ArrayMessage:
-        """The oldest parcel of the channel that nobody has taken; waits for it.
+        """The oldest message of the channel that nobody has taken; waits for it.
 
         Raises:
-            MismatchError: what `waiting.problem` gives, if there is no parcel after it either.
+            MismatchError: what `waiting.problem` gives, if there is no message after it either.
         """
         start_s = time.monotonic()
         refused: Exception | None = None
@@ -107,9 +107,9 @@ class ArrayQueue:
             self._awaited = channel, waiting
             try:
                 while True:
-                    parcel = self._taken(channel)
-                    if parcel is not None:
-                        return parcel
+                    message = self._taken(channel)
+                    if message is not None:
+                        return message
                     if refused is not None:
                         raise refused
                     if not self._changed.wait(_LOOK_S):
@@ -118,18 +118,18 @@ class ArrayQueue:
                 self._awaited = None
 
     def _taken(self, channel: int) -> ArrayMessage | None:
-        for parcel in [held for held in self._parcels if held.channel == channel]:
-            self._parcels.remove(parcel)
-            if parcel.take():
-                return parcel
-            parcel.close()
+        for message in [held for held in self._messages if held.channel == channel]:
+            self._messages.remove(message)
+            if message.take():
+                return message
+            message.close()
         return None
 
 
-def _dropped(parcel: ArrayMessage) -> bool:
-    if not parcel.is_taken():
+def _dropped(message: ArrayMessage) -> bool:
+    if not message.is_taken():
         return False
-    parcel.close()
+    message.close()
     return True
 
 
@@ -144,36 +144,36 @@ class Watch(Protocol):
 
 
 class PointToPoint:
-    """One rank's way to send and receive parcels.
+    """One rank's way to send and receive array messages.
 
     Args:
-        deliver: puts a parcel on the shelf of every other rank.
-        shelf: this rank's.
+        deliver: puts a message into the queue of every other rank.
+        queue: this rank's.
     """
 
     def __init__(
-        self, rank: int, deliver: Callable[[ArrayMessage], None], shelf: ArrayQueue
+        self, rank: int, deliver: Callable[[ArrayMessage], None], queue: ArrayQueue
     ) -> None:
-        self._rank, self._deliver, self._shelf = rank, deliver, shelf
+        self._rank, self._deliver, self._queue = rank, deliver, queue
 
     def send(self, channel: int, x: np.ndarray, kind: str, where: str) -> None:
-        """Send an array on a channel; returns when it is on the shelves.
+        """Send an array on a channel; returns when the others have it.
 
         Raises:
             CollectiveError: this rank, or another, has no room for it.
         """
         data = x.reshape(-1).view(np.uint8)
         try:
-            parcel = ArrayMessage.packed(self._rank, channel, kind, where, data)
+            message = ArrayMessage.packed(self._rank, channel, kind, where, data)
         except OSError as error:
             raise CollectiveError(
                 f"send(channel {channel}) of {kind}: rank {self._rank} has no room for one more "
                 f"message ({error}); receive those that wait, or raise `ulimit -n`"
             ) from None
         try:
-            self._deliver(parcel)
+            self._deliver(message)
         finally:
-            parcel.close()
+            message.close()
 
     def receive(self, channel: int, out: np.ndarray, kind: str, watch: Watch) -> None:
         """Fill `out` with what some rank sends on the channel.
@@ -183,17 +183,17 @@ class PointToPoint:
                 for this one.
         """
         call = f"recv(channel {channel}) of {kind}"
-        parcel = self._shelf.take(channel, Waiting(self._rank, channel, call, watch))
+        message = self._queue.take(channel, Waiting(self._rank, channel, call, watch))
         try:
-            if parcel.kind != kind:
+            if message.kind != kind:
                 raise MismatchError(
-                    f"channel {channel}: rank {parcel.source} sent {parcel.what}, and rank "
+                    f"channel {channel}: rank {message.source} sent {message.what}, and rank "
                     f"{self._rank} called {call}; give recv a tensor of the shape and dtype that "
                     "is sent"
                 )
-            parcel.unpack(out.reshape(-1).view(np.uint8))
+            message.unpack(out.reshape(-1).view(np.uint8))
         finally:
-            parcel.close()
+            message.close()
 
 
 class Waiting:
@@ -202,10 +202,10 @@ class Waiting:
     def __init__(self, rank: int, channel: int, call: str, watch: Watch) -> None:
         self._rank, self._channel, self._call, self._watch = rank, channel, call, watch
         self._is_said = False
-        self._narrator = WaitReport(rank, 0.0)
+        self._report = WaitReport(rank, 0.0)
 
     def came(self) -> None:
-        """A parcel came."""
+        """A message came."""
         self._watch.waits("")
         self._is_said = False
 
@@ -220,5 +220,5 @@ class Waiting:
                 f"rank {self._rank} called {self._call}, and nobody is left to send on channel "
                 f"{self._channel}: {'; '.join(reasons)}; every recv needs a send on its channel"
             )
-        self._narrator.look(waited_s, lambda: f"{self._call} for a rank to send on that channel")
+        self._report.look(waited_s, lambda: f"{self._call} for a rank to send on that channel")
         return None

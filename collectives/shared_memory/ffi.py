@@ -17,10 +17,12 @@ from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size
 from typing import Any
 
 import jax
+import jaxlib
 import ml_dtypes
 import numpy as np
 
-from torch_xdist.collectives.shared_memory.workers import Workers
+from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.collectives.workers import Workers
 
 Target = Callable[[list[np.ndarray], list[np.ndarray], bytes, int], None]
 
@@ -195,12 +197,13 @@ def _handed_over(api: int, job: Callable[[], None]) -> int:
 
 def _complete(api: int, future: int, job: Callable[[], None]) -> None:
     """Do the job and let the program go on; it does so on this thread."""
+    failure = None
     try:
         job()
     except BaseException as error:
-        failed = _FutureErrorArgs(
-            ctypes.sizeof(_FutureErrorArgs), None, future, _failure(api, error)
-        )
+        failure = _failure(api, error)
+    if failure is not None:
+        failed = _FutureErrorArgs(ctypes.sizeof(_FutureErrorArgs), None, future, failure)
         _function(api, _FUTURE_SET_ERROR, _FutureError)(ctypes.byref(failed))
         return
     done = _FutureArgs(ctypes.sizeof(_FutureArgs), None, future)
@@ -225,7 +228,15 @@ def _array(buffer: _Buffer) -> np.ndarray:
 
 @functools.cache
 def _function(api: int, index: int, kind: Any) -> Any:
-    return kind(c_void_p.from_address(api + _TABLE + index * _WORD).value)
+    """A function of XLA's table, whose first field is the table's size."""
+    offset, size = _TABLE + index * _WORD, c_size_t.from_address(api).value
+    address = c_void_p.from_address(api + offset).value if offset + _WORD <= size else None
+    if not address:
+        raise CollectiveError(
+            f"this jaxlib ({jaxlib.__version__}): XLA's table of functions has {size} bytes, and "
+            f"function {index} of XLA's FFI is not there; install jaxlib 0.10 or later"
+        )
+    return kind(address)
 
 
 def _ordinal(frame: _Frame) -> int:
@@ -234,7 +245,16 @@ def _ordinal(frame: _Frame) -> int:
     return arguments.ordinal
 
 
+def text_of(error: BaseException) -> str:
+    """What the runtime's error says of an error of a call."""
+    return f"{type(error).__name__}: {error}"
+
+
 def _failure(api: int, error: BaseException) -> int:
-    text = f"{type(error).__name__}: {error}".encode()
+    try:
+        # A path of a user's file may hold what UTF-8 cannot.
+        text = text_of(error).encode(errors="backslashreplace")
+    except Exception:
+        text = type(error).__name__.encode()  # it cannot be shown, and the program must end
     arguments = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, text, _INTERNAL)
     return _function(api, _ERROR_CREATE, _Create)(ctypes.byref(arguments))

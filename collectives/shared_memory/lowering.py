@@ -1,4 +1,4 @@
-"""Collectives of a program on the host transport: each is one custom call into `host`.
+"""Collectives of a program on the host transport: each is one custom call into `transport`.
 
 All functions get the Program, whose token they take and replace. The rank is not part of the
 program: it is looked up while the program runs, so that all ranks compile the same one.
@@ -14,7 +14,8 @@ from jax.interpreters import mlir
 
 from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.groups import Groups, listed
-from torch_xdist.collectives.shared_memory.transport import CALL, Spec
+from torch_xdist.collectives.shared_memory.endpoint import Spec
+from torch_xdist.collectives.shared_memory.transport import CALL
 
 # Smaller ones overlap better with the backward pass; each costs two meetings.
 BUCKET_BYTES = 8 * 2**20

@@ -127,51 +127,37 @@ def test_many_collectives_keep_their_order_also_those_nobody_reads(pool):
 
 
 def differing(rank, size):
-    import jax
+    from rank_programs import summing
 
-    from torch_xdist.collectives import inside
-    from torch_xdist.collectives.shared_memory import transport as shared_memory
+    from torch_xdist.collectives.errors import MismatchError
 
-    shared_memory.note(f"train.py:{10 + rank}")
-
-    def step(x):
-        with inside.program("host", size) as traced:
-            return inside.all_reduce([x], "sum")[0], traced.token
-
+    reduce = summing()
     try:
-        jax.block_until_ready(jax.jit(step)(np.zeros(2 + rank, np.float32)))
-    except (RuntimeError, ValueError) as error:
-        good = float(jax.jit(step)(np.ones((), np.float32))[0])
-        return str(error), type(shared_memory.endpoint().taken_error()).__name__, good
+        reduce(np.zeros(2 + rank, np.float32), f"train.py:{10 + rank}")
+    except MismatchError as error:
+        return str(error), float(reduce(np.ones((), np.float32)))
     return None
 
 
 def test_different_shapes_become_the_error_of_the_program(pool):
-    for message, name, good in pool.run(2, differing):
-        assert name == "MismatchError"
+    for message, good in pool.run(2, differing):
         assert "rank 0 called all_reduce(sum) of float32[2] #1 (train.py:10)" in message
         assert "rank 1 called all_reduce(sum) of float32[3] #1 (train.py:11)" in message
         assert good == 2.0
 
 
 def crossed(rank, size):
-    import jax
+    from rank_programs import summing
 
-    from torch_xdist.collectives import inside
-    from torch_xdist.collectives.shared_memory import transport as shared_memory
+    from torch_xdist.collectives.errors import MismatchError
 
-    groups = None if rank == 0 else ((0, 1), (2,))
-
-    def step(x):
-        with inside.program("host", size) as traced:
-            return inside.all_reduce([x], "sum", groups)[0], traced.token
-
+    reduce = summing(None if rank == 0 else ((0, 1), (2,)))
     if rank == 2:
         return None
     try:
-        jax.block_until_ready(jax.jit(step)(np.ones(2, np.float32)))
-    except (RuntimeError, ValueError):
-        return str(shared_memory.taken_error())
+        reduce(np.ones(2, np.float32))
+    except MismatchError as error:
+        return str(error)
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from torch_xdist import world
@@ -19,6 +20,7 @@ from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.progress import PROGRESS
 
+_UNNUMBERED = np.zeros(1, np.uint32)  # the launch of a program in which nobody meets
 # step(donated, kept, floats, ints) -> the results
 Step = Callable[[Any, Any, Any, Any], list[jax.Array]]
 
@@ -32,19 +34,19 @@ def compiled(step: Step, calls: Sequence[Call]) -> Step:
 
 
 def _on_host(step: Step, count: int) -> Step:
-    def traced_step(donated: Any, kept: Any, floats: Any, ints: Any) -> Any:
-        with inside.program("host", count) as traced:
+    def traced_step(launch: Any, donated: Any, kept: Any, floats: Any, ints: Any) -> Any:
+        with inside.program("host", count, launch) as traced:
             return step(donated, kept, floats, ints), traced.token
 
-    program = jax.jit(traced_step, donate_argnums=(0,))
+    program = jax.jit(traced_step, donate_argnums=(1,))
 
     def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
-        shared_memory.note(PROGRESS.where)
-        try:
-            return program(donated, kept, floats, ints)[0]
-        except (RuntimeError, ValueError) as error:
-            # XLA ran it on this thread, and turned the error of a collective into one of its own.
-            raise shared_memory.taken_error() or error from None
+        if count == 1:
+            return program(_UNNUMBERED, donated, kept, floats, ints)[0]
+        with shared_memory.endpoint(world.rank()).launch(PROGRESS.where) as launch:
+            # The token that comes back says when the collectives are done.
+            results, launch.result = program(launch.operand(), donated, kept, floats, ints)
+            return results
 
     return run
 

@@ -165,4 +165,4 @@ def _read(buffer: jax.Array) -> tuple[np.ndarray, bool]:
     try:
         return (np.asarray(buffer), False) if read is None else read()
     except (RuntimeError, ValueError) as error:
-        raise shared_memory.taken_error() or error from None
+        raise shared_memory.error_behind(error) or error from None

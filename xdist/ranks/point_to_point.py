@@ -14,7 +14,7 @@ import torch
 from torch_xdist import world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.errors import MismatchError
-from torch_xdist.collectives.messages import communicator
+from torch_xdist.collectives.mesh import store
 from torch_xdist.core.own import trace_of
 from torch_xdist.errors import WorldError
 from torch_xdist.ranks import collective_ops, messages, works
@@ -25,7 +25,7 @@ def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
     number = _checked("send", value, channel_id)
     if world.transport() == "mesh":
         collective_ops.run_pending()
-        communicator.store().post(f"channel {number}", messages.packed([value]))
+        store.current().post(f"channel {number}", messages.packed([value]))
         return value
     return collective_ops.record("xla.send", lambda x: inside.send(x, number), [value], number)[0]
 
@@ -40,7 +40,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
     number = _checked("recv", output, channel_id)
     if world.transport() == "mesh":
         collective_ops.run_pending()
-        source, payload = communicator.store().fetch(f"channel {number}")
+        source, payload = store.current().fetch(f"channel {number}")
         values = messages.unpacked(payload)
         if values[0].shape != output.shape or values[0].dtype != output.dtype:
             raise MismatchError(

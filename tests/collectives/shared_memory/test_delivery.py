@@ -1,54 +1,108 @@
-"""Parcels to ranks that are there, that come later, and that have ended."""
+"""Array messages to ranks that are there, that come later, and that have ended."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.shared_memory import delivery
+from torch_xdist.collectives.errors import JoinError, NoAnswerError, RankLostError
 from torch_xdist.collectives.shared_memory.array_messages import ArrayMessage
 from torch_xdist.collectives.shared_memory.delivery import Delivery
 
 
-def parcel(number):
-    return ArrayMessage.packed(0, number, "uint8[1]", "", np.array([number], np.uint8))
+class Peers:
+    """The other ranks, some of which have not started."""
+
+    def __init__(self, *started):
+        self.started, self.came = set(started), threading.Condition()
+        self.got: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+
+    def has_started(self, rank):
+        return rank in self.started
+
+    def start(self, rank):
+        with self.came:
+            self.started.add(rank)
+            self.came.notify_all()
+
+    def ask(self, rank, what, question, descriptors, start_s):
+        with self.came:
+            if not self.came.wait_for(lambda: rank in self.started, start_s):
+                raise JoinError(f"rank {rank} did not come")
+        if self.error is not None:
+            raise self.error
+        self.got.append((rank, question["channel"]))
 
 
-def refuses(target, parcel):
-    raise ConnectionResetError("closed")
+def send(delivery, *channels):
+    for channel in channels:
+        message = ArrayMessage.packed(0, channel, "uint8[1]", "", np.array([1], np.uint8))
+        delivery.deliver(message)
+        message.close()
 
 
 def test_a_rank_that_starts_later_gets_all_in_order():
-    started, got = {1}, []
-    lock = threading.Lock()
-
-    def hand(target, parcel):
-        with lock:
-            got.append((target, parcel.channel))
-
-    ours = Delivery(0, 3, hand, started.__contains__, lambda rank: False)
-    for number in range(5):
-        letter = parcel(number)
-        ours.deliver(letter)
-        letter.close()
-        if number == 3:
-            assert got == [(1, n) for n in range(4)]
-            started.add(2)
-    for thread in threading.enumerate():
-        if getattr(thread, "_target", None) == ours._deliver_later:
-            thread.join()
-    assert [n for target, n in got if target == 2] == list(range(5))
-    assert [n for target, n in got if target == 1] == list(range(5))
+    peers = Peers(1)
+    delivery = Delivery(0, 3, peers)
+    send(delivery, 0, 1, 2)
+    assert peers.got == [(1, 0), (1, 1), (1, 2)]
+    peers.start(2)
+    assert delivery._workers.wait(20)
+    send(delivery, 3)
+    assert [channel for rank, channel in peers.got if rank == 2] == [0, 1, 2, 3]
 
 
 def test_a_rank_that_ended_gets_nothing():
-    Delivery(0, 2, refuses, lambda rank: True, lambda rank: True).deliver(parcel(1))
+    peers = Peers(1)
+    peers.error = RankLostError("rank 1 has ended")
+    send(Delivery(0, 2, peers), 1)
 
 
-def test_a_rank_that_lives_and_takes_nothing_is_named(monkeypatch):
-    monkeypatch.setattr(delivery, "_END_S", 0.05)
-    ours = Delivery(0, 2, refuses, lambda rank: True, lambda rank: False)
-    message = r"send\(channel 1\) of uint8\[1\]: rank 1 did not take it \(closed\); look at the ou"
-    with pytest.raises(CollectiveError, match=message):
-        ours.deliver(parcel(1))
+def test_a_rank_that_lives_and_takes_nothing_is_an_error():
+    peers = Peers(1)
+    peers.error = NoAnswerError("send(channel 1): rank 1 lives and does not answer rank 0")
+    with pytest.raises(NoAnswerError, match="rank 1 lives and does not answer"):
+        send(Delivery(0, 2, peers), 1)
+
+
+def test_messages_for_a_rank_that_never_starts_are_not_dropped_in_silence(capsys):
+    delivery = Delivery(0, 2, Peers(), start_s=0.1)
+    send(delivery, 1, 2)
+    assert delivery._workers.wait(20)
+    told = capsys.readouterr().err
+    assert "torch-xdist: rank 0 drops 2 messages of send: rank 1 did not start" in told
+
+
+def test_the_end_of_the_process_waits_for_a_rank_that_may_receive(capsys):
+    peers = Peers()
+    delivery = Delivery(0, 2, peers)
+    send(delivery, 1)
+    timer = threading.Timer(0.3, peers.start, [1])
+    timer.start()
+    delivery._finish()
+    assert peers.got == [(1, 1)]
+    assert "rank 0 waits at its end for rank 1 to start and receive" in capsys.readouterr().err
+    timer.join()
+
+
+def test_the_end_of_the_process_waits_no_longer_than_a_start_may_take():
+    delivery = Delivery(0, 2, Peers(), start_s=0.2)
+    send(delivery, 1)
+    start_s = time.monotonic()
+    delivery._finish()
+    assert time.monotonic() - start_s < 5
+
+
+def test_the_end_of_the_process_does_not_wait_for_what_another_rank_received():
+    peers = Peers()
+    delivery = Delivery(0, 2, peers)
+    message = ArrayMessage.packed(0, 1, "uint8[1]", "", np.array([1], np.uint8))
+    delivery.deliver(message)
+    assert message.take()
+    delivery._finish()
+    assert peers.got == []
+    peers.start(1)
+    assert delivery._workers.wait(20)
+    message.close()

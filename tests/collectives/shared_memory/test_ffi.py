@@ -1,5 +1,6 @@
 """Python functions as custom calls of a program."""
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.shared_memory import ffi
 
 MANY = 2**17  # float32: more than what runs on XLA's thread
@@ -42,6 +44,34 @@ def test_an_exception_is_the_error_of_the_program(size):
     ffi.register(f"refuse {size}", refuse)
     with pytest.raises(Exception, match=f"ValueError: no room for {size} numbers"):
         jax.jit(lambda x: call(f"refuse {size}", x))(jnp.zeros(size)).block_until_ready()
+
+
+class _Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("size", [3, MANY])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError("data/\udcff.bin"), r"OSError: data/\\udcff.bin"), (_Unprintable(), "_Unprintable")],
+)
+def test_an_error_that_is_no_text_ends_the_program_too(size, error, told):
+    def refuse(inputs, outputs, spec, device):
+        raise error
+
+    name = f"refuse {told} {size}"
+    ffi.register(name, refuse)
+    with pytest.raises(Exception, match=told):
+        jax.jit(lambda x: call(name, x))(jnp.zeros(size)).block_until_ready()
+
+
+def test_a_table_of_functions_that_is_too_short_is_named():
+    table = (ctypes.c_size_t * 40)(8 * 8)
+    with pytest.raises(
+        CollectiveError, match="XLA's table of functions has 64 bytes, and function"
+    ):
+        ffi._function(ctypes.addressof(table), 13, ctypes.CFUNCTYPE(None))
 
 
 def test_a_large_call_runs_on_a_thread_of_ours_and_a_small_one_on_that_of_xla():

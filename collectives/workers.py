@@ -17,11 +17,14 @@ class Workers:
         self._name, self._idle_s = name, idle_s
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._free = 0  # threads that wait for a job, less the jobs that wait for one
+        self._undone = 0
         self._lock = threading.Lock()
+        self._done = threading.Condition(self._lock)
 
     def run(self, job: Callable[[], None]) -> None:
         """Start the job and return; it must not raise."""
         with self._lock:
+            self._undone += 1
             self._free -= 1
             is_short = self._free < 0
             if is_short:
@@ -31,9 +34,17 @@ class Workers:
         else:
             self._jobs.put(job)
 
+    def wait(self, limit_s: float) -> bool:
+        """Wait until all jobs are done; False where some are not after `limit_s`."""
+        with self._done:
+            return self._done.wait_for(lambda: not self._undone, limit_s)
+
     def _work(self, job: Callable[[], None] | None) -> None:
         while job is not None:
             job()
+            with self._done:
+                self._undone -= 1
+                self._done.notify_all()
             job = self._next()
 
     def _next(self) -> Callable[[], None] | None:

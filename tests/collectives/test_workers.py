@@ -3,7 +3,7 @@
 import threading
 import time
 
-from torch_xdist.collectives.shared_memory.workers import Workers
+from torch_xdist.collectives.workers import Workers
 
 
 def threads(name):
