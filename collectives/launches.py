@@ -38,6 +38,7 @@ class Launch:
         where: the user's file:line.
         thread: the name of the launching thread.
         threads: the names of the threads that this rank has, or that have launched.
+        is_of_another_thread: than the launch before.
         result: set by who launches: an array that the program gives. None: nothing to wait for.
     """
 
@@ -45,6 +46,7 @@ class Launch:
     where: str
     thread: str
     threads: tuple[str, ...]
+    is_of_another_thread: bool = False
     result: Any = None
 
     def operand(self) -> np.ndarray:
@@ -80,17 +82,18 @@ class Launches:
         """The next launch of this thread, while which no other thread launches."""
         with self._lock:
             thread = threading.current_thread()
-            if self._last.thread != thread.ident:
+            is_other = self._last.thread != thread.ident
+            if is_other:
                 self._wait_for_the_last()
             self._count += 1
             name = thread_name(thread)
-            launch = Launch(self._count, where, name, self._all_threads(name))
+            launch = Launch(self._count, where, name, self._all_threads(name), is_other)
             self._recent[launch.number] = launch
             if len(self._recent) > _REMEMBERED:
                 self._recent.popitem(last=False)
+            self._last.thread = thread.ident or 0
             yield launch
-            self._last = _Last(thread.ident or 0, launch.result)
-            launch.result = None
+            self._last.result, launch.result = launch.result, None
 
     def found(self, number: int) -> Launch | None:
         """The launch of this number; None where it is none, or long past."""
@@ -113,6 +116,11 @@ class Launches:
             kept = dict.fromkeys([*reversed(self._names), *map(thread_name, alive)])
             self._threads = idents, tuple(kept)[:_THREADS]
         return self._threads[1]
+
+
+def thread_text(name: str) -> str:
+    """What messages say of the thread of a launch, after a space; nothing of the main thread."""
+    return f" in thread {name!r}" if name != _MAIN else ""
 
 
 def thread_name(thread: threading.Thread) -> str:

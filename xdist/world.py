@@ -65,8 +65,14 @@ def join() -> None:
     if transport() == "host":
         shared_memory.join(here.rank, here.world_size, here.meeting, secret=here.secret)
     else:
-        address, serve = here.coordinator_address, here.serves_coordinator
-        mesh.join(here.rank, here.world_size, address, serve=serve)
+        mesh.join(
+            here.rank,
+            here.world_size,
+            here.coordinator_address,
+            serve=here.serves_coordinator,
+            secret=here.secret,
+            job=here.meeting if here.local_world_size == here.world_size else "",
+        )
 
 
 def become(rank: int, size: int) -> None:

@@ -1,97 +1,154 @@
 """Messages between ranks through the key-value store of JAX's coordination service."""
 
+import json
 import threading
-from collections import Counter
-from typing import Any
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from urllib.parse import quote
 
-from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.collectives.errors import CollectiveError, RankLostError
+from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 from torch_xdist.collectives.messages import communicator
+from torch_xdist.collectives.messages.message_queue import MessageQueue
+from torch_xdist.collectives.wait_report import WaitReport
+
+_LOOK_S = 0.5
+_TIMEOUT_S = 3600.0
+_NAP_S = 0.002
 
 
 class StoreCommunicator:
-    """Messages through the key-value store of JAX's coordination service.
+    """Messages of one rank; they leave nothing behind in the store once they are read.
 
     Args:
-        client: the service's client, `jax._src.distributed.global_state.client`.
+        has_ended: whether a rank is known to have ended.
         timeout_s: how long to wait for a rank.
     """
 
-    def __init__(self, rank: int, world_size: int, client: Any, timeout_s: float = 3600.0) -> None:
-        self.rank, self.world_size, self.is_authenticated = rank, world_size, False
-        self._client, self._timeout_ms = client, int(timeout_s * 1000)
-        self._turns: Counter[tuple[Any, ...]] = Counter()
-        self._old: dict[tuple[str, tuple[int, ...]], str] = {}
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        store: KeyValueStore,
+        has_ended: Callable[[int], bool] = lambda rank: False,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        self.rank, self.world_size, self.is_authenticated = rank, world_size, store.is_sealed
+        self._store, self._has_ended, self._timeout_s = store, has_ended, timeout_s
+        self._sent: Counter[int] = Counter()  # by target
+        self._read: Counter[int] = Counter()  # by source
+        self._turns: Counter[str] = Counter()  # by channel
+        self._messages = MessageQueue()
         self._lock = threading.Lock()
+        self._reading: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def exchange(self, tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
-        """Every rank's payload, in the order of `ranks`."""
-        with self._lock:
-            turn = self._turns[tag, ranks]
-            self._turns[tag, ranks] += 1
-        place = f"xdist/{tag}/{'-'.join(map(str, ranks))}/{turn}"
-        self._client.key_value_set_bytes(f"{place}/{self.rank}", payload)
-        found = [self._read(f"rendezvous {tag!r}", f"{place}/{r}", f"rank {r}") for r in ranks]
-        # All have written this turn, so all have read the one before: its key is free to go.
-        old = self._old.get((tag, ranks))
-        if old is not None:
-            self._client.key_value_delete(old)
-        self._old[tag, ranks] = f"{place}/{self.rank}"
+        """Every rank's payload, in the order of `ranks`.
+
+        The last one to read removes all. A rank that calls the same tag again waits for that: its
+        own value is still there.
+        """
+        what = f"rendezvous {tag!r}"
+        place = f"xdist/rendezvous/{quote(tag, safe='')}/{'-'.join(map(str, ranks))}"
+        limit_s, nap_s = time.monotonic() + self._timeout_s, _NAP_S
+        while not self._store.put(f"{place}/{self.rank}", payload):
+            if time.monotonic() > limit_s:
+                raise self._silent(what, "a rank that came here before")
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LOOK_S)
+        found = [
+            payload if rank == self.rank else self._get(what, f"{place}/{rank}", rank)
+            for rank in ranks
+        ]
+        if self._store.count(f"{place}/read") == len(ranks):
+            self._store.delete(place)
         return found
 
-    def send(self, target: int, subject: str, payload: bytes) -> None:
-        """Send a letter; returns when the store has it."""
+    def send(self, target: int, tag: str, payload: bytes) -> None:
+        """Send a message; returns when the store has it."""
         with self._lock:
-            turn = self._turns["send", (self.rank, target), subject]
-            self._turns["send", (self.rank, target), subject] += 1
-        place = f"xdist-mail/{subject}/{self.rank}-{target}/{turn}"
-        self._client.key_value_set_bytes(place, payload)
+            turn = self._sent[target]
+            self._sent[target] += 1
+        head = json.dumps(tag).encode()
+        message = len(head).to_bytes(4, "big") + head + payload
+        self._store.put(f"xdist/message/{self.rank}-{target}/{turn}", message)
 
-    def receive(self, source: int | None, subject: str) -> tuple[int, bytes]:
-        """The next letter on `subject` from `source`: (source, payload)."""
+    def receive(self, source: int | None, tag: str) -> tuple[int, bytes]:
+        """The next message under `tag` from `source`: (source, payload)."""
         if source is None:
             raise CollectiveError(
-                f"recv on {subject!r}: between hosts the source must be named; give it a rank"
+                f"recv on {tag!r}: between hosts the source must be named; give it a rank"
             )
-        with self._lock:
-            turn = self._turns["receive", (source, self.rank), subject]
-            self._turns["receive", (source, self.rank), subject] += 1
-        place = f"xdist-mail/{subject}/{source}-{self.rank}/{turn}"
-        payload = self._read(f"recv on {subject!r}", place, f"rank {source}")
-        self._client.key_value_delete(place)
-        return source, payload
+        # One thread reads from the store, into the queue from which all threads take.
+        while True:
+            found = self._messages.taken(source, tag)
+            if found is not None:
+                return found
+            if self._reading[source].acquire(timeout=_NAP_S):
+                try:
+                    # It may have come while another thread was reading.
+                    found = self._messages.taken(source, tag)
+                    if found is not None:
+                        return found
+                    self._read_message(source, f"recv on {tag!r}")
+                finally:
+                    self._reading[source].release()
 
-    def post(self, subject: str, payload: bytes) -> None:
-        """Leave a letter for whoever fetches this subject next; returns when the store has it."""
-        place = self._place_of(subject)
-        try:
-            self._client.key_value_set_bytes(place, self.rank.to_bytes(4, "big") + payload)
-        except RuntimeError as error:
+    def _read_message(self, source: int, what: str) -> None:
+        place = f"xdist/message/{source}-{self.rank}/{self._read[source]}"
+        message = self._get(what, place, source)
+        self._store.delete(place)
+        self._read[source] += 1
+        start = 4 + int.from_bytes(message[:4], "big")
+        self._messages.put(source, json.loads(message[4:start]), message[start:])
+
+    def send_to_any(self, channel: str, payload: bytes) -> None:
+        """Leave a message for whoever receives on this channel next; returns when it is stored."""
+        if not self._store.put(self._place(channel), self.rank.to_bytes(4, "big") + payload):
             raise CollectiveError(
-                f"send on {subject!r}: rank {self.rank} cannot ({error}); only one rank may send "
-                "there, and another one receive"
-            ) from None
+                f"send on {channel!r}: rank {self.rank} cannot, another rank has sent there; only "
+                "one rank may send on a channel, and another one receive"
+            )
 
-    def fetch(self, subject: str) -> tuple[int, bytes]:
-        """The next letter that somebody posts: (source, payload)."""
-        place = self._place_of(subject)
-        letter = self._read(f"recv on {subject!r}", place, "whoever sends there")
-        self._client.key_value_delete(place)
-        return int.from_bytes(letter[:4], "big"), letter[4:]
+    def receive_from_any(self, channel: str) -> tuple[int, bytes]:
+        """The next message that a rank sends on this channel: (source, payload)."""
+        place = self._place(channel)
+        message = self._get(f"recv on {channel!r}", place, None)
+        self._store.delete(place)
+        return int.from_bytes(message[:4], "big"), message[4:]
 
-    def _place_of(self, subject: str) -> str:
+    def _place(self, channel: str) -> str:
         with self._lock:
-            turn = self._turns["post", subject]
-            self._turns["post", subject] += 1
-        return f"xdist-post/{subject}/{turn}"
+            turn = self._turns[channel]
+            self._turns[channel] += 1
+        return f"xdist/channel/{quote(channel, safe='')}/{turn}"
 
-    def _read(self, what: str, place: str, whom: str) -> bytes:
-        try:
-            return self._client.blocking_key_value_get_bytes(place, self._timeout_ms)
-        except RuntimeError as error:
-            raise CollectiveError(
-                f"{what}: {whom} did not answer rank {self.rank} ({error}); every rank must call "
-                f"it; look at the output of {whom}"
-            ) from None
+    def _get(self, what: str, place: str, source: int | None) -> bytes:
+        """The value that `source` (None: some rank) writes."""
+        whom = "whoever sends there" if source is None else f"rank {source}"
+        start_s = time.monotonic()
+        report = WaitReport(self.rank, start_s)
+        while time.monotonic() - start_s < self._timeout_s:
+            # Asked before one more look: it may have written just before it ended.
+            has_ended = source is not None and self._has_ended(source)
+            found = self._store.get(place, min(_LOOK_S, self._timeout_s))
+            if found is not None:
+                return found
+            if has_ended:
+                raise RankLostError(
+                    f"{what}: rank {source} has ended, while rank {self.rank} waited "
+                    f"{time.monotonic() - start_s:.1f} s for it; every rank must call it; look at "
+                    f"the output of rank {source}"
+                )
+            report.look(time.monotonic(), lambda: f"{what} for {whom}")
+        raise self._silent(what, whom)
+
+    def _silent(self, what: str, whom: str) -> CollectiveError:
+        return CollectiveError(
+            f"{what}: {whom} did not answer rank {self.rank} within {self._timeout_s:.0f} s; every "
+            f"rank must call it; look at the output of {whom}"
+        )
 
 
 def current() -> StoreCommunicator:

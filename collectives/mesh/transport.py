@@ -2,6 +2,8 @@
 
 import atexit
 import contextlib
+import os
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,13 +12,29 @@ from jax.sharding import Mesh
 from jaxlib import _jax
 
 from torch_xdist.collectives.errors import JoinError
+from torch_xdist.collectives.launches import Launches
 from torch_xdist.collectives.mesh.agreement import Agreement
+from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
+from torch_xdist.collectives.mesh.liveness import Liveness
 from torch_xdist.collectives.mesh.lowering import AXIS
 from torch_xdist.collectives.mesh.store import StoreCommunicator
 from torch_xdist.collectives.messages import communicator
+from torch_xdist.collectives.messages.peers import START_S, Peers, address_of
+from torch_xdist.collectives.messages.server import Server
 
 _EXIT_MS = 10_000
-_agreements: list[Agreement] = []
+_SECRET_BYTES = 32
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+
+class Joined(NamedTuple):
+    """The agreement on programs, and the order in which this rank launches them."""
+
+    agreement: Agreement
+    launches: Launches
+
+
+_joined: list[Joined] = []
 
 
 def join(
@@ -25,7 +43,9 @@ def join(
     coordinator: str,
     *,
     serve: bool | None = None,
-    timeout_s: float = 300.0,
+    secret: bytes = b"",
+    job: str = "",
+    timeout_s: float = START_S,
 ) -> None:
     """Start JAX's distributed runtime as `rank`; returns when all ranks are there.
 
@@ -36,6 +56,9 @@ def join(
     Args:
         coordinator: "host:port" of the coordination service.
         serve: start the service here; None: on rank 0. False everywhere where somebody else does.
+        secret: the job's, see `system.rank.Rank`; b"": none.
+        job: where all ranks are on one host, a name that no other job there has; they then share a
+            secret of their own, if the launcher gave them none.
 
     Raises:
         JoinError: the service did not answer, or a rank did not come.
@@ -43,6 +66,8 @@ def join(
     state = distributed.global_state
     if state.client is not None:
         return
+    if job and not secret:
+        secret = _secret_of_the_host(job, rank, timeout_s)
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -66,14 +91,36 @@ def join(
         ) from error
     state.client, state.coordinator_address = client, coordinator
     state.process_id, state.num_processes = rank, world_size
-    communicator.use(StoreCommunicator(rank, world_size, client))
+    _meet(rank, world_size, KeyValueStore(client, secret), coordinator, secret)
     atexit.register(_leave)
-    _agreements[:] = [Agreement(rank, world_size, client)]
 
 
-def agreement() -> Agreement:
-    """This rank's part in the agreement on programs; `join` came first."""
-    return _agreements[0]
+def _meet(
+    rank: int, world_size: int, store: KeyValueStore, coordinator: str, secret: bytes
+) -> None:
+    has_ended = Liveness(rank, store, coordinator, secret).has_ended if secret else _never
+    communicator.use(StoreCommunicator(rank, world_size, store, has_ended))
+    _joined[:] = [Joined(Agreement(rank, world_size, store, has_ended), Launches())]
+
+
+def _secret_of_the_host(job: str, rank: int, timeout_s: float) -> bytes:
+    """A secret that rank 0 makes, and hands to processes of the same user on the same host."""
+    if rank == 0:
+        made = os.urandom(_SECRET_BYTES)
+        handlers = {"secret": lambda request: request.answer(None, made)}
+        Server(address_of(job, rank, b""), b"", handlers)
+        return made
+    question = {"kind": "secret"}
+    return Peers(job, rank, b"").ask(0, "its start", question, start_s=timeout_s).blob
+
+
+def joined() -> Joined:
+    """What this rank asks before it runs a program; `join` came first."""
+    return _joined[0]
+
+
+def _never(rank: int) -> bool:
+    return False
 
 
 def _ignore(status: object) -> None:
@@ -89,8 +136,10 @@ def _leave() -> None:
 
 
 def _serve(coordinator: str, world_size: int) -> object:
-    port = coordinator.rpartition(":")[2]
-    return _jax.get_distributed_runtime_service(f"[::]:{port}", world_size, recoverable=True)
+    host, _, port = coordinator.rpartition(":")
+    # Ranks of one host need not open it to the network.
+    where = "127.0.0.1" if host in _LOOPBACK else "[::]"
+    return _jax.get_distributed_runtime_service(f"{where}:{port}", world_size, recoverable=True)
 
 
 def devices() -> Mesh:

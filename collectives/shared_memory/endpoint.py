@@ -20,7 +20,7 @@ import numpy as np
 
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.groups import Groups, group_of
-from torch_xdist.collectives.launches import Launch, Launches
+from torch_xdist.collectives.launches import Launch, Launches, thread_text
 from torch_xdist.collectives.shared_memory import algorithms, ffi
 from torch_xdist.collectives.shared_memory.array_messages import PointToPoint
 from torch_xdist.collectives.shared_memory.segment import Caller, Segment
@@ -166,9 +166,8 @@ class Endpoint:
         if self._life is None:
             # Each rank is a thread, and all of them are threads of one process.
             return Caller(launch.where, spec.what, exact)
-        return Caller(
-            launch.where, spec.what, exact, launch.thread, launch.threads, launch.thread_text
-        )
+        thread, threads = launch.thread, launch.threads
+        return Caller(launch.where, spec.what, exact, thread, threads, thread_text(thread))
 
     def _compute(
         self, shared: Segment, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]

@@ -65,14 +65,14 @@ def join(
     time later.
 
     Args:
-        secret: the job's, see `system.rank.Rank`; b"": none, then any process of this user is
-            believed.
+        secret: the job's, see `system.rank.Rank`; b"": none, then any process of this user on this
+            host (not of another container) is believed.
 
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
     peers, files, arrays = Peers(job, rank, secret), _MemoryFiles(), ArrayQueue()
-    messages = LocalCommunicator(rank, world_size, peers, is_authenticated=bool(secret))
+    messages = LocalCommunicator(rank, world_size, peers)
     handlers: dict[str, Handler] = {
         **messages.handlers(),
         "memory": files.answer,

@@ -64,22 +64,25 @@ class _OnMesh:
         self._scalar_results: list[bool] = []
 
     def __call__(self, donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
-        is_new = self._program is None
-        if not self._is_gloo:
-            mesh.agreement().launch(self._calls, meets=is_new)
-        operands = (
-            [self._wide(x) for x in donated],
-            [self._wide(x) for x in kept],
-            # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
-            self._wide(jax.numpy.asarray(floats[None])),
-            self._wide(jax.numpy.asarray(ints[None])),
-        )
-        if is_new:
-            built = self._built([x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept])
-            self._program = built.lower(*operands).compile()
-        if self._is_gloo:  # who is here sooner, also for having compiled sooner, waits outside gloo
-            mesh.agreement().launch(self._calls, meets=True)
-        results = self._program(*operands)
+        agreement, launches = mesh.joined()
+        with launches.next(PROGRESS.where) as launch:
+            is_new = self._program is None
+            if not self._is_gloo:
+                agreement.launch(launch, self._calls, meets=is_new)
+            operands = (
+                [self._wide(x) for x in donated],
+                [self._wide(x) for x in kept],
+                # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
+                self._wide(jax.numpy.asarray(floats[None])),
+                self._wide(jax.numpy.asarray(ints[None])),
+            )
+            if is_new:
+                built = self._built([x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept])
+                self._program = built.lower(*operands).compile()
+            # Who is here sooner, also for having compiled sooner, waits outside gloo.
+            if self._is_gloo:
+                agreement.launch(launch, self._calls, meets=True)
+            *results, launch.result = self._program(*operands)
         return [self._local(x, flag) for x, flag in zip(results, self._scalar_results)]
 
     def _built(self, donated_flags: list[bool], kept_flags: list[bool]) -> Any:
@@ -88,7 +91,8 @@ class _OnMesh:
             with inside.program("mesh", self._count):
                 results = self._step(*inner, floats[0], ints[0])
             self._scalar_results = [x.ndim == 0 for x in results]
-            return [x[None] if x.ndim == 0 else x for x in results]
+            # The last one is nobody's, so it is never donated: it tells when the program is done.
+            return [*[x[None] if x.ndim == 0 else x for x in results], jax.numpy.zeros(1)]
 
         spec = PartitionSpec(mesh_lowering.AXIS)
         sharded = jax.shard_map(

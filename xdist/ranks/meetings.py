@@ -1,6 +1,7 @@
 """Meetings of the ranks on the host, outside any program: barriers, and objects for everybody."""
 
 import io
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ import torch
 from torch_xdist import world
 from torch_xdist.collectives.messages import communicator
 from torch_xdist.core import cuts
+from torch_xdist.errors import WorldError
 from torch_xdist.files import saving
 from torch_xdist.ranks import collective_ops
 
@@ -52,7 +54,9 @@ def xla_rendezvous(
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], _T]) -> _T:
     """`reduce_fn` of every rank's `data`, in the order of ranks, with tensors on the CPU.
 
-    Runs on every rank; same on every rank where `reduce_fn` is a pure function.
+    Runs on every rank; same on every rank where `reduce_fn` is a pure function. `data` is tensors,
+    numbers, strings and collections of these; any object where the ranks share a secret, as under
+    `xla-run`, or a host.
     """
     host_data = saving.to_cpu(data)
     if world.world_size() == 1:
@@ -60,8 +64,26 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], _T]) -> _T
     stored = io.BytesIO()
     torch.save(host_data, stored)
     payloads = rendezvous(tag, stored.getvalue())
-    # The payloads come from the ranks of this job, which run this user's code anyway.
-    return reduce_fn([torch.load(io.BytesIO(p), weights_only=False) for p in payloads])
+    return reduce_fn([_opened(tag, rank, payload) for rank, payload in enumerate(payloads)])
+
+
+def _opened(tag: str, rank: int, payload: bytes) -> Any:
+    """What a rank brought to `mesh_reduce`: tensors and plain data, or a pickle from this job.
+
+    A pickle runs code, so it is opened only where no other process can have written it.
+    """
+    try:
+        return torch.load(io.BytesIO(payload), weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not communicator.current().is_authenticated:
+            raise WorldError(
+                f"mesh_reduce({tag!r}): rank {rank} brought what only a pickle can carry, and the "
+                "ranks of this job share no secret by which to know that it comes from them; give "
+                "tensors, numbers, strings and collections of these, start the ranks with xla-run, "
+                "or set XLA_RUN_SECRET to the same random hexadecimal digits on all of them "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+    return torch.load(io.BytesIO(payload), weights_only=False)
 
 
 def do_on_ordinals(

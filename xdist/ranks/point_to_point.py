@@ -25,7 +25,7 @@ def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
     number = _checked("send", value, channel_id)
     if world.transport() == "mesh":
         collective_ops.run_pending()
-        store.current().post(f"channel {number}", messages.packed([value]))
+        store.current().send_to_any(f"channel {number}", messages.packed([value]))
         return value
     return collective_ops.record("xla.send", lambda x: inside.send(x, number), [value], number)[0]
 
@@ -40,7 +40,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
     number = _checked("recv", output, channel_id)
     if world.transport() == "mesh":
         collective_ops.run_pending()
-        source, payload = store.current().fetch(f"channel {number}")
+        source, payload = store.current().receive_from_any(f"channel {number}")
         values = messages.unpacked(payload)
         if values[0].shape != output.shape or values[0].dtype != output.dtype:
             raise MismatchError(

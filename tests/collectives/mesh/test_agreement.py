@@ -4,52 +4,35 @@ import threading
 import time
 
 import pytest
+from pretend_store import PretendClient
 
 from torch_xdist.collectives import wait_report
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.mesh import agreement
+from torch_xdist.collectives.launches import Launch
+from torch_xdist.collectives.mesh import agreement, key_value_store
 from torch_xdist.collectives.mesh.agreement import Agreement
-
-
-class Store:
-    """What Agreement uses of the client of JAX's coordination service."""
-
-    def __init__(self):
-        self.values = {}
-
-    def key_value_set_bytes(self, key, value, allow_overwrite=False):
-        assert allow_overwrite or key not in self.values
-        self.values[key] = value
-
-    def key_value_try_get_bytes(self, key):
-        if key not in self.values:
-            raise RuntimeError("NOT_FOUND")
-        return self.values[key]
-
-    def blocking_key_value_get_bytes(self, key, timeout_ms):
-        deadline_s = time.monotonic() + timeout_ms / 1000
-        while time.monotonic() < deadline_s:
-            if key in self.values:
-                return self.values[key]
-            time.sleep(0.005)
-        raise RuntimeError("DEADLINE_EXCEEDED")
-
-    def key_value_delete(self, key):
-        del self.values[key]
-
+from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 
 SUM, MAX = ("all_reduce(f32[2]) sum", "train.py:7"), ("all_reduce(f32[2]) max", "train.py:9")
 
 
+def numbered(number, thread="MainThread", threads=("MainThread",), is_other=False):
+    return Launch(number, "", thread, threads, is_other)
+
+
 def launching(launches):
-    """Each rank launches its programs in turn; (the error of each rank or None, the store)."""
-    store, errors = Store(), [None] * len(launches)
+    """Each rank launches its programs in turn; (the error of each rank or None, the client).
+
+    A launch is (its collectives, whether it meets[, more of the Launch]).
+    """
+    client, errors = PretendClient(), [None] * len(launches)
+    store = KeyValueStore(client, b"secret")
     ranks = [Agreement(rank, len(launches), store) for rank in range(len(launches))]
 
     def run(rank):
         try:
-            for calls, meets in launches[rank]:
-                ranks[rank].launch(calls, meets=meets)
+            for number, (calls, meets, *more) in enumerate(launches[rank], 1):
+                ranks[rank].launch(numbered(number, *more), calls, meets=meets)
         except CollectiveError as error:
             errors[rank] = str(error)
 
@@ -61,13 +44,13 @@ def launching(launches):
         assert not thread.is_alive()
     for rank in ranks:
         rank.close()
-    return errors, store
+    return errors, client
 
 
 def test_equal_programs_go_on_and_leave_one_message_each():
-    errors, store = launching([[([SUM], True), ([MAX, SUM], True), ([SUM], False)]] * 3)
+    errors, client = launching([[([SUM], True), ([MAX, SUM], True), ([SUM], False)]] * 3)
     assert errors == [None] * 3
-    assert len([key for key in store.values if key.startswith("xdist/program/")]) == 3
+    assert len([key for key in client.values if key.startswith("xdist/program/")]) == 3
 
 
 def test_the_first_difference_names_the_ranks_and_their_lines():
@@ -84,14 +67,15 @@ def test_the_line_may_differ_between_ranks():
     assert launching([[([SUM], True)], [([elsewhere], True)]])[0] == [None, None]
 
 
-def waiting(monkeypatch, then):
+def waiting(monkeypatch, then, **options):
     """What rank 0 says of rank 1, which does `then` instead of coming."""
     monkeypatch.setattr(agreement, "_LOOK_S", 0.05)
-    ranks = [Agreement(rank, 2, store) for store in [Store()] for rank in range(2)]
+    store = KeyValueStore(PretendClient(), b"secret")
+    ranks = [Agreement(rank, 2, store, **options) for rank in range(2)]
     timer = threading.Timer(0.5, then, [ranks[1]])
     timer.start()
     try:
-        ranks[0].launch([SUM], meets=True)
+        ranks[0].launch(numbered(1), [SUM], meets=True)
     except CollectiveError as error:
         return str(error)
     finally:
@@ -115,7 +99,7 @@ def test_a_rank_without_a_sign_of_life_is_named(monkeypatch):
 
 def test_a_late_rank_is_told_of_and_waited_for(monkeypatch, capsys):
     monkeypatch.setattr(wait_report, "REPORT_EVERY_S", 0.2)
-    assert waiting(monkeypatch, lambda rank: rank.launch([SUM], meets=False)) == ""
+    assert waiting(monkeypatch, lambda rank: rank.launch(numbered(1), [SUM], meets=False)) == ""
     told = capsys.readouterr().err
     assert "rank 0 has waited 0 s in program #1 with collectives" in told
     assert "for rank 1" in told
@@ -134,14 +118,92 @@ def test_a_rank_that_runs_a_program_again_is_found_within_a_second(again):
         assert errors[1] is None
 
 
-def test_another_failure_of_the_store_is_raised():
-    store = Store()
+def test_a_rank_that_ended_without_a_word_is_named_at_once(monkeypatch):
+    start_s = time.monotonic()
+    message = waiting(monkeypatch, lambda rank: None, has_ended=lambda rank: rank == 1)
+    assert "rank 1 has ended, while rank 0 waited" in message
+    assert time.monotonic() - start_s < 5
+
+
+def test_a_rank_that_came_and_then_ended_did_its_part():
+    store = KeyValueStore(PretendClient(), b"secret")
+    first, second = (Agreement(rank, 2, store, lambda rank: rank == 1) for rank in range(2))
+    second.launch(numbered(1), [SUM], meets=False)
+    second.close()
+    first.launch(numbered(1), [SUM], meets=True)
+    first.close()
+
+
+def test_a_service_that_is_away_for_a_while_does_not_stop_the_beats(monkeypatch):
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
+    monkeypatch.setattr(key_value_store, "_PATIENCE_S", 0.05)
+    client = PretendClient()
+    store = KeyValueStore(client, b"secret")
     rank = Agreement(0, 2, store)
+    client.failures += ["UNAVAILABLE: Connection reset"] * 8 + ["INTERNAL: what?"] * 3
+    deadline = time.monotonic() + 20
+    while client.failures and time.monotonic() < deadline:
+        time.sleep(0.01)
+    seen = rank.beat_of(0)
+    while rank.beat_of(0) == seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert rank.beat_of(0) > seen
+    rank.close()
+    assert rank.beat_of(0) == -1
+
+
+def test_a_rank_posts_its_launches_once_and_not_with_every_beat(monkeypatch):
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
+    client, written = PretendClient(), []
+    put = client.key_value_set_bytes
+    client.key_value_set_bytes = lambda *a: (written.append(a[0]), put(*a))
+    rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
+    rank.launch(numbered(1), [SUM], meets=False)
+    deadline = time.monotonic() + 20
+    while written.count("xdist/beat/0") < 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    rank.close()
+    assert written.count("xdist/launched/0") == 1
+
+
+THREADS = ("MainThread", "A", "B")
+
+
+def test_threads_in_another_order_are_named_though_their_programs_are_alike():
+    errors, _ = launching(
+        [
+            [([SUM], True, "A", THREADS), ([SUM], True, "B", THREADS)],
+            [([SUM], True, "B", THREADS), ([SUM], True, "A", THREADS)],
+        ]
+    )
+    for message in errors:
+        assert (
+            "program #1 with collectives: rank 0: all_reduce(f32[2]) sum (train.py:7) in threa"
+            in message
+        )
+        assert "in thread 'A'; rank 1: all_reduce(f32[2]) sum (train.py:7) in thread 'B'" in message
+        assert "these threads launch collectives in another order on these ranks" in message
+
+
+def test_a_known_program_of_another_thread_meets_the_others():
+    """Over accelerators only a launch from the thread of the one before goes without."""
+    errors, _ = launching(
+        [
+            [([SUM], True, "A", THREADS), ([SUM], False, "B", THREADS, True)],
+            [([SUM], True, "A", THREADS), ([SUM], False, "A", THREADS)],
+        ]
+    )
+    assert "in thread 'B'; rank 1" in errors[0] and errors[1] is None
+
+
+def test_another_failure_of_the_store_is_raised():
+    client = PretendClient()
+    rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
 
     def gone(key, timeout_ms):
-        raise RuntimeError("UNAVAILABLE")
+        raise RuntimeError("INTERNAL: no such thing")
 
-    store.blocking_key_value_get_bytes = gone
-    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
-        rank.launch([SUM], meets=True)
+    client.blocking_key_value_get_bytes = gone
+    with pytest.raises(RuntimeError, match="INTERNAL: no such thing"):
+        rank.launch(numbered(1), [SUM], meets=True)
     rank.close()

@@ -1,6 +1,8 @@
 """The mesh transport between two processes, over gloo."""
 
+import multiprocessing
 import socket
+import uuid
 
 import numpy as np
 import pytest
@@ -9,7 +11,15 @@ from rank_pool import RankPool
 from torch_xdist.collectives.errors import ArgumentError
 
 
-def every_collective(rank, size, port):
+@pytest.fixture
+def address():
+    """Where the coordination service of a test may listen."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def every_collective(rank, size, address):
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -18,7 +28,7 @@ def every_collective(rank, size, port):
     from torch_xdist.collectives.mesh import transport as mesh
     from torch_xdist.collectives.messages import communicator
 
-    mesh.join(rank, size, f"127.0.0.1:{port}")
+    mesh.join(rank, size, address)
     ranks = mesh.devices()
     spec = PartitionSpec("ranks")
 
@@ -51,12 +61,9 @@ def _letters(rank):
     return communicator.current().receive(1 - rank, "hello")
 
 
-def test_every_collective_in_one_program():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_every_collective_in_one_program(address):
     with RankPool(2) as fresh:
-        outcomes = fresh.run(2, every_collective, port, join=False, timeout_s=120)
+        outcomes = fresh.run(2, every_collective, address, join=False, timeout_s=120)
     for rank, (found, letters) in enumerate(outcomes):
         assert letters == ([0, 1], (1 - rank, bytes([1 - rank])))
         assert [total.tolist() for total in found["sum"]] == [[[3.0, 3.0]], [[3, 3]]]
@@ -70,24 +77,21 @@ def test_every_collective_in_one_program():
         assert found["apart"].tolist() == [[rank + 1.0] * 2]
 
 
-def alone(rank, size, port):
+def alone(rank, size, address):
     from torch_xdist.collectives.errors import JoinError
     from torch_xdist.collectives.mesh import transport as mesh
 
     try:
-        mesh.join(1, 2, f"127.0.0.1:{port}", timeout_s=1)
+        mesh.join(1, 2, address, timeout_s=1)
     except JoinError as error:
         return str(error)
     return None
 
 
-def test_a_service_that_is_not_there_is_named():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_a_service_that_is_not_there_is_named(address):
     with RankPool(1) as fresh:
-        message = fresh.run(1, alone, port, join=False)[0]
-    assert f"rank 1 of 2 could not join the coordination service at 127.0.0.1:{port}" in message
+        message = fresh.run(1, alone, address, join=False)[0]
+    assert f"rank 1 of 2 could not join the coordination service at {address}" in message
 
 
 def test_groups_that_leave_ranks_out_are_refused():
@@ -98,3 +102,123 @@ def test_groups_that_leave_ranks_out_are_refused():
         pytest.raises(ArgumentError, match=r"groups \[\[0, 2\]\] leave out some of the 3 ranks"),
     ):
         inside.all_gather(np.zeros(2, np.float32), 0, ((0, 2),))
+
+
+def secrets(rank, size, address, given, job):
+    from torch_xdist.collectives.errors import StrangerError
+    from torch_xdist.collectives.mesh import transport as mesh
+    from torch_xdist.collectives.messages import communicator
+
+    mesh.join(rank, size, address, secret=given, job=job)
+    assert communicator.exchange("a", bytes([rank])) == [b"\0", b"\1"]
+    refused = ""
+    if rank == 0:
+        # As anybody can who reaches the service.
+        client = distributed_client()
+        client.key_value_set_bytes("xdist/rendezvous/b/0-1/1", b"cos\nsystem\n(S'true'\ntR.")
+        try:
+            refused = communicator.exchange("b", b"")
+        except StrangerError as error:
+            refused = str(error)
+    return communicator.current().is_authenticated, refused
+
+
+def distributed_client():
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+@pytest.mark.parametrize("given", [b"given", b""])
+def test_ranks_of_one_host_share_a_secret_also_if_the_launcher_gave_none(address, given):
+    with RankPool(2) as fresh:
+        found = fresh.run(2, secrets, address, given, uuid.uuid4().hex, join=False)
+    assert [authenticated for authenticated, _ in found] == [True, True]
+    assert "xdist/rendezvous/b/0-1/1: 23 bytes without the seal of this job" in found[0][1]
+
+
+def test_ranks_of_several_hosts_without_a_secret_know_that_they_have_none(address):
+    with RankPool(2) as fresh:
+        found = fresh.run(2, secrets, address, b"", "", join=False)
+    assert [authenticated for authenticated, _ in found] == [False, False]
+
+
+def ends(rank, size, address, which, how):
+    """One rank ends; what the others hear where they wait for it."""
+    import os
+    import time
+
+    from torch_xdist.collectives.errors import RankLostError
+    from torch_xdist.collectives.mesh import transport as mesh
+    from torch_xdist.collectives.messages import communicator
+
+    # Somebody else serves, so that it outlives any rank.
+    mesh.join(rank, size, address, serve=False, secret=b"secret")
+    communicator.exchange("all are here")
+    time.sleep(1.0)  # the connections are made in the background
+    if rank == which:
+        os._exit(0) if how == "exit" else os.kill(os.getpid(), 9)
+    start_s = time.monotonic()
+    try:
+        communicator.exchange("next")
+    except RankLostError as error:
+        return str(error), time.monotonic() - start_s
+    return None
+
+
+def serves(connection, address):
+    """The coordination service, as a launcher runs it, until it is told to end."""
+    from jaxlib import _jax
+
+    service = _jax.get_distributed_runtime_service(address, 3, recoverable=True)
+    connection.recv()
+    del service
+
+
+@pytest.mark.parametrize(("which", "how"), [(2, "kill"), (2, "exit"), (0, "exit")])
+def test_a_rank_that_ended_is_named_within_seconds_wherever_it_was(address, which, how):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    service = context.Process(target=serves, args=(theirs, address), daemon=True)
+    service.start()
+    try:
+        with RankPool(3) as fresh:
+            outcomes = fresh.outcomes(3, ends, address, which, how, join=False)
+    finally:
+        service.kill()
+        service.join()
+        ours.close()
+    assert outcomes.pop(which) == (False, f"died with exit code {-9 if how == 'kill' else 0}")
+    for good, found in outcomes:
+        assert good, found
+        told, waited_s = found
+        assert f"rendezvous 'next': rank {which} has ended, while rank" in told
+        assert waited_s < 5
+
+
+def hears_strangers(rank, size, address):
+    """Strangers connect where the ranks hold their connections; whether rank 1 still counts."""
+    import socket
+    import time
+
+    from torch_xdist.collectives.mesh import transport as mesh
+    from torch_xdist.collectives.messages import communicator
+
+    mesh.join(rank, size, address, secret=b"secret")
+    communicator.exchange("all are here")
+    time.sleep(1.0)
+    agreement, _ = mesh.joined()
+    if rank == 1:
+        where = agreement._store.get("xdist/liveness", 5).decode()
+        for data in (b"", (1).to_bytes(4, "big"), bytes(16) + bytes(32) + (1).to_bytes(4, "big")):
+            host, _, port = where.rpartition(":")
+            with socket.create_connection((host, int(port)), 5) as sock:
+                sock.sendall(data)
+    communicator.exchange("strangers are gone")
+    time.sleep(1.0)
+    return agreement.has_ended(1 - rank)
+
+
+def test_a_stranger_cannot_end_a_rank_in_its_name(address):
+    with RankPool(2) as fresh:
+        assert fresh.run(2, hears_strangers, address, join=False) == [False, False]

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from torch_xdist.collectives.messages import communicator
 from torch_xdist.core import backend
+from torch_xdist.errors import WorldError
 from torch_xdist.ranks import meetings
 
 backend.register()
@@ -62,3 +64,74 @@ def test_payloads_must_be_bytes():
         meetings.xla_rendezvous("text")
     with pytest.raises(ValueError, match="Only global rendezvous is supported"):
         meetings.xla_rendezvous(b"", ordinals=[1])
+
+
+class Payload:
+    """What is brought to a mesh_reduce; unpickling it is seen."""
+
+    opened = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __reduce__(self):
+        return _opened, (self.number,)
+
+
+def _opened(number):
+    Payload.opened += 1
+    return Payload(number)
+
+
+class Others:
+    """A communicator of two ranks that bring the same; `is_authenticated` as told."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, is_authenticated):
+        self.is_authenticated = is_authenticated
+
+    def exchange(self, tag, payload, ranks):
+        return [payload, payload]
+
+
+@pytest.fixture
+def among_two(monkeypatch):
+    monkeypatch.setattr(meetings.world, "world_size", lambda: 2)
+
+    def become(is_authenticated):
+        communicator.use(Others(is_authenticated), thread_only=True)
+
+    yield become
+    communicator.use(None, thread_only=True)
+
+
+def numbers(parts):
+    return [part["is"].number for part in parts]
+
+
+def test_a_pickle_that_anybody_may_have_written_is_not_opened(among_two):
+    among_two(is_authenticated=False)
+    before = Payload.opened
+    with pytest.raises(
+        WorldError, match=r"mesh_reduce\('tag'\): rank 0 brought what only a pickle"
+    ):
+        meetings.mesh_reduce("tag", {"is": Payload(3)}, numbers)
+    assert Payload.opened == before
+    # Tensors and plain data need no pickle.
+    plain = {"x": torch.ones(2), "n": [1, 2.5, "a", None, True, b"b"], "c": 1 + 2j, "s": {3}}
+    found = meetings.mesh_reduce("tag", plain, lambda parts: parts[1])
+    assert torch.equal(found.pop("x"), torch.ones(2))
+    assert found == {"n": [1, 2.5, "a", None, True, b"b"], "c": 1 + 2j, "s": {3}}
+
+
+def test_any_object_goes_between_ranks_that_know_each_other(among_two):
+    among_two(is_authenticated=True)
+    assert meetings.mesh_reduce("tag", {"is": Payload(3)}, numbers) == [3, 3]
+
+
+def test_bytes_that_are_neither_are_an_error(among_two):
+    among_two(is_authenticated=False)
+    communicator.current().exchange = lambda *_: [b"cos\nsystem\n(S'true'\ntR.", b""]
+    with pytest.raises(WorldError, match=r"mesh_reduce\('tag'\): rank 0 brought"):
+        meetings.mesh_reduce("tag", 1, list)
