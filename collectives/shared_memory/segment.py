@@ -271,35 +271,40 @@ class Segment:
             seen = self._words[self._counts[member]]
             if not self._is_behind(member):
                 return
-            if self._words[_FAILED // 4]:
-                raise self._failure()
-            futex.wait(address, seen, _LOOK_S)
             now_s = time.monotonic()
+            if self._words[_FAILED // 4]:
+                # Of a rank that ended each member speaks for itself.
+                self._refuse_if_ended(now_s - start_s)
+                raise self._failure()
             if now_s - start_s > _LOOK_S:
+                self._refuse_if_ended(now_s - start_s)
                 if elsewhere is None:
                     elsewhere = self._watch.begin(self.ranks, self._call())
-                self._look_around(elsewhere, now_s - start_s)
+                self._refuse_if_elsewhere(elsewhere)
                 report.look(now_s, self._absent)
+            futex.wait(address, seen, _LOOK_S)
 
-    def _look_around(self, elsewhere: Callable[[int], str], waited_s: float) -> None:
+    def _refuse_if_ended(self, waited_s: float) -> None:
         for other in self._others:
-            if not self._is_behind(other):
-                continue
-            rank, own = self.ranks[other], self.ranks[self.member]
-            # Behind is asked once more: who came and then ended did its part.
-            if self._watch.has_ended(rank) and self._is_behind(other):
+            rank = self.ranks[other]
+            # Ended is asked before behind: who came and then ended did its part.
+            if self._is_behind(other) and self._watch.has_ended(rank) and self._is_behind(other):
                 raise RankLostError(
                     f"rank {rank} (pid {self._watch.pid(rank)}) has ended after "
-                    f"{self._last_of(other)}, while rank {own} waited "
+                    f"{self._last_of(other)}, while rank {self.ranks[self.member]} waited "
                     f"{waited_s:.1f} s in {self._call()}; give every rank the same number of "
                     f"batches, or look at the output of rank {rank} for its error"
                 )
-            call = elsewhere(rank)
+
+    def _refuse_if_elsewhere(self, elsewhere: Callable[[int], str]) -> None:
+        for other in self._others:
+            call = elsewhere(self.ranks[other]) if self._is_behind(other) else ""
             if call and self._is_behind(other):
                 raise MismatchError(
-                    f"rank {own} called {self._call()}, while rank {rank} called {call}; all ranks "
-                    "of a group must call the same collectives in the same order; look for groups, "
-                    "or a branch, that differ between these ranks"
+                    f"rank {self.ranks[self.member]} called {self._call()}, while rank "
+                    f"{self.ranks[other]} called {call}; all ranks of a group must call the same "
+                    "collectives in the same order; look for groups, or a branch, that differ "
+                    "between these ranks"
                 )
 
     def fail(self, error: BaseException) -> None:
