@@ -1,6 +1,15 @@
-"""Processes: `spawn`, `xla-run`, and the control plane between them.
+"""Processes: `spawn`, `xla-run`, and everything between them and the ranks.
 
-Nothing here imports torch or jax but the worker. `nursery.py` forks the ranks, `agent.py` looks
-after the ranks of one host, `controller.py` decides for the job, `spawn.py` and `cli.py` are the
-two ways in.
+    xla-run (ways_in/cli)  or  script ──socket── conductor (ways_in)
+                  │                                  │
+                  └───────────── head/ ──────────────┘     one thread per job: judges, acts
+                                  │  control.py (gRPC), and stdin
+                                agent (on_host/)           one per host
+                                  │  socket
+                               nursery (on_host/)          imports torch and jax once
+                                  │  fork
+                          rank 0 .. rank N-1 (on_host/worker)
+
+`facts/` holds what all of them know. A folder imports only from `facts/`, from `control` and from
+folders below it in this picture. Nothing here imports torch or jax but the worker.
 """

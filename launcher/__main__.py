@@ -1,5 +1,5 @@
 """`python -m torch_xdist.launcher` is `xla-run`."""
 
-from torch_xdist.launcher.cli import main
+from torch_xdist.launcher.ways_in.cli import main
 
 main()

@@ -1,8 +1,16 @@
-"""The control plane: one gRPC stream from every agent to the controller, and single calls to it.
+"""The control plane: a gRPC stream from every agent to the head of the job, and single calls to it.
 
-No protobuf: a message is one frame (`frames.py`). Every call carries the job's token in its
-metadata; it is compared in constant time, before a byte of the message is read. The server listens
-on loopback unless it is told another address, and never shares its port.
+No protobuf: a message is one frame (`system/frames.py`). Every call carries the job's token in its
+metadata; an interceptor compares it in constant time, and of a call without it no message is read.
+The server listens on loopback unless it is told another address, and never shares its port.
+
+An agent says `hello` first, with the version of this protocol and the number of its host; a second
+agent for the same host is refused. Then agents send what `head/` has handlers for (`started`,
+`beats`, `log`, `ended`, ...), and get orders (`start`, `release`, `stop`, `stacks`, `bye`).
+
+On loopback nothing is pinged: a process that is stopped (Ctrl-Z) answers no ping and is not gone.
+There the agent sees the end of the head at the end of its stdin, and the head that of the agent's
+process.
 """
 
 import hmac
@@ -14,18 +22,24 @@ from typing import Any
 
 import grpc
 
-from torch_xdist.launcher import frames
-from torch_xdist.launcher.errors import AuthError, HostError
-from torch_xdist.launcher.frames import Message
+from torch_xdist.launcher.facts.errors import AuthError, HostError
+from torch_xdist.launcher.facts.settings import LOOPBACK
+from torch_xdist.system import frames
+from torch_xdist.system.frames import Message
 
+VERSION = 2
 SERVICE = "xlarun.Control"
 TOKEN_KEY = "xla-run-token"
 CALL_LIMIT_S = 30.0
+# Calls of strangers are refused on threads too; beyond these they wait their turn.
+_SPARE_THREADS = 4
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+)
+_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -38,21 +52,25 @@ OnCall = Callable[[Message], Message]
 
 
 class Server:
-    """The controller's end. `on_message` and `on_call` run on gRPC's threads."""
+    """The head's end. `on_message` and `on_call` run on gRPC's threads."""
 
     def __init__(
         self,
         token: str,
         on_message: OnMessage,
         on_call: OnCall,
-        host: str = "127.0.0.1",
-        hosts: int = 1,
+        host: str = LOOPBACK,
+        agents: int = 1,
     ) -> None:
-        self._token = token.encode()
         self._on_message, self._on_call = on_message, on_call
         self._outboxes: dict[int, queue.SimpleQueue[bytes | None]] = {}
+        self._greeted: set[int] = set()
         self._lock = threading.Lock()
-        self._server = grpc.server(ThreadPoolExecutor(hosts + 4), options=_OPTIONS)
+        self._server = grpc.server(
+            ThreadPoolExecutor(agents + _SPARE_THREADS),
+            interceptors=[_TokenCheck(token)],
+            options=_options(host),
+        )
         handlers = {
             "Agent": grpc.stream_stream_rpc_method_handler(self._agent),
             "Call": grpc.unary_unary_rpc_method_handler(self._call),
@@ -69,58 +87,85 @@ class Server:
         self.address = f"{host}:{port}"
         self._server.start()
 
-    def send(self, host: int, message: Mapping[str, Any], blob: bytes = b"") -> None:
-        """Queue a message for the agent of `host`; kept until the agent has connected."""
-        self._outbox(host).put(frames.encode(message, blob))
+    def send(self, host_index: int, message: Mapping[str, Any], blob: bytes = b"") -> None:
+        """Queue a message for the agent of a host; kept until the agent has connected."""
+        self._outbox(host_index).put(frames.encode(message, *((blob,) if blob else ())))
 
     def close(self) -> None:
         for outbox in self._outboxes.values():
             outbox.put(None)
         self._server.stop(grace=0.5).wait()
 
-    def _outbox(self, host: int) -> "queue.SimpleQueue[bytes | None]":
+    def _outbox(self, host_index: int) -> "queue.SimpleQueue[bytes | None]":
         with self._lock:
-            return self._outboxes.setdefault(host, queue.SimpleQueue())
-
-    def _check(self, context: grpc.ServicerContext) -> None:
-        given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
-        if not hmac.compare_digest(str(given).encode(), self._token):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is needed")
+            return self._outboxes.setdefault(host_index, queue.SimpleQueue())
 
     def _agent(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        self._check(context)
-        hello, _ = frames.decode(next(requests))
-        host = int(hello["host_index"])
-        outbox = self._outbox(host)
+        hello = frames.decode(next(requests)).message
+        host_index = int(hello["host_index"])
+        self._greet(hello, host_index, context)
+        outbox = self._outbox(host_index)
         reader = threading.Thread(
-            target=self._read, args=(host, hello, requests, outbox), daemon=True
+            target=self._read, args=(host_index, hello, requests, outbox), daemon=True
         )
         reader.start()
         context.add_callback(lambda: outbox.put(None))
         while (frame := outbox.get()) is not None:
             yield frame
 
+    def _greet(self, hello: Message, host_index: int, context: grpc.ServicerContext) -> None:
+        if hello.get("version") != VERSION:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the agent speaks version {hello.get('version')} of the control plane, the head "
+                f"version {VERSION}; install the same torch-xdist on all hosts",
+            )
+        with self._lock:
+            is_second = host_index in self._greeted
+            self._greeted.add(host_index)
+        if is_second:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, f"host {host_index} has an agent already")
+
     def _read(
         self,
-        host: int,
+        host_index: int,
         hello: Message,
         requests: Iterator[bytes],
         outbox: "queue.SimpleQueue[bytes | None]",
     ) -> None:
-        self._on_message(host, hello, b"")
+        self._on_message(host_index, hello, b"")
         why = "the agent closed its stream"
         try:
-            for frame in requests:
-                self._on_message(host, *frames.decode(frame))
+            for data in requests:
+                frame = frames.decode(data)
+                self._on_message(host_index, frame.message, frame.blob)
         except Exception as error:
             why = type(error).__name__
         # The agent waits for the end of its call: until then it cannot know that all has arrived.
         outbox.put(None)
-        self._on_message(host, {"op": "gone", "why": why}, b"")
+        self._on_message(host_index, {"op": "gone", "why": why}, b"")
 
     def _call(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        self._check(context)
-        return frames.encode(self._on_call(frames.decode(request)[0]))
+        return frames.encode(self._on_call(frames.decode(request).message))
+
+
+class _TokenCheck(grpc.ServerInterceptor):
+    """Lets calls with the job's token through; to the others no message is read."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        # A streaming handler reads its messages one by one, when it asks for them: this never does.
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        given = dict(details.invocation_metadata).get(TOKEN_KEY, "")
+        if hmac.compare_digest(str(given).encode(), self._token):
+            return continuation(details)
+        return self._refusal
+
+
+def _refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is needed")
 
 
 class AgentStream:
@@ -135,8 +180,8 @@ class AgentStream:
         on_close: Callable[[str], None],
     ) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.send(hello)
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self.send({**hello, "op": "hello", "version": VERSION})
+        self._channel = grpc.insecure_channel(address, options=_options(address))
         method = self._channel.stream_stream(f"/{SERVICE}/Agent")
         self._call = method(
             iter(self._outbox.get, None), metadata=((TOKEN_KEY, token),), wait_for_ready=True
@@ -145,10 +190,10 @@ class AgentStream:
         threading.Thread(target=self._read, daemon=True, name="control").start()
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
-        self._outbox.put(frames.encode(message, blob))
+        self._outbox.put(frames.encode(message, *((blob,) if blob else ())))
 
     def pending(self) -> int:
-        """Messages that the controller has not taken yet."""
+        """Messages that the head has not taken yet."""
         return self._outbox.qsize()
 
     def close(self, limit_s: float = 2.0) -> None:
@@ -160,10 +205,11 @@ class AgentStream:
         self._channel.close()
 
     def _read(self) -> None:
-        why = "the controller closed the stream"
+        why = "the head closed the stream"
         try:
-            for frame in self._call:
-                self._on_message(*frames.decode(frame))
+            for data in self._call:
+                frame = frames.decode(data)
+                self._on_message(frame.message, frame.blob)
         except grpc.RpcError as error:
             why = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
         self._on_close(why)
@@ -172,13 +218,13 @@ class AgentStream:
 def call(
     address: str, token: str, message: Mapping[str, Any], limit_s: float = CALL_LIMIT_S
 ) -> Message:
-    """One question to a controller.
+    """One question to the head of a job.
 
     Raises:
         AuthError: the token is not the job's.
         HostError: nobody answers at `address`.
     """
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=_options(address)) as channel:
         ask = channel.unary_unary(f"/{SERVICE}/Call")
         try:
             answer = ask(frames.encode(message), timeout=limit_s, metadata=((TOKEN_KEY, token),))
@@ -186,7 +232,12 @@ def call(
             code, details = error.code(), error.details()  # type: ignore[attr-defined]
             if code is grpc.StatusCode.UNAUTHENTICATED:
                 raise AuthError(
-                    f"controller at {address}: {details}; this call was refused"
+                    f"launcher at {address}: {details}; this call was refused"
                 ) from None
-            raise HostError(f"controller at {address}: {code.name}: {details}") from None
-    return frames.decode(answer)[0]
+            raise HostError(f"launcher at {address}: {code.name}: {details}") from None
+    return frames.decode(answer).message
+
+
+def _options(address: str) -> tuple[tuple[str, int], ...]:
+    on_loopback = address.startswith(LOOPBACK)
+    return _OPTIONS if on_loopback else (*_OPTIONS, *_KEEPALIVE)

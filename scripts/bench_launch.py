@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 # The function imports the device itself, so that the parent stays light.
 _SPAWN_LIGHT = """
-from torch_xdist.launcher.spawn import spawn
+from torch_xdist.launcher.ways_in.spawn import spawn
 
 def work(rank):
     import torch

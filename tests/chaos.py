@@ -23,7 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_xdist.launcher import linux
+from processes import kill
+
+from torch_xdist.system import process_tree
 
 RANKS = 4
 DOWN_S = 5.0
@@ -59,7 +61,7 @@ def main(rank):
 if "RANK" in os.environ:
     main(int(os.environ["RANK"]))
 elif __name__ == "__main__":
-    from torch_xdist.launcher.spawn import spawn
+    from torch_xdist.launcher.ways_in.spawn import spawn
     spawn(main, nprocs=4)
 """
 
@@ -141,7 +143,7 @@ class Round:
         return int((self.folder / f"up{rank}").read_text())
 
     def alive(self) -> set[int]:
-        return linux.marked(self.mark)
+        return process_tree.marked(self.mark)
 
     def problem(self) -> str:
         """Run it; "" where all is as it should be, else what is not."""
@@ -176,24 +178,24 @@ class Round:
 
     def clean(self) -> None:
         for pid in self.alive():
-            linux.kill(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
 def _kill_rank(run: Round) -> None:
-    linux.kill(run.pid(run.victim), signal.SIGKILL)
+    kill(run.pid(run.victim), signal.SIGKILL)
 
 
 def _agent(run: Round) -> int:
     return next(
         pid
-        for pid in linux.descendants(run.process.pid)
-        if b"launcher.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for pid in process_tree.descendants(run.process.pid)
+        if b"on_host.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
 
 
 def _signal_launcher(number: int) -> Callable[[Round], None]:
-    return lambda run: linux.kill(run.process.pid, number)
+    return lambda run: kill(run.process.pid, number)
 
 
 FAULTS = (
@@ -212,12 +214,12 @@ FAULTS = (
     Fault("SIGINT", 130, "stopped by SIGINT", _signal_launcher(signal.SIGINT), (-2, "")),
     Fault("SIGTERM", 143, "stopped by SIGTERM", _signal_launcher(signal.SIGTERM), (-15, "")),
     Fault("launcher killed", -9, "", _signal_launcher(signal.SIGKILL)),
-    Fault("agent killed", 70, "has died", lambda run: linux.kill(_agent(run), signal.SIGKILL)),
+    Fault("agent killed", 70, "has died", lambda run: kill(_agent(run), signal.SIGKILL)),
     Fault(
         "nursery killed",
         70,
         "has died",
-        lambda run: linux.kill(linux.children(_agent(run))[0], signal.SIGKILL),
+        lambda run: kill(process_tree.children(_agent(run))[0], signal.SIGKILL),
     ),
 )
 

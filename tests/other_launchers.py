@@ -2,13 +2,14 @@
 
 import json
 import os
-import signal
 import subprocess
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch_xdist.launcher import linux
+from processes import kill_marked
+
+from torch_xdist.system import process_tree
 
 SCRIPT = """
 import json, os, sys, time
@@ -77,9 +78,8 @@ def run(
     try:
         out, _ = process.communicate(timeout=limit_s)
     finally:
-        survivors = linux.marked(mark) - {process.pid}
-        for pid in linux.marked(mark):
-            linux.kill(pid, signal.SIGKILL)
+        survivors = process_tree.marked(mark) - {process.pid}
+        kill_marked(mark)
     assert not survivors, out
     return subprocess.CompletedProcess(command, process.returncode, out, "")
 

@@ -140,6 +140,20 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
     assert below <= LIGHT | set(of_floor("torch_xdist.system"))
 
 
+# The folders of launcher/, ground first; `control` is what stands between the hosts and the head.
+PROCESSES = ["facts", "control", "on_host", "head", "ways_in"]
+
+
+@pytest.mark.parametrize("module", of_floor("torch_xdist.launcher"))
+def test_a_file_of_the_launcher_imports_only_its_own_folder_and_lower_ones(module):
+    def stands(name: str) -> int:
+        folder = [*name.split("."), ""][2]
+        return PROCESSES.index(folder) if folder in PROCESSES else len(PROCESSES)
+
+    ours = everywhere(module) & set(of_floor("torch_xdist.launcher"))
+    assert {name for name in ours if stands(name) > stands(module)} == set()
+
+
 @pytest.mark.parametrize("module", [m for m in FILES if not m.startswith("torch_xdist.launcher")])
 def test_imports_stand_at_the_top_of_the_file(module):
     tree = parsed(module)

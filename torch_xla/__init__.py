@@ -13,7 +13,7 @@ from torch_xdist.core.quick import backend as _backend
 from torch_xdist.core import loading as _loading
 from torch_xdist.core.cuts import sync
 from torch_xdist.core.device import device, device_count, devices, real_devices
-from torch_xdist.launcher.launch import launch
+from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.names.random_seeds import manual_seed
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.training import dynamo as _dynamo

@@ -6,12 +6,14 @@ at the first use of a device, never at import.
 
 import os
 import threading
+from collections.abc import Callable
 
 from torch_xdist import settings
 from torch_xdist.system import rank as ranks
 from torch_xdist.system.rank import Rank
 
 _current: Rank | None = None
+_finders: list[Callable[[], object]] = []
 # Where one process drives several devices, each by a thread of its own, each thread is a rank.
 _thread = threading.local()
 
@@ -28,8 +30,19 @@ def current() -> Rank:
     if own is not None:
         return own
     if _current is None:
+        for find in _finders:
+            find()
         _current = ranks.from_environ(os.environ)
     return _current
+
+
+def find_with(find: Callable[[], object]) -> None:
+    """Call this before the environment is read for the first time: it may complete the variables.
+
+    So importing the launcher changes no environment and asks no server; the first use of the
+    device does.
+    """
+    _finders.append(find)
 
 
 def rank() -> int:

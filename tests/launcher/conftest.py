@@ -1,7 +1,6 @@
 """Runs a job from outside: a real `xla-run` or script, its time, its output, and its survivors."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -12,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import kill_marked
 
-from torch_xdist.launcher import linux
+from torch_xdist.system import process_tree
 
 XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
 
@@ -80,7 +80,7 @@ class Running:
 
     def alive(self) -> set[int]:
         """Every process of the job but the one we started."""
-        return linux.marked(self.mark) - {self.process.pid}
+        return process_tree.marked(self.mark) - {self.process.pid}
 
     def end(self, limit_s: float = 60.0) -> Ended:
         """Wait for the end; nothing of the job may be alive then."""
@@ -105,8 +105,7 @@ class Running:
         return True
 
     def kill_all(self) -> None:
-        for pid in linux.marked(self.mark):
-            linux.kill(pid, signal.SIGKILL)
+        kill_marked(self.mark)
         self.process.wait()
 
 

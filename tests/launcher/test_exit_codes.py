@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 SCRIPT = """
-from torch_xdist.launcher.errors import LauncherError
-from torch_xdist.launcher.spawn import spawn
+from torch_xdist.launcher.facts.errors import LauncherError
+from torch_xdist.launcher.ways_in.spawn import spawn
 
 def work(rank):
     if rank == 1:

@@ -110,6 +110,7 @@ def test_ranks_whose_programs_differ_are_named(run: Callable) -> None:
             meet()
             PROGRESS.step, PROGRESS.collective = 1, 7
             PROGRESS.fingerprint = "aa11" if RANK == 0 else "bb22"
+            PROGRESS.waits_for = (1 - RANK,)
             time.sleep(5)
             """
         ),
@@ -155,10 +156,10 @@ def test_the_stacks_of_all_ranks_can_be_asked_for(start: Callable) -> None:
         return done.stdout
 
     table = ask("ps").splitlines()
-    assert table[0].split() == ["JOB", "RANKS", "UP", "STEP", "ATTEMPT", "FOR", "COMMAND"]
-    assert table[1].split()[:5] == ["stacked", "2", "2", "0", "0"]
+    assert table[0].split() == ["JOB", "STATE", "RANKS", "UP", "STEP", "ATTEMPT", "FOR", "COMMAND"]
+    assert table[1].split()[:6] == ["stacked", "running", "2", "2", "0", "0"]
     stacks = ask("stack", "stacked")
     assert stacks.count("in inner_loop") == 2 and "rank 1:" in stacks
-    assert ask("stop", "stacked", "--now").strip() == "job stacked: told to stop"
+    assert ask("stop", "stacked", "--now").strip() == "job stacked: stopped"
     assert job.end(20).code == 143
     assert "in inner_loop" in ask("logs", "stacked")

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.launcher import inherit, linux
+from torch_xdist.launcher.on_host import inherit
+from torch_xdist.system import process_tree
 
 # What a script may have done before it spawns. Nothing of it may reach a rank.
 DONE_BEFORE = """
 import atexit, logging, random, tempfile, weakref
 import numpy, torch
-from torch_xdist.launcher.spawn import spawn
+from torch_xdist.launcher.ways_in.spawn import spawn
 
 class Thing:
     pass
@@ -95,7 +96,7 @@ def test_a_rank_of_an_inherited_nursery_has_nothing_of_the_caller_but_its_import
 
 KILLED = """
 import torch
-from torch_xdist.launcher.spawn import spawn
+from torch_xdist.launcher.ways_in.spawn import spawn
 
 def work(rank):
     subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -137,7 +138,7 @@ def test_ctrl_c_reaches_the_ranks_of_an_inherited_nursery(start: Callable) -> No
 
 WHETHER = """
 import numpy, torch
-from torch_xdist.launcher import inherit
+from torch_xdist.launcher.on_host import inherit
 
 def large_product():
     numpy.ones((400, 400)) @ numpy.ones((400, 400))
@@ -179,8 +180,11 @@ def test_a_caller_with_threads_devices_modes_or_modules_gets_a_fresh_nursery(
 
 
 def test_a_process_without_torch_has_nothing_to_inherit(run: Callable) -> None:
-    body = "from torch_xdist.launcher import inherit; print(inherit.can(), 'torch' in sys.modules)"
-    assert run(body).out.split() == ["False", "False"]
+    load = "from torch_xdist.launcher.on_host import inherit;"
+    assert run(f"{load} print(inherit.can(), 'torch' in sys.modules)").out.split() == [
+        "False",
+        "False",
+    ]
 
 
 def test_the_own_modules_are_those_of_no_installed_library(monkeypatch, tmp_path: Path) -> None:
@@ -189,7 +193,9 @@ def test_the_own_modules_are_those_of_no_installed_library(monkeypatch, tmp_path
     monkeypatch.setitem(sys.modules, "somebodys", own)
     found = inherit.own_modules()
     assert "somebodys" in found
-    assert not {"os", "pytest", "click", "torch_xdist", "torch_xdist.launcher.spawn"} & set(found)
+    assert not {"os", "pytest", "click", "torch_xdist", "torch_xdist.launcher.ways_in.spawn"} & set(
+        found
+    )
 
 
 def test_files_that_were_given_up_keep_their_numbers(tmp_path: Path) -> None:
@@ -214,7 +220,7 @@ def test_close_all_but_leaves_what_it_is_told_to_leave() -> None:
     pid = os.fork()
     if pid == 0:
         kept, gone = os.pipe()
-        linux.close_all_but({kept})
+        process_tree.close_all_but({kept})
         left = {fd for fd in (kept, gone) if os.path.exists(f"/proc/self/fd/{fd}")}
         os._exit(0 if left == {kept} else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

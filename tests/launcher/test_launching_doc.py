@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.launcher import errors, settings
+from torch_xdist.launcher.facts import errors, settings
 
 DOC = (Path(__file__).parents[2] / "docs/launching.md").read_text()
 

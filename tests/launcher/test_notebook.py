@@ -8,7 +8,7 @@ nbclient = pytest.importorskip("nbclient", reason="the notebook extra is not ins
 nbformat = pytest.importorskip("nbformat", reason="the notebook extra is not installed")
 
 _CELLS = (
-    "from torch_xdist.launcher.spawn import spawn\nscale = 10",
+    "from torch_xdist.launcher.ways_in.spawn import spawn\nscale = 10",
     "class Row:\n    def __init__(self, value):\n        self.value = value\n"
     "def work(rank):\n    print('in rank', rank)\n    return Row(rank * scale)",
     "print([row.value for row in spawn(work, nprocs=2)])",

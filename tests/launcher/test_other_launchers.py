@@ -7,8 +7,7 @@ import textwrap
 from pathlib import Path
 
 _SCRIPT = """
-    from torch_xdist.launcher.launch import launch
-    from torch_xdist.launcher.spawn import spawn
+    from torch_xdist.launcher.ways_in.spawn import launch, spawn
     def work(rank):
         return rank
     if __name__ == "__main__":

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.launcher.memory import OomWatch
+from torch_xdist.launcher.on_host.started_rank import OomWatch
 
 CGROUPS = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 200 << 20
 WATCH_AND_GROW = """
 import subprocess, sys
-from torch_xdist.launcher.memory import OomWatch
+from torch_xdist.launcher.on_host.started_rank import OomWatch
 watch = OomWatch()
 grow = "blocks = []\\nwhile True: blocks.append(bytearray(b'x' * (4 << 20)))"
 code = subprocess.run([sys.executable, "-c", grow]).returncode

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from torch_xdist.launcher.records import Failure
-from torch_xdist.launcher.restarts import Again, Attempted, Enough, decide
+from torch_xdist.launcher.facts.records import Failure
+from torch_xdist.launcher.head.restarts import Again, Attempted, Enough, decide
 
 CRASH = Failure(1, "exception", type="ValueError")
 
@@ -33,10 +33,21 @@ def test_a_used_up_budget_ends_with_77() -> None:
     assert decide(_crashes(1, 2, 3), 2) == Enough(77, "the budget of 2 restarts is used up")
 
 
-def test_preemptions_have_a_budget_of_their_own() -> None:
-    preempted = Attempted(75, Failure(0, "preempted"), 0)
-    assert isinstance(decide([*_crashes(1, 2), preempted], 2), Again)
-    assert decide([preempted] * 3, 2) == Enough(75, "the budget of 2 restarts is used up")
+def test_steps_count_on_from_the_checkpoint_that_an_attempt_resumed_at() -> None:
+    def resumed(at: int, step: int) -> Attempted:
+        return Attempted(1, CRASH, step, resumed=at)
+
+    # 10 000 steps, then twice 6 000 more from the last checkpoint.
+    assert decide([resumed(0, 10_000), resumed(8_000, 14_000), resumed(12_000, 18_000)], 9) == (
+        Again(4.0)
+    )
+    stuck = [resumed(0, 10_000), resumed(9_000, 10_000), resumed(9_000, 10_000)]
+    assert decide(stuck, 9) == Enough(77, "3 attempts ended without progress beyond step 10000")
+
+
+def test_attempts_that_resume_nobody_knows_where_are_compared_with_none_but_their_likes() -> None:
+    assert isinstance(decide(_crashes(10_000, 6_000, 6_100), 9), Again)
+    assert isinstance(decide(_crashes(50, 50, 50), 9), Enough), "at the same step each time"
 
 
 def test_what_another_attempt_would_repeat_is_not_repeated() -> None:

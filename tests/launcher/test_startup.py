@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from torch_xdist.launcher.spawn import spawn
+from torch_xdist.launcher.ways_in.spawn import spawn
 
 
 def test_more_ranks_than_cores_start(monkeypatch) -> None:
@@ -15,7 +15,7 @@ def test_more_ranks_than_cores_start(monkeypatch) -> None:
 def test_the_imports_of_the_nursery_start_no_thread_and_no_backend() -> None:
     code = (
         "import os\n"
-        "from torch_xdist.launcher import worker\n"
+        "from torch_xdist.launcher.on_host import worker\n"
         "worker.warm()\n"
         "from jax._src import xla_bridge\n"
         "print(len(os.listdir('/proc/self/task')), xla_bridge.backends_are_initialized())"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torch_xdist.launcher import linux
+from torch_xdist.system import process_tree
 
 GONE_S = 5.0
 TWO = ("--nprocs", "2")
@@ -82,7 +82,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(start: Callable) -> None:
 
 def test_ctrl_c_before_any_rank_has_started(start: Callable) -> None:
     job = start(_WAIT, *TWO)
-    while not _pids(job, "launcher.nursery"):
+    while not _pids(job, "on_host.nursery"):
         time.sleep(0.01)
     job.process.send_signal(signal.SIGINT)
     ended = job.end(20)
@@ -123,13 +123,13 @@ def test_no_rank_outlives_a_killed_launcher(start: Callable, way: str) -> None:
     assert job.gone(GONE_S), job.alive()
 
 
-@pytest.mark.parametrize("part", ["launcher.agent", "launcher.nursery"])
+@pytest.mark.parametrize("part", ["on_host.agent", "on_host.nursery"])
 def test_no_rank_outlives_a_killed_agent_or_nursery(start: Callable, part: str) -> None:
     job = start("subprocess.Popen(['setsid', 'sleep', '600'])" + _WAIT, *TWO)
     job.wait_for("ready")
-    (agent,) = _pids(job, "launcher.agent")
-    (nursery,) = linux.children(agent)
-    victim = agent if part == "launcher.agent" else nursery
+    (agent,) = _pids(job, "on_host.agent")
+    (nursery,) = process_tree.children(agent)
+    victim = agent if part == "on_host.agent" else nursery
     asked_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     ended = job.end(20)
@@ -141,7 +141,7 @@ def test_no_rank_outlives_a_killed_agent_or_nursery(start: Callable, part: str) 
 def test_no_rank_outlives_the_script_that_spawned_it(start: Callable) -> None:
     job = start(
         """
-        from torch_xdist.launcher.spawn import spawn
+        from torch_xdist.launcher.ways_in.spawn import spawn
         def work(rank):
             open(os.path.join(os.environ["FOLDER"], "up%d" % rank), "w").write("x")
             threading.Event().wait()
@@ -158,7 +158,7 @@ def test_no_rank_outlives_the_script_that_spawned_it(start: Callable) -> None:
 def test_a_killed_conductor_is_told_and_its_ranks_are_gone(start: Callable) -> None:
     job = start(
         """
-        from torch_xdist.launcher.spawn import spawn
+        from torch_xdist.launcher.ways_in.spawn import spawn
         def work(rank):
             open(os.path.join(os.environ["FOLDER"], "up%d" % rank), "w").write("x")
             threading.Event().wait()
@@ -167,7 +167,7 @@ def test_a_killed_conductor_is_told_and_its_ranks_are_gone(start: Callable) -> N
     )
     job.wait_for("up0")
     job.wait_for("up1")
-    (conductor,) = _pids(job, "launcher.conductor")
+    (conductor,) = _pids(job, "ways_in.conductor")
     asked_s = time.monotonic()
     os.kill(conductor, signal.SIGKILL)
     ended = job.end(20)
@@ -179,7 +179,7 @@ def test_a_killed_conductor_is_told_and_its_ranks_are_gone(start: Callable) -> N
 def test_ctrl_c_in_a_script_that_spawned_ends_its_ranks(start: Callable) -> None:
     job = start(
         """
-        from torch_xdist.launcher.spawn import spawn
+        from torch_xdist.launcher.ways_in.spawn import spawn
         def work(rank):
             open(os.path.join(os.environ["FOLDER"], "up%d" % rank), "w").write("x")
             threading.Event().wait()

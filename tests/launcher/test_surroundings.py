@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.launcher import linux
+from torch_xdist.system import process_tree
 
 XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
 TWO = ("--nprocs", "2")
+# So that the job has a coordinator.
+GLOO = {"XDIST_TRANSPORT": "gloo"}
 
 
 def test_proxy_variables_do_not_reach_the_control_plane(run: Callable) -> None:
@@ -133,7 +135,7 @@ def test_the_ranks_of_one_host_meet_on_loopback_whatever_its_name_says(
             os.kill(os.getpid(), 9)
         """,
         *TWO,
-        env={"HOSTS": str(hosts)},
+        env={"HOSTS": str(hosts), **GLOO},
         before=before,
     )
     ended = job.end()
@@ -177,7 +179,7 @@ def test_200_mb_to_a_terminal_that_nobody_reads_hold_up_no_rank(tmp_path: Path) 
     )
     peak_kb = 0
     while job.poll() is None:
-        for pid in linux.children(job.pid):
+        for pid in process_tree.children(job.pid):
             peak_kb = max(peak_kb, _peak_kb(pid))
         time.sleep(0.05)
     assert job.stdout is not None
@@ -229,7 +231,9 @@ def test_a_rank_out_of_memory_is_called_that(small_memory: Path, tmp_path: Path)
 
 
 def test_two_jobs_at_once_do_not_meet(start: Callable) -> None:
-    jobs = [start("meet(); print(os.environ['XLA_RUN_COORDINATOR'])", *TWO) for _ in range(2)]
+    jobs = [
+        start("meet(); print(os.environ['XLA_RUN_COORDINATOR'])", *TWO, env=GLOO) for _ in range(2)
+    ]
     ended = [job.end() for job in jobs]
     assert [job.code for job in ended] == [0, 0]
     assert not set(ended[0].out.split()) & set(ended[1].out.split()) - {"[0]", "[1]"}

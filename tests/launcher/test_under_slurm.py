@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from other_launchers import check_ranks, run, script_in
 
-from torch_xdist.launcher.coordinator import free_port
+from torch_xdist.launcher.on_host.coordinator import free_port
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
 PATH = os.environ["PATH"] + ":/usr/sbin"

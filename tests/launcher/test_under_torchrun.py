@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from other_launchers import check_ranks, run, script_in
 
-from torch_xdist.launcher.coordinator import free_port
+from torch_xdist.launcher.on_host.coordinator import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 

@@ -11,11 +11,11 @@ from torch_xdist.core.ordinals import (
     process_index,
     world_size,
 )
-from torch_xdist.launcher.pjrt_names import (
+from torch_xdist.launcher.ways_in.pjrt_names import (
     run_multiprocess,
     using_pjrt,
 )
-from torch_xdist.launcher.spawn import (
+from torch_xdist.launcher.ways_in.spawn import (
     spawn,
 )
 from torch_xdist.names.runtime_facts import (

@@ -16,6 +16,7 @@ from torch_xdist import settings, world
 from torch_xdist.core.generator import Generator
 from torch_xdist.core.trace import Trace
 from torch_xdist.errors import DeviceError, DeviceIndexError
+from torch_xdist.progress import PROGRESS
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
 _lock = threading.RLock()
@@ -34,8 +35,9 @@ def start() -> None:
         if _devices:
             return
         _configure()
-        world.join()
-        found = _addressable()
+        with PROGRESS.start():
+            world.join()
+            found = _addressable()
         for index in range(len(found)):
             trace = Trace(index, Generator(), limit=settings.current().trace_limit)
             trace.rng.set_seed(_default_seed)

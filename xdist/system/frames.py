@@ -210,6 +210,14 @@ class Link:
         self._ready.clear()
         return found, is_open
 
+    def is_readable(self) -> bool:
+        """Whether there is something to read, the end of the stream included."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
     def _read(self, flags: int = 0) -> bytes:
         if not self._passes_descriptors:
             return self.sock.recv(_CHUNK_BYTES, flags)

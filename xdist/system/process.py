@@ -7,6 +7,7 @@ or "not ended", never a death. The launcher follows ranks, agents and callers wi
 collectives follow the other ranks of the host.
 """
 
+import contextlib
 import errno
 import math
 import os
@@ -155,6 +156,15 @@ class Process:
         fields, _ = _stat(self.pid)
         # Asked last: while it lives, the number is its own.
         return "" if self.ended() or not fields else fields[0]
+
+    def catches(self, number: int) -> bool:
+        """Whether it has a handler for this signal now; False where that is unknown."""
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{self.pid}/status", encoding="utf-8", errors="replace") as file:
+                rows = dict(line.split(":", 1) for line in file if ":" in line)
+            caught = int(rows.get("SigCgt", "0").strip(), 16)
+            return bool(caught >> (number - 1) & 1) and not self.ended()
+        return False
 
     def fileno(self) -> int:
         """The pidfd, readable once the process has ended; for selectors.

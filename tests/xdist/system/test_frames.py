@@ -112,15 +112,16 @@ def test_the_end_of_a_stream_is_told(pair):
     ours.send({"op": "last"})
     ours.close()
     assert theirs.receive() == Frame({"op": "last"})
-    assert theirs.receive() is None
+    assert theirs.is_readable() and theirs.receive() is None
     assert theirs.read_ready() == ([], False)
     assert theirs.send({"op": "to nobody"}) is False
 
 
 def test_what_is_ready_is_read_without_waiting(pair):
     ours, theirs = pair
-    assert theirs.read_ready() == ([], True)
+    assert theirs.read_ready() == ([], True) and not theirs.is_readable()
     ours.send({"op": "a"})
+    assert theirs.is_readable()
     ours.send({"op": "b"})
     assert theirs.read_ready() == ([Frame({"op": "a"}), Frame({"op": "b"})], True)
 

@@ -232,3 +232,23 @@ def test_waiting_ends_when_the_process_does(child):
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait(60)
     assert time.monotonic() - begun_s < 5
+
+
+def test_a_handler_for_a_signal_is_known():
+    words = (
+        "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: 0);"
+        "signal.signal(signal.SIGRTMAX - 3, lambda *_: 0);"
+        "signal.signal(signal.SIGUSR2, signal.SIG_IGN);"
+        "print(flush=True); time.sleep(600)"
+    )
+    child = Child.start([sys.executable, "-c", words], stdout=subprocess.PIPE)
+    assert child._popen is not None and child._popen.stdout is not None
+    with child._popen.stdout as told:
+        told.readline()
+    caught = {n for n in signal.valid_signals() if child.catches(n)}
+    assert {signal.SIGUSR1, signal.SIGRTMAX - 3} <= caught
+    assert not caught & {signal.SIGUSR2, signal.SIGTERM, signal.SIGRTMAX}
+    child.kill()
+    child.wait()
+    assert not child.catches(signal.SIGUSR1)
+    child.close()

@@ -1,0 +1,88 @@
+"""What a job is, and what it is called. It travels as JSON from `spawn` to the job's head."""
+
+import secrets
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch_xdist.launcher.facts.errors import UsageError
+from torch_xdist.launcher.facts.settings import Timeouts, timeouts
+
+
+@dataclass
+class Job:
+    """All that the head of a job needs to know.
+
+    kind: "function" (pickled, in the payload), "script" and "module" (Python, run inside a fork of
+    the warm nursery), "program" (anything else, executed). `sys_path` goes in front of sys.path.
+    `log_root` is where the folder of its logs is made; without `log_root_is_named` the launcher
+    chose it, and removes the oldest folders there. Without `ranks_of_command` the command runs once
+    and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
+    """
+
+    kind: str
+    argv: list[str]
+    nprocs: int
+    device: str = "CPU"
+    headline: str = ""
+    job_id: str = ""
+    state_dir: str = ""
+    log_root: str = ""
+    log_root_is_named: bool = False
+    cwd: str = ""
+    sys_path: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    tee: str = "all"
+    max_restarts: int = 0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    keep_logs: bool = True
+    ranks_of_command: bool = True
+    needs_coordinator: bool = True
+    stdin_rank: int | None = None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Job":
+        """Read what `to_json` wrote."""
+        return cls(**{**data, "timeouts": timeouts(data["timeouts"])})
+
+    @property
+    def warmth(self) -> str:
+        """Whether the nursery imports torch and jax for this job."""
+        return "cold" if self.kind == "program" else "warm"
+
+    def to_json(self) -> dict[str, Any]:
+        """Infinite timeouts travel as "off": JSON has no infinity."""
+        data = asdict(self)
+        data["timeouts"] = self.timeouts.to_environ()
+        return data
+
+    def teed(self) -> list[int]:
+        """The ranks whose lines are shown: all, none, or "0,2"."""
+        if self.tee in ("all", "none"):
+            return list(range(self.nprocs)) if self.tee == "all" else []
+        return [int(rank) for rank in self.tee.split(",")]
+
+
+def new_id() -> str:
+    """A name that sorts by time and that two jobs do not share: "1121-224512-3f9a2c"."""
+    return time.strftime("%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+def new_mark() -> str:
+    """What tells the processes of an attempt from all others: "NAME=value"."""
+    return f"XLA_RUN_MARK={secrets.token_hex(16)}"
+
+
+def check_id(job_id: str) -> str:
+    """The name itself, if it can be a file name and an environment value.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    plain = all(c.isascii() and (c.isalnum() or c in "._-") for c in job_id)
+    if not plain or not 0 < len(job_id) <= 80 or job_id.startswith("."):
+        raise UsageError(
+            f"job id: {job_id!r} cannot name a job; use up to 80 letters, digits, '.', '_' and "
+            "'-', and no '.' at the start"
+        )
+    return job_id

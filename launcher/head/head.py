@@ -1,0 +1,426 @@
+"""The head of a job: starts the agents, keeps what is seen of every rank, and acts on the verdict.
+
+All state is owned by the thread that calls `run`; the threads of gRPC and signal handlers only put
+messages into its queue. What to think of what was seen is decided in `verdict` and `standing`.
+"""
+
+import queue
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch_xdist.launcher.facts import placement
+from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.records import Failure, ranks_text
+from torch_xdist.launcher.head import report, standing, verdict
+from torch_xdist.launcher.head.hosts import AgentProcess, Backend, Hosts, HostState
+from torch_xdist.launcher.head.requests import Question, Requests
+from torch_xdist.launcher.head.sight import Clock, Sight
+from torch_xdist.launcher.on_host.coordinator import free_port
+from torch_xdist.system.frames import Message
+
+Emit = Callable[..., None]
+_COLLECT_S = 0.25
+_TICK_S = 0.25
+_STACKS_WAIT_S = 1.5
+_MOST_AT_ONCE = 200
+
+
+@dataclass
+class Ending:
+    """How an attempt ended."""
+
+    exit_code: int
+    failures: tuple[Failure, ...] = ()
+    warnings: tuple[str, ...] = ()
+    text: str = ""
+    results: dict[int, bytes] = field(default_factory=dict)
+    exception: bytes = b""
+    judged: bool = False
+    step: int = 0
+    resumed: int | None = None
+
+
+class Head:
+    """One attempt of a job, from the first process to the last.
+
+    Args:
+        mark: "NAME=value", in the environment of every process of this attempt and of no other.
+        log_dir: of this attempt.
+        ends_at_s: on the monotonic clock, when the job has had its time; None: never.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        payload: bytes,
+        emit: Emit,
+        requests: Requests,
+        backend: Backend,
+        *,
+        mark: str,
+        log_dir: Path,
+        ends_at_s: float | None = None,
+    ) -> None:
+        self.job, self.number, self.log_dir = job, number, log_dir
+        self._payload, self._emit, self._requests = payload, emit, requests
+        self._backend, self._mark, self._ends_at_s = backend, mark, ends_at_s
+        self._clock = Clock()
+        self.sight = Sight(job, number, self._clock)
+        self._inbox: queue.SimpleQueue[tuple[int, Message, bytes]] = queue.SimpleQueue()
+        self._token = secrets.token_hex(32)
+        self._meeting = placement.Meeting(secret=secrets.token_bytes(32))
+        self._asked: int | None = None
+        self._ending: Ending | None = None
+        self._released = self._started = False
+        self._shown: set[str] = set()
+        self._hangs = standing.HangWatch(job.timeouts, self._note)
+        self._questions: list[Question] = []
+        self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
+            "hello": self._on_hello,
+            "coordinator": self._on_coordinator,
+            "started": self._on_rank,
+            "arrived": self._on_rank,
+            "beats": self._on_rank,
+            "finished": self._on_rank,
+            "failed": self._on_rank,
+            "ended": self._on_rank,
+            "log": self._on_log,
+            "note": self._on_note,
+            "stacks": self._on_stacks,
+            "all_ended": self._on_all_ended,
+            "broken": self._on_broken,
+            "gone": self._on_gone,
+        }
+
+    # ---- the course of an attempt --------------------------------------------------------------
+
+    def run(self, agent: AgentProcess | None = None, stdin: int | None = None) -> Ending:
+        """Run it to its end; afterwards nothing of it is alive.
+
+        Args:
+            agent: that of host 0, where it has been started already.
+            stdin: a descriptor for the rank that is to have it.
+        """
+        names = list(self._backend.hosts())
+        agents = [agent] if agent is not None else []
+        for index in range(len(agents), len(names)):
+            agents.append(self._backend.start(index, self.job.job_id, self.job.warmth, self._mark))
+        # gRPC takes 0.2 s to import; the agents are on their way already.
+        from torch_xdist.launcher.control import Server
+
+        server = Server(self._token, self._put, self._answer, agents=len(agents))
+        per_host = self.job.nprocs // len(agents)
+        self._hosts = Hosts(
+            server.send,
+            [
+                HostState(index, each, range(index * per_host, (index + 1) * per_host))
+                for index, each in enumerate(agents)
+            ],
+        )
+        self._requests.attach(lambda: self._inbox.put((-1, {"op": "asked"}, b"")))
+        try:
+            self._configure(server.address, stdin)
+            self._begin()
+            self._watch()
+            assert self._ending is not None
+            return self._finish(self._ending)
+        finally:
+            self._hosts.send({"op": "bye"})
+            for state in self._hosts:
+                state.agent.end()
+            server.close()
+
+    def _configure(self, address: str, stdin: int | None) -> None:
+        for state in self._hosts:
+            config = {
+                "op": "config",
+                "address": address,
+                "token": self._token,
+                "host_index": state.index,
+                "beat_s": self.job.timeouts.beat_s,
+            }
+            has_stdin = self.job.stdin_rank is not None and self.job.stdin_rank in state.ranks
+            state.agent.configure(config, stdin if has_stdin else None)
+        self._meeting = replace(self._meeting, control=address)
+        self._emit(
+            "attempt",
+            number=self.number,
+            address=address,
+            token=self._token,
+            log_dir=str(self.log_dir),
+        )
+
+    def _begin(self) -> None:
+        self._rendezvous_s = self._clock.now_s()
+        self._next_notice_s = self.job.timeouts.notice_s
+        if self.job.kind == "function":
+            self._hosts.send({"op": "payload"}, self._payload)
+        if self.job.nprocs > 1 and self.job.needs_coordinator:
+            first = self._hosts[0]
+            order = {"op": "coordinate", "world_size": self.job.nprocs, "host": first.agent.address}
+            self._hosts.send_to(first.index, order, b"")
+        else:
+            self._start_ranks()
+
+    def _start_ranks(self) -> None:
+        first = self._hosts[0].agent.address
+        self._meeting = replace(self._meeting, master_addr=first, master_port=free_port(first))
+        orders = placement.rank_orders(self.job, self.number, self.log_dir, self._meeting)
+        common = placement.common_order(self.job, self.log_dir)
+        for state in self._hosts:
+            own = [order for order in orders if order["rank"] in state.ranks]
+            self._hosts.send_to(state.index, {"op": "start", **common, "ranks": own}, b"")
+        self._emit("start", text=self.job.headline)
+        self._started = True
+
+    def _watch(self) -> None:
+        """Take messages until there is an ending."""
+        while self._ending is None:
+            self._take_one(_TICK_S)
+            if self._ending is None:
+                self._decide()
+
+    def _take_one(self, wait_s: float) -> None:
+        try:
+            item = self._inbox.get(timeout=wait_s)
+        except queue.Empty:
+            self._clock.now_s()
+            if (found := self._hosts.first_gone()) is not None:
+                self._on_gone(found[0], {"why": found[1]}, b"")
+            return
+        self._clock.now_s()
+        self._take(*item)
+        # What is there already is one picture: judge it as a whole. Ranks that print without end
+        # must not keep the judge waiting.
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                self._take(*self._inbox.get_nowait())
+            except queue.Empty:
+                return
+
+    def _take_for(self, limit_s: float, done: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + limit_s
+        while not done() and (left_s := end_s - time.monotonic()) > 0:
+            self._take_one(min(left_s, _TICK_S))
+
+    # ---- what is seen --------------------------------------------------------------------------
+
+    def _put(self, host_index: int, message: Message, blob: bytes) -> None:
+        """On a thread of gRPC."""
+        self._inbox.put((host_index, message, blob))
+
+    def _take(self, host_index: int, message: Message, blob: bytes) -> None:
+        op = message["op"]
+        if op == "asked":
+            self._obey_requests()
+        elif op == "question":
+            self._on_question(message["question"])
+        elif (handler := self._handlers.get(op)) is not None:
+            handler(self._hosts[host_index], message, blob)
+        else:
+            self._note(f"warning: host {host_index} says {op!r}, which is unknown here")
+
+    def _on_rank(self, _: HostState, message: Message, blob: bytes) -> None:
+        news = self.sight.take(message, blob)
+        if news is not None:
+            event = news.pop("event")
+            self._emit(event, **(self._status() if event == "beats" else news))
+
+    def _on_hello(self, state: HostState, message: Message, _: bytes) -> None:
+        state.name = str(message["host"])
+        self.sight.place(state.ranks, state.name)
+
+    def _on_coordinator(self, _: HostState, message: Message, __: bytes) -> None:
+        self._meeting = replace(self._meeting, coordinator=message["address"])
+        self._start_ranks()
+
+    def _on_log(self, _: HostState, message: Message, __: bytes) -> None:
+        self._emit("log", **{name: message[name] for name in ("rank", "lines", "unfinished")})
+        if message["unshown"]:
+            self._emit("note", text=f"[{message['unshown']} lines not shown, they are in the logs]")
+
+    def _on_note(self, _: HostState, message: Message, __: bytes) -> None:
+        self._note(message["text"])
+
+    def _on_all_ended(self, state: HostState, _: Message, __: bytes) -> None:
+        state.all_ended = True
+
+    def _on_stacks(self, state: HostState, message: Message, _: bytes) -> None:
+        state.stacks = dict(message["stacks"])
+        found = self._hosts.stacks()
+        if found is not None:
+            for question in self._questions:
+                question.answer({"stacks": found})
+            self._questions.clear()
+
+    def _on_broken(self, state: HostState, message: Message, _: bytes) -> None:
+        failure = Failure(
+            state.ranks[0], "launch", message=message["text"].strip(), time=self._clock.now_s()
+        )
+        self._end(int(ExitCode.INTERNAL), (self.sight.identified(failure),))
+
+    def _on_gone(self, state: HostState, message: Message, _: bytes) -> None:
+        """The agent's stream ended; before `bye` that means the agent died."""
+        state.gone = True
+        if self._ending is None:
+            text = f"the agent of host {state.name or '?'} has died ({message['why']})"
+            self._on_broken(state, {"text": text}, b"")
+
+    # ---- what is asked from outside ------------------------------------------------------------
+
+    def _answer(self, question: Message) -> Message:
+        """`xla-run ps | stack | stop`: on a thread of gRPC, which only asks the main loop."""
+        if question["op"] == "stop":
+            self._requests.ask(int(question["signal"]), now=bool(question.get("now")))
+            return {"ok": True}
+        waiting = Question(question["op"])
+        self._inbox.put((-1, {"op": "question", "question": waiting}, b""))
+        return waiting.wait()
+
+    def _on_question(self, question: Question) -> None:
+        if question.op == "stack":
+            self._questions.append(question)
+            self._hosts.ask_stacks()
+        else:
+            question.answer(self._status())
+
+    def _obey_requests(self) -> None:
+        """The user asked to stop: by signal, by `xla-run stop`, or by ending `spawn`'s process."""
+        for number, now in self._requests.new():
+            if self._asked is not None or now:
+                self._hosts.send({"op": "stop", "signal": signal.SIGKILL, "grace_s": 0.0})
+            self._asked = number
+            if self._ending is None:
+                code = ExitCode.INTERRUPTED if number == signal.SIGINT else 128 + number
+                self._ending = Ending(int(code), text=f"stopped by {signal.Signals(number).name}")
+
+    def _status(self) -> Message:
+        """How the job stands, as JSON."""
+        ranks = self.sight.ranks()
+        return {
+            "job": self.job.job_id,
+            "attempt": self.number,
+            "up": sum(seen.exit_code is None and seen.rank in self.sight.arrived for seen in ranks),
+            "ranks": self.job.nprocs,
+            "steps": self.sight.steps(),
+            "standing": standing.standing(ranks),
+            "pids": self.sight.pids,
+        }
+
+    # ---- what to do about it -------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        now_s = self._clock.now_s()
+        if not self._started or self.sight.absent():
+            self._check_rendezvous(now_s)
+        ranks = self.sight.ranks()
+        judged = verdict.judge(ranks, now_s, self.job.timeouts)
+        match judged:
+            case verdict.Wait():
+                for notice in judged.notices:
+                    self._note(notice)
+                self._release_if_all_finished()
+                if (found := self._hangs.look(ranks, now_s)) is not None:
+                    self._act_on_hang(found)
+                self._check_time()
+            case verdict.Done():
+                self._ending = Ending(0, warnings=judged.warnings)
+            case verdict.Stop():
+                self._ending = Ending(judged.exit_code, judged.failures, judged=True)
+
+    def _release_if_all_finished(self) -> None:
+        if not self._released and self.sight.have_all_finished():
+            self._released = True
+            self._hosts.send({"op": "release"})
+
+    def _check_rendezvous(self, now_s: float) -> None:
+        waited_s = now_s - self._rendezvous_s
+        absent = self.sight.absent()
+        if waited_s >= self.job.timeouts.rendezvous_s:
+            text = (
+                f"rendezvous: {ranks_text(absent)} of {self.job.nprocs} did not arrive in "
+                f"{waited_s:.0f} s; look into the logs, or raise --rendezvous-timeout"
+            )
+            failure = Failure(absent[0], "launch", message=text, time=now_s)
+            self._end(int(ExitCode.RENDEZVOUS), (failure,))
+        elif waited_s >= self._next_notice_s:
+            self._next_notice_s = 3 * waited_s
+            self._note(f"waiting for {ranks_text(absent)} of {self.job.nprocs} to arrive")
+
+    def _check_time(self) -> None:
+        if self._ends_at_s is not None and time.monotonic() >= self._ends_at_s:
+            self._asked = int(signal.SIGTERM)
+            limit = f"{self.job.timeouts.time_limit_s:g} s"
+            self._ending = Ending(
+                int(ExitCode.TIME_LIMIT), text=f"the time limit of {limit} has passed"
+            )
+
+    def _act_on_hang(self, found: standing.Hang) -> None:
+        self._emit("note", text=found.sentence)
+        if found.level in ("stacks", "kill"):
+            self._hosts.ask_stacks()
+        if found.level == "kill":
+            self._take_for(_STACKS_WAIT_S, lambda: self._hosts.stacks() is not None)
+            behind = found.behind or tuple(self.sight.seen)
+            stacks = self._hosts.stacks() or {}
+            failure = Failure(
+                behind[0],
+                "hang",
+                message=found.sentence,
+                time=self._clock.now_s(),
+                stacks={name: text for name, text in stacks.items() if int(name) in behind},
+            )
+            self._end(int(ExitCode.HANG), (self.sight.identified(failure),))
+
+    def _note(self, text: str) -> None:
+        """Show a line once."""
+        if text not in self._shown:
+            self._shown.add(text)
+            self._emit("note", text=text)
+
+    def _end(self, exit_code: int, failures: tuple[Failure, ...]) -> None:
+        if self._ending is None:
+            self._ending = Ending(exit_code, failures)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def _finish(self, ending: Ending) -> Ending:
+        """Take everything down, then say how it was."""
+        if ending.failures:
+            # Ranks that fail of the same cause do so at the same time: let them say it.
+            self._take_for(_COLLECT_S, self._hosts.have_all_ended)
+        self._tear_down(ending)
+        last = verdict.judge(self.sight.ranks(), self._clock.now_s(), self.job.timeouts)
+        if ending.judged and isinstance(last, verdict.Stop):
+            ending = replace(ending, exit_code=last.exit_code, failures=last.failures)
+        failures = tuple(self.sight.identified(failure) for failure in ending.failures)
+        first = failures[0] if failures else None
+        exception = self.sight.exceptions.get(first.rank, b"") if first else b""
+        return replace(
+            ending,
+            failures=failures,
+            text=report.failure_text(failures, str(self.log_dir)) if failures else ending.text,
+            results=self.sight.results,
+            exception=exception if first and first.kind in ("exception", "pickle") else b"",
+            step=max(self.sight.steps(), default=0),
+            resumed=self.sight.resumed(),
+        )
+
+    def _tear_down(self, ending: Ending) -> None:
+        if self._hosts.are_over():
+            return
+        limits = self.job.timeouts
+        grace_s = limits.graceful_s if self._asked else limits.grace_s
+        number = self._asked or signal.SIGTERM
+        if number == signal.SIGHUP:
+            number = signal.SIGTERM
+        if ending.exit_code == 0:
+            grace_s = 0.5
+        self._hosts.send({"op": "stop", "signal": int(number), "grace_s": grace_s})
+        self._take_for(grace_s + 10.0, self._hosts.are_over)

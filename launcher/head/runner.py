@@ -1,0 +1,216 @@
+"""A job from its registration to its exit code: attempts, restarts, its record, its events.
+
+`run_job` is what `xla-run` calls in its own process and `spawn` in a process of its own. Whoever
+wants to stop a job asks its `Requests`.
+"""
+
+import contextlib
+import json
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_xdist.launcher.facts import log_folders, placement, registry
+from torch_xdist.launcher.facts.job import Job, new_mark
+from torch_xdist.launcher.facts.log_folders import LogFolder
+from torch_xdist.launcher.facts.registry import Registration
+from torch_xdist.launcher.head import restarts
+from torch_xdist.launcher.head.head import Ending, Head
+from torch_xdist.launcher.head.hosts import AgentProcess, ThisHost
+from torch_xdist.launcher.head.requests import Requests
+
+_START_S = 5.0
+_CLOSE_S = 2.0
+_MOST_WAITING = 10_000
+_NOT_FILED = ("log", "beats", "result")
+_KEPT_BACK = ("token",)
+
+
+class Events:
+    """Makes the log folder of a job, files its events there, and cleans up after it.
+
+    Args:
+        show: called with every event, on the thread of the head; must not block.
+    """
+
+    def __init__(self, job: Job, show: Callable[..., None]) -> None:
+        self._job, self._show = job, show
+        self.folder = Path(job.log_root) / job.job_id
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._is_made = threading.Event()
+        self._keep = True
+        self._thread = threading.Thread(target=self._run, name="xla-run-events", daemon=True)
+        self._thread.start()
+        self._is_made.wait(_START_S)
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        if event not in _NOT_FILED and self._queue.qsize() < _MOST_WAITING:
+            filed = {key: value for key, value in facts.items() if key not in _KEPT_BACK}
+            self._queue.put(json.dumps({"time": time.time(), "event": event, **filed}) + "\n")
+        self._show(event, **facts)
+
+    def close(self, *, keep: bool) -> None:
+        """File what waits; without `keep` the logs go. At most for a moment."""
+        self._keep = keep
+        self._queue.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        folder = None
+        # A directory that cannot be used is a warning of the agent's, and no end.
+        with contextlib.suppress(OSError):
+            folder = LogFolder(Path(self._job.log_root), self._job.job_id)
+            self.folder = folder.path
+        self._is_made.set()
+        self._file_all(folder)
+        if folder is not None:
+            folder.close(keep=self._keep)
+        if not self._job.log_root_is_named:
+            log_folders.prune(Path(self._job.log_root))
+        registry.prune(Path(self._job.state_dir))
+
+    def _file_all(self, folder: LogFolder | None) -> None:
+        fd = -1
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(folder.path / log_folders.EVENTS, flags, 0o600)
+        while (line := self._queue.get()) is not None:
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(fd, line.encode())
+        if fd >= 0:
+            os.close(fd)
+
+
+@dataclass
+class FirstAgent:
+    """The agent of the first attempt, where it was started before the job was known."""
+
+    agent: AgentProcess
+    mark: str
+
+
+def run_job(
+    job: Job,
+    payload: bytes,
+    show: Callable[..., None],
+    requests: Requests,
+    first: FirstAgent | None = None,
+    stdin: int | None = None,
+) -> Ending:
+    """Run the job to its end and say how it was; never leaves a process behind.
+
+    Args:
+        show: called with every event; must not block.
+        stdin: a descriptor for the rank that `job.stdin_rank` names.
+
+    Raises:
+        DuplicateJobError: a job of this name runs.
+        PreflightError: the state directory cannot be used.
+    """
+    try:
+        registration = Registration(Path(job.state_dir), job.job_id)
+    except BaseException:
+        if first is not None:
+            first.agent.end()
+        raise
+    events, ending = Events(job, show), None
+    try:
+        run = _Run(job, payload, events, requests, registration, stdin)
+        ending = run.attempts(first)
+        events("end", exit_code=ending.exit_code, text=ending.text, warnings=[*ending.warnings])
+        return ending
+    finally:
+        code = ending.exit_code if ending is not None else None
+        # What ended in an error of ours keeps its logs.
+        events.close(keep=job.keep_logs or code != 0)
+        registration.close(code)
+
+
+class _Run:
+    """The attempts of one job."""
+
+    def __init__(
+        self,
+        job: Job,
+        payload: bytes,
+        events: Events,
+        requests: Requests,
+        registration: Registration,
+        stdin: int | None,
+    ) -> None:
+        self._job, self._payload, self._events = job, payload, events
+        self._requests, self._registration, self._stdin = requests, registration, stdin
+        limit_s = job.timeouts.time_limit_s
+        self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
+        self._backend = ThisHost({**job.env, **placement.shared_environ(job)})
+
+    def attempts(self, first: FirstAgent | None) -> Ending:
+        """One after the other, until one is the last."""
+        history: list[restarts.Attempted] = []
+        while True:
+            ending = self._attempt(len(history), first)
+            first = None
+            root = ending.failures[0] if ending.failures else None
+            for failure in ending.failures:
+                self._events("failure", record=json.loads(failure.to_json()))
+            history.append(restarts.Attempted(ending.exit_code, root, ending.step, ending.resumed))
+            if self._requests.wait():
+                return ending
+            match restarts.decide(history, self._job.max_restarts):
+                case restarts.Again(pause_s):
+                    again = f"restart {len(history)} of {self._job.max_restarts} in {pause_s:g} s"
+                    self._events("note", text=f"{ending.text}\n{again}")
+                    if self._requests.wait(pause_s):
+                        return ending
+                case restarts.Enough(exit_code, why):
+                    ending.exit_code = exit_code
+                    ending.text = f"{ending.text}\n{why}" if why else ending.text
+                    return ending
+
+    def _attempt(self, number: int, first: FirstAgent | None) -> Ending:
+        head = Head(
+            self._job,
+            number,
+            self._payload,
+            self._emit,
+            self._requests,
+            self._backend,
+            mark=first.mark if first is not None else new_mark(),
+            log_dir=self._events.folder / f"attempt-{number}",
+            ends_at_s=self._ends_at_s,
+        )
+        return head.run(first.agent if first is not None else None, self._stdin)
+
+    def _emit(self, event: str, **facts: Any) -> None:
+        if event == "attempt":
+            self._publish(facts)
+        self._events(event, **facts)
+
+    def _publish(self, facts: dict[str, Any]) -> None:
+        """Write the record for `xla-run ps`; a disk without room for it is a warning."""
+        try:
+            self._registration.publish(
+                attempt=facts["number"],
+                address=facts["address"],
+                token=facts["token"],
+                log_dir=facts["log_dir"],
+                argv=self._job.argv,
+                ranks=self._job.nprocs,
+                started=time.time(),
+            )
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._registration.forget()
+            text = (
+                f"warning: the record of this job cannot be written ({error.strerror}); the job "
+                "goes on, but `xla-run ps` and `stop` will not find it"
+            )
+            self._events("note", text=text)

@@ -1,0 +1,190 @@
+"""What the head has seen of every rank of an attempt: it remembers, and judges nothing."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.records import Failure, Heartbeat
+from torch_xdist.system.frames import Message
+
+_STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "D": "in the disk (D)"}
+_FAILURE_FIELDS = frozenset({"kind", "exit_code", "type", "message", "traceback"})
+# The loop looks at its clock several times a second: a longer gap means that it was stopped.
+_GAP_S = 3.0
+
+
+class Clock:
+    """Monotonic seconds in which this process could run.
+
+    The time that it was stopped in (Ctrl-Z, a frozen container) is no time in which ranks were
+    silent or late.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._stopped_s = 0.0
+        self._looked_s = monotonic()
+
+    def now_s(self) -> float:
+        """The time; to be asked at least every second."""
+        real_s = self._monotonic()
+        gap_s = real_s - self._looked_s
+        if gap_s > _GAP_S:
+            self._stopped_s += gap_s
+        self._looked_s = real_s
+        return real_s - self._stopped_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One rank as last observed. Times are seconds on the head's clock.
+
+    `finished_s` is set when the rank said that its function returned (an agent sets it for a
+    program that exited with 0). `changed_s` is when `beat` last changed. `stopped` is true where we
+    had sent it a signal before it ended. `state` is that of its process, where it is worth a word.
+    """
+
+    rank: int
+    last_beat_s: float = 0.0
+    exit_code: int | None = None  # None: still running; -n: killed by signal n
+    ended_s: float | None = None
+    finished_s: float | None = None
+    report: Failure | None = None
+    beat: Heartbeat | None = None
+    changed_s: float = 0.0
+    host: str = ""
+    stopped: bool = False
+    oom: bool = False
+    state: str = ""
+    tail: tuple[str, ...] = ()
+
+
+class Sight:
+    """The ranks of one attempt as last heard of."""
+
+    def __init__(self, job: Job, attempt: int, clock: Clock) -> None:
+        self._job, self._attempt, self._clock = job, attempt, clock
+        self.seen = {rank: Seen(rank) for rank in range(job.nprocs)}
+        self.pids: dict[int, int] = {}
+        self.arrived: set[int] = set()
+        self.results: dict[int, bytes] = {}
+        self.exceptions: dict[int, bytes] = {}
+
+    def take(self, message: Message, blob: bytes) -> Message | None:
+        """Remember what an agent says; an event to show, if it is worth one."""
+        match message["op"]:
+            case "started":
+                return self._started(message)
+            case "arrived":
+                return self._arrive(int(message["rank"]))
+            case "beats":
+                self._beats(message)
+                return {"event": "beats"}
+            case "finished":
+                return self._finished(message, blob)
+            case "failed":
+                self._failed(message, blob)
+            case "ended":
+                return self._ended(message)
+        return None
+
+    def place(self, ranks: range, host: str) -> None:
+        """The agent of these ranks has told the name of its host."""
+        for rank in ranks:
+            self._see(rank, host=host)
+
+    def identified(self, failure: Failure) -> Failure:
+        """The failure with everything else that is known about its rank."""
+        seen = self.seen[failure.rank]
+        return replace(
+            failure,
+            job=self._job.job_id,
+            attempt=self._attempt,
+            local_rank=failure.rank,
+            host=failure.host or seen.host,
+            pid=failure.pid or self.pids.get(failure.rank, 0),
+            device=self._job.device,
+            tail=failure.tail or seen.tail,
+            step=failure.step or (seen.beat.step if seen.beat else None),
+        )
+
+    def ranks(self) -> list[Seen]:
+        """All ranks, in order."""
+        return list(self.seen.values())
+
+    def steps(self) -> list[int]:
+        """The last step of each rank, 0 where it is unknown."""
+        return [seen.beat.step if seen.beat else 0 for seen in self.seen.values()]
+
+    def resumed(self) -> int | None:
+        """The step of the checkpoint that this attempt went on from; None for an unknown one."""
+        told = [seen.beat.resumed for seen in self.seen.values() if seen.beat]
+        return max((step for step in told if step is not None), default=None)
+
+    def have_all_finished(self) -> bool:
+        return all(seen.finished_s is not None for seen in self.seen.values())
+
+    def absent(self) -> list[int]:
+        """The ranks that have not arrived."""
+        return sorted(set(self.seen) - self.arrived)
+
+    def _see(self, rank: int, **changes: Any) -> None:
+        self.seen[rank] = replace(self.seen[rank], **changes)
+
+    def _started(self, message: Message) -> Message | None:
+        rank = int(message["rank"])
+        self.pids[rank] = int(message["pid"])
+        self._see(rank, last_beat_s=self._clock.now_s())
+        # A program does not say that it has arrived.
+        return self._arrive(rank) if self._job.kind == "program" else None
+
+    def _arrive(self, rank: int) -> Message | None:
+        self.arrived.add(rank)
+        whole = len(self.arrived) == self._job.nprocs
+        return {"event": "arrived", "pids": self.pids} if whole else None
+
+    def _beats(self, message: Message) -> None:
+        now_s = self._clock.now_s()
+        for name, beat in message["beats"].items():
+            seen = self.seen[int(name)]
+            self._see(int(name), last_beat_s=now_s)
+            # The agent sends beats in bundles: one may be older than the rank's last words.
+            if seen.finished_s is None and seen.report is None:
+                self._hear(int(name), beat.get("heartbeat"), now_s)
+        for name, letter in message["states"].items():
+            self._see(int(name), state=_STATES.get(letter, ""))
+
+    def _hear(self, rank: int, data: Message | None, now_s: float) -> None:
+        if data is None:
+            return
+        fresh = Heartbeat.from_json(data)
+        if fresh != self.seen[rank].beat:
+            self._see(rank, beat=fresh, changed_s=now_s)
+
+    def _finished(self, message: Message, blob: bytes) -> Message:
+        rank, now_s = int(message["rank"]), self._clock.now_s()
+        self._hear(rank, message.get("heartbeat"), now_s)
+        self._see(rank, finished_s=now_s)
+        self.results[rank] = blob
+        return {"event": "finished", "rank": rank}
+
+    def _failed(self, message: Message, blob: bytes) -> None:
+        rank, now_s = int(message["rank"]), self._clock.now_s()
+        facts = {key: value for key, value in message.items() if key in _FAILURE_FIELDS}
+        self.exceptions[rank] = blob
+        self._hear(rank, message.get("heartbeat"), now_s)
+        self._see(rank, report=self.identified(Failure(rank, time=now_s, **facts)))
+
+    def _ended(self, message: Message) -> Message:
+        rank, code = int(message["rank"]), int(message["code"])
+        self._see(
+            rank,
+            exit_code=code,
+            ended_s=self._clock.now_s(),
+            stopped=bool(message["stopped"]),
+            oom=bool(message["oom"]),
+            tail=tuple(message["tail"]),
+        )
+        return {"event": "ended", "rank": rank, "code": code}

@@ -1,0 +1,251 @@
+"""How the ranks of a job stand to each other, in sentences: who waits, who left, who is behind.
+
+Pure, from what was last seen of every rank; times are seconds on the head's clock. The head shows
+these lines, and asks `HangWatch` again and again; `verdict` asks who left early.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch_xdist.launcher.facts.records import Heartbeat, ranks_text
+from torch_xdist.launcher.facts.settings import OFF, Timeouts
+from torch_xdist.launcher.head.sight import Seen
+
+# A group without the rank that left may meet legitimately, but then not for long.
+WAITED_S = 2.0
+# Who waits is late by as much as a heartbeat takes to arrive.
+LATE_S = 0.5
+# Every rank waits for others this long before the reason is looked for.
+DIVERGED_S = 3.0
+LEVELS = ("none", "warn", "stacks", "kill")
+_STAGES = {"outside": 0, "starting": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """How long nothing went on, what to do about it ("none", "warn", "stacks", "kill"), and who."""
+
+    level: str
+    stuck_s: float = 0.0
+    behind: tuple[int, ...] = ()
+    sentence: str = ""
+
+
+def standing(workers: Sequence[Seen]) -> str:
+    """Who is where, those behind first; "" where no rank has said anything.
+
+    Example: "rank 2 left the loop after step 58; ranks 0, 1, 3 wait in all_reduce #59
+    (optimizer_step, train.py:77)".
+    """
+    groups: dict[tuple[int, str], list[int]] = {}
+    for worker in workers:
+        phrase = _phrase(worker)
+        if phrase:
+            groups.setdefault(phrase, []).append(worker.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], item[1][0]))
+    return "; ".join(
+        f"{ranks_text(ranks)} {_conjugated(text, len(ranks))}" for (_, text), ranks in ordered
+    )
+
+
+def hang(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Hang:
+    """Whether the job is stuck: no rank changed its heartbeat for the time of a level.
+
+    A job with a rank that compiles (and still beats), or in which no rank has come to its device,
+    is not judged. A rank that stopped beating while others wait is behind.
+    """
+    running = [seen for seen in workers if seen.exit_code is None and seen.finished_s is None]
+    told = [seen for seen in running if seen.beat is not None]
+    silent = [seen for seen in running if now_s - seen.last_beat_s > timeouts.lost_s]
+    states = {seen.rank: seen.beat.state for seen in told if seen.beat is not None}
+    compiling = any(states[seen.rank] == "compiling" and seen not in silent for seen in told)
+    if compiling or all(state == "outside" for state in states.values()):
+        return Hang("none")
+    # A rank whose beats have stopped has not gone on since its last beat, whatever it said in it.
+    stuck_s = now_s - max(seen.changed_s for seen in told)
+    if silent and len(silent) < len(running):
+        stuck_s = max(stuck_s, min(now_s - seen.last_beat_s for seen in silent))
+    level = _level(stuck_s, timeouts)
+    if level == "none":
+        return Hang("none", stuck_s)
+    behind = tuple(seen.rank for seen in silent) or _behind(told)
+    where = standing([seen for seen in workers if seen.exit_code is None or seen.finished_s])
+    beats = f" ({ranks_text([s.rank for s in silent])} sent no heartbeat)" if silent else ""
+    return Hang(level, stuck_s, behind, f"no rank went on for {stuck_s:.0f} s{beats}: {where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A rank that finished while others need it, the sentence about it, and since when.
+
+    `is_certain`: the others wait for this very rank, so that the job cannot go on.
+    """
+
+    seen: Seen
+    sentence: str
+    since_s: float
+    is_certain: bool
+
+
+def left_early(workers: Sequence[Seen], now_s: float, failing: bool = False) -> Early | None:
+    """The rank that finished while others need it; None where there is none.
+
+    Others need it where they say that they wait for it, or wait in a collective that comes after
+    its last one; where a rank failed by losing a peer (`failing`), any rank that had finished
+    before is the peer.
+    """
+    finished = [seen for seen in workers if seen.finished_s is not None]
+    running = [seen for seen in workers if seen.finished_s is None]
+    if not finished or not running:
+        return None
+    waiting = [seen for seen in running if seen.beat is not None and seen.beat.state == "waiting"]
+    wanted = [gone for gone in finished if any(_waits_for(seen, gone) for seen in waiting)]
+    if wanted:
+        return _early(wanted, waiting, certain=True)
+    waiting = [seen for seen in waiting if failing or now_s - seen.changed_s >= WAITED_S]
+    newest = max((seen.beat.seq for seen in waiting if seen.beat), default=None)
+    gone = [
+        seen for seen in finished if newest is None or seen.beat is None or seen.beat.seq < newest
+    ]
+    if not gone or (newest is None and not failing):
+        return None
+    return _early(gone, waiting or running, certain=False)
+
+
+def _early(gone: Sequence[Seen], others: Sequence[Seen], *, certain: bool) -> Early:
+    first = min(gone, key=lambda seen: (seen.finished_s or 0.0, seen.rank))
+    since_s = max([first.finished_s or 0.0] + [seen.changed_s for seen in others])
+    # A rank that has ended since, for want of its peer, is shown where it waited.
+    as_it_was = [replace(seen, exit_code=None, state="") for seen in others]
+    return Early(first, standing([*gone, *as_it_was]), since_s, certain)
+
+
+def _waits_for(seen: Seen, gone: Seen) -> bool:
+    """Whether a rank is sure to wait for one that has finished."""
+    beat = seen.beat
+    if beat is None or gone.finished_s is None:
+        return False
+    # An older beat may tell of a wait that the other one has ended by coming.
+    if gone.rank in beat.waits_for and seen.last_beat_s >= gone.finished_s + LATE_S:
+        return True
+    return beat.by_all and gone.beat is not None and gone.beat.seq < beat.seq
+
+
+def divergence(workers: Sequence[Seen]) -> str:
+    """Where every rank waits for others, the first collective in which they run different programs.
+
+    In a sentence; "" for none. Ranks may differ and still meet: only a job that cannot go on is
+    looked at.
+    """
+    running = [seen for seen in workers if seen.exit_code is None and seen.finished_s is None]
+    if not running or not all(seen.beat is not None and seen.beat.waits_for for seen in running):
+        return ""
+    marks: dict[int, dict[str, list[int]]] = {}
+    for worker in workers:
+        for seq, mark in worker.beat.recent if worker.beat is not None else ():
+            marks.setdefault(seq, {}).setdefault(mark, []).append(worker.rank)
+    for seq in sorted(marks):
+        if len(marks[seq]) > 1:
+            sides = sorted(marks[seq].items(), key=lambda side: (len(side[1]), side[1]))
+            parts = [f"{ranks_text(ranks)} {_runs(len(ranks))} {mark}" for mark, ranks in sides]
+            return (
+                f"the ranks' programs differ at collective #{seq}: {'; '.join(parts)}; every rank "
+                "must reach the same collectives in the same order with the same shapes"
+            )
+    return ""
+
+
+def _runs(count: int) -> str:
+    return "runs" if count == 1 else "run"
+
+
+def _phrase(worker: Seen) -> tuple[int, str] | None:
+    """(place in the order, text) of what a rank is doing; verbs as for one rank."""
+    beat = worker.beat
+    if worker.finished_s is not None:
+        after = f" after step {beat.step}" if beat is not None and beat.step else ""
+        return 0, f"left the loop{after}"
+    if worker.exit_code is not None:
+        return 0, "has ended"
+    if worker.state:
+        return 1, f"is {worker.state}" + (f" after step {beat.step}" if beat else "")
+    return _phrase_of(beat) if beat is not None else None
+
+
+def _phrase_of(beat: Heartbeat) -> tuple[int, str]:
+    where = f" ({os.path.basename(beat.where)})" if beat.where else ""
+    if beat.state == "outside":
+        return 2, f"has not come to its first step{where}"
+    if beat.state == "starting":
+        return 3, f"starts its device, where all ranks meet{where}"
+    if beat.state == "compiling":
+        return 5, f"compiles for step {beat.step + 1}{where}"
+    if beat.state == "waiting":
+        return 6, f"waits in {beat.collective or 'a collective'} #{beat.seq}{where}"
+    return 4, f"is in step {beat.step + 1}{where}"
+
+
+_PLURAL = {
+    "is": "are",
+    "has": "have",
+    "waits": "wait",
+    "compiles": "compile",
+    "starts": "start",
+}
+
+
+def _conjugated(text: str, count: int) -> str:
+    verb, rest = text.split(" ", 1)
+    if count == 1:
+        return text
+    return f"{_PLURAL.get(verb, verb)} {rest}".replace(" its ", " their ")
+
+
+def _behind(told: Sequence[Seen]) -> tuple[int, ...]:
+    """The ranks that keep the others waiting: those that are not in the newest collective."""
+    places = {
+        seen.rank: (_STAGES.get(beat.state, 2), beat.seq, beat.state == "waiting")
+        for seen in told
+        if (beat := seen.beat) is not None
+    }
+    newest = max(places.values())
+    return tuple(rank for rank, place in places.items() if place != newest)
+
+
+def _level(stuck_s: float, timeouts: Timeouts) -> str:
+    limits = (timeouts.hang_kill_s, timeouts.hang_stacks_s, timeouts.hang_warn_s)
+    for level, limit_s in zip(("kill", "stacks", "warn"), limits, strict=True):
+        if limit_s != OFF and stuck_s >= limit_s:
+            return level
+    return "none"
+
+
+class HangWatch:
+    """Remembers how far a hang was told.
+
+    Args:
+        note: shows a sentence, once.
+    """
+
+    def __init__(self, timeouts: Timeouts, note: Callable[[str], None]) -> None:
+        self._timeouts, self._note = timeouts, note
+        self._level = "none"
+
+    def look(self, ranks: Sequence[Seen], now_s: float) -> Hang | None:
+        """The hang, where it has just become one, or a worse one."""
+        still_s = now_s - max((seen.changed_s for seen in ranks), default=now_s)
+        if still_s >= DIVERGED_S and (text := divergence(ranks)):
+            self._note(text)
+        compiling = [seen for seen in ranks if self._compiles_long(seen, now_s)]
+        if compiling:
+            self._note(standing(compiling))
+        found = hang(ranks, now_s, self._timeouts)
+        rising = LEVELS.index(found.level) > LEVELS.index(self._level)
+        self._level = found.level
+        return found if rising else None
+
+    def _compiles_long(self, seen: Seen, now_s: float) -> bool:
+        compiling = seen.beat is not None and seen.beat.state == "compiling"
+        running = seen.finished_s is None and seen.exit_code is None
+        return compiling and running and now_s - seen.changed_s >= self._timeouts.notice_s

@@ -1,0 +1,433 @@
+"""The agent, one process per host: starts its ranks, watches them, and leaves nothing behind.
+
+It owns the nursery (which forks the ranks), the log pipes and the links of the ranks. It decides
+nothing: what it sees goes to the head over one gRPC stream, and what the head says is done. It ends
+its ranks by itself in one case only: when the head is gone (its stdin ends, or the stream does).
+
+One thread owns all state; the threads of gRPC and of the pump only drop messages into a deque and
+wake it. The loop waits in one selector, never polls faster than its next deadline, and touches no
+disk: a disk that hangs must not keep it from ending the ranks.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_xdist.launcher.facts.settings import environment
+from torch_xdist.launcher.on_host.started_rank import OomWatch, StartedRank
+from torch_xdist.system import process_tree
+from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
+from torch_xdist.system.process import Child, Process
+
+_STACKS_S = 0.4
+# A process that a rank left behind may hold its pipe open.
+_LOG_WAIT_S = 0.3
+# Messages that may wait for a slow head before lines are left to the files.
+_MOST_PENDING = 1000
+
+
+class Agent:
+    """The agent of one host.
+
+    Args:
+        mark: "NAME=value", in the environment of every process of this attempt and of no other.
+        nursery: its process, started by us or forked with us.
+        link: to the nursery.
+    """
+
+    def __init__(self, mark: str, nursery: Child, link: Link) -> None:
+        self._mark, self._nursery, self._to_nursery = mark, nursery, link
+        self._selector = selectors.DefaultSelector()
+        self._inbox: deque[tuple[Message, bytes]] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ranks: dict[int, StartedRank] = {}
+        # Orders wait for the nursery here: while it imports, nobody reads its socket.
+        self._held: list[tuple[Message, Sequence[int]]] | None = []
+        self._kill_at_s: float | None = None
+        self._stacks_at_s: float | None = None
+        self._told_at_s: dict[int, float] = {}
+        self._next_beat_s = 0.0
+        self._beats: dict[int, Message] = {}
+        self._stopping = self._gone = self._orphaned = self._said_all_ended = False
+        self._oom = OomWatch()
+        self._tee: set[int] = set()
+        self._unshown = 0
+        self._stream: Any = None
+        self._pump: Any = None
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Connect, obey until the head says `bye` or is gone, and clean up."""
+        process_tree.adopt_orphans()
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        self._head = Link(socket.socket(fileno=0))
+        config = self._head.receive()
+        if config is None:
+            self._nursery.kill()
+            self._nursery.wait()
+            return
+        self._beat_s = float(config.message["beat_s"])
+        self._stdin = config.descriptors[0] if config.descriptors else -1
+        self._connect(config.message)
+        self._watch(self._wake_read, self._on_wake)
+        self._watch(0, self._on_stdin)
+        self._watch(self._to_nursery.fileno(), self._on_nursery)
+        self._watch(self._nursery.fileno(), self._on_nursery_end)
+        try:
+            while not self._gone:
+                for key, _ in self._selector.select(self._wait_s()):
+                    key.data(key.fd)
+                self._keep_time()
+        finally:
+            self._clean_up()
+
+    def _connect(self, config: Message) -> None:
+        # gRPC takes 0.2 s to import; the nursery is on its way already.
+        from torch_xdist.launcher.control import AgentStream
+
+        hello = {
+            "host_index": config["host_index"],
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        self._stream = AgentStream(
+            config["address"],
+            config["token"],
+            hello,
+            self._post,
+            lambda why: self._post({"op": "lost", "why": why}),
+        )
+
+    def _post(self, message: Message, blob: bytes = b"") -> None:
+        """From any thread: let the loop take a message."""
+        self._inbox.append((message, blob))
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def _watch(self, fd: int, action: Callable[[int], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, action)
+
+    def _forget(self, fd: int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def _wait_s(self) -> float:
+        deadlines = [t for t in (self._kill_at_s, self._stacks_at_s) if t is not None]
+        earliest_s = min([self._next_beat_s, *deadlines, *self._told_at_s.values()])
+        return max(0.0, earliest_s - time.monotonic())
+
+    def _keep_time(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + self._beat_s
+            states = {
+                rank.rank: rank.process.state()
+                for rank in self._ranks.values()
+                if rank.process is not None and not rank.ended
+            }
+            self._send({"op": "beats", "beats": self._beats, "states": states})
+            self._beats = {}
+        if self._stacks_at_s is not None and now_s >= self._stacks_at_s:
+            self._stacks_at_s = None
+            self._send({"op": "stacks", "stacks": self._read_stacks()})
+        if self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self._kill_at_s = None
+            self._signal_all(signal.SIGKILL)
+        for number, at_s in list(self._told_at_s.items()):
+            if now_s >= at_s:
+                self._tell_end(self._ranks[number])
+
+    def _send(self, message: Message, blob: bytes = b"") -> None:
+        if self._stream is not None:
+            self._stream.send(message, blob)
+
+    # ---- orders --------------------------------------------------------------------------------
+
+    def _on_wake(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._inbox:
+            message, blob = self._inbox.popleft()
+            self._obey(message, blob)
+
+    def _on_stdin(self, fd: int) -> None:
+        """Stdin says nothing after the first frame; its end means that the head is gone."""
+        _, is_open = self._head.read_ready()
+        if not is_open:
+            self._forget(fd)
+            self._abandon()
+
+    def _obey(self, message: Message, blob: bytes) -> None:
+        match message["op"]:
+            case "coordinate":
+                self._order(message)
+            case "payload":
+                fd = to_memory_file(blob, "xla-run-payload")
+                self._order(message, fd)
+            case "start":
+                self._start(message)
+            case "release":
+                for rank in self._ranks.values():
+                    rank.link.send({"op": "release"})
+            case "stop":
+                self._stop(int(message["signal"]), float(message["grace_s"]))
+            case "stacks":
+                self._ask_stacks()
+            case "drained":
+                rank = self._ranks[int(message["rank"])]
+                if rank.rank in self._told_at_s:
+                    self._tell_end(rank)
+            case "bye":
+                self._gone = True
+            case "lost":
+                self._abandon()
+
+    def _abandon(self) -> None:
+        """The head is gone: end everything at once."""
+        if not self._orphaned:
+            self._orphaned = True
+            self._signal_all(signal.SIGKILL)
+            self._gone = True
+
+    def _order(self, message: Message, *descriptors: int) -> None:
+        """Tell the nursery, as soon as it listens; the descriptors are closed then."""
+        if self._held is not None:
+            self._held.append((message, descriptors))
+            return
+        self._to_nursery.send(message, descriptors=descriptors)
+        for fd in descriptors:
+            os.close(fd)
+
+    def _start(self, message: Message) -> None:
+        from torch_xdist.launcher.on_host.pump import Pump
+
+        self._pump = Pump(
+            Path(message["log_dir"]),
+            show=self._show,
+            warn=lambda text: self._send({"op": "note", "text": f"warning: {text}"}),
+            drained=lambda rank: self._post({"op": "drained", "rank": rank}),
+        )
+        self._tee = set(message["tee"])
+        common = {"task": message["task"], "cwd": message["cwd"], "env_of_all": message["env"]}
+        self._order({"op": "orders", **common})
+        for facts in message["ranks"]:
+            is_program = message["task"]["kind"] == "program"
+            self._start_rank(facts, is_program, facts["rank"] == message["stdin_rank"])
+
+    def _start_rank(self, facts: Message, is_program: bool, has_stdin: bool) -> None:
+        number = int(facts["rank"])
+        ours, theirs = socket.socketpair()
+        log, log_write = os.pipe2(os.O_CLOEXEC)
+        stacks = os.memfd_create("xla-run-stacks", os.MFD_CLOEXEC)
+        rank = StartedRank(number, Link(ours), stacks, is_program)
+        self._ranks[number] = rank
+        has_stdin = has_stdin and self._stdin >= 0
+        self._pump.add(number, log, interactive=has_stdin)
+        self._watch(ours.fileno(), lambda fd: self._on_link(rank))
+        given = [log_write, theirs.detach(), os.dup(stacks)]
+        if has_stdin:
+            # Whoever writes to it must see when the rank has closed it, so we keep none.
+            given.append(self._stdin)
+            self._stdin = -1
+        self._order({"op": "start", **facts}, *given)
+
+    # ---- what the ranks and the nursery say ----------------------------------------------------
+
+    def _show(self, rank: int, lines: list[str], unfinished: str) -> None:
+        """On the pump's thread. What the head cannot take in time is only in the files."""
+        if rank not in self._tee or self._stream is None:
+            return
+        if self._stream.pending() > _MOST_PENDING:
+            self._unshown += len(lines)
+            return
+        unshown, self._unshown = self._unshown, 0
+        shown = {"rank": rank, "lines": lines, "unfinished": unfinished, "unshown": unshown}
+        self._send({"op": "log", **shown})
+
+    def _on_link(self, rank: StartedRank) -> None:
+        received, is_open = rank.link.read_ready()
+        for message, blobs, _ in received:
+            if message["op"] == "beat":
+                self._beats[rank.rank] = {"heartbeat": message["heartbeat"]}
+                continue
+            if message["op"] == "failed" and message.get("traceback"):
+                self._pump.note(rank.rank, message["traceback"])
+            self._send({**message, "rank": rank.rank}, blobs[0] if blobs else b"")
+        if not is_open:
+            self._forget(rank.link.fileno())
+
+    def _on_nursery(self, fd: int) -> None:
+        received, is_open = self._to_nursery.read_ready()
+        for frame in received:
+            self._hear(frame)
+        if not is_open:
+            self._forget(fd)
+
+    def _hear(self, frame: Frame) -> None:
+        message = frame.message
+        rank = self._ranks.get(message.get("rank", -1))
+        match message["op"]:
+            case "ready":
+                held, self._held = self._held or [], None
+                for order, descriptors in held:
+                    self._order(order, *descriptors)
+            case "started" if rank is not None:
+                rank.process = Process(message["pid"], *frame.descriptors)
+                if self._stopping:
+                    # It has done nothing yet that could be saved.
+                    rank.signal(signal.SIGKILL)
+                self._send(message)
+            case "ended" if rank is not None:
+                self._on_end(rank, int(message["code"]))
+            case _:
+                self._send(message)
+
+    def _on_end(self, rank: StartedRank, code: int) -> None:
+        """A rank has ended: what it still had to say goes out before the news."""
+        rank.ended, rank.code = True, code
+        while rank.link.fileno() in self._selector.get_map() and rank.link.is_readable():
+            self._on_link(rank)
+        self._told_at_s[rank.rank] = time.monotonic() + _LOG_WAIT_S
+        if self._pump.is_drained(rank.rank):
+            self._tell_end(rank)
+
+    def _tell_end(self, rank: StartedRank) -> None:
+        """Its pipe has been read to the end, or somebody else keeps it open."""
+        del self._told_at_s[rank.rank]
+        rank.told = True
+        if rank.program and rank.code == 0:
+            self._send({"op": "finished", "rank": rank.rank})
+        was_killed = rank.code == -signal.SIGKILL and not rank.stopped
+        self._send(
+            {
+                "op": "ended",
+                "rank": rank.rank,
+                "code": rank.code,
+                "stopped": rank.stopped,
+                "oom": was_killed and self._oom.killed(),
+                "tail": self._pump.tail(rank.rank),
+            }
+        )
+        self._check_all_ended()
+
+    def _on_nursery_end(self, fd: int) -> None:
+        """Somebody killed the nursery: its ranks die with it (their death signal)."""
+        self._forget(fd)
+        while self._to_nursery.fileno() in self._selector.get_map():
+            self._on_nursery(self._to_nursery.fileno())
+        if not self._stopping:
+            self._send({"op": "broken", "text": "the nursery, the parent of the ranks, has died"})
+        for rank in self._ranks.values():
+            if not rank.ended:
+                rank.stopped = True
+                self._on_end(rank, -signal.SIGKILL)
+        self._check_all_ended()
+
+    # ---- stacks and the end --------------------------------------------------------------------
+
+    def _ask_stacks(self) -> None:
+        for rank in self._ranks.values():
+            rank.ask_stack()
+        self._stacks_at_s = time.monotonic() + _STACKS_S
+
+    def _read_stacks(self) -> dict[int, str]:
+        """What each rank wrote since it was asked; its log gets it too."""
+        found = {rank.rank: rank.read_stack() for rank in self._ranks.values()}
+        for number, text in found.items():
+            self._pump.note(number, text)
+        return {number: text for number, text in found.items() if text}
+
+    def _stop(self, number: int, grace_s: float) -> None:
+        """Ask every rank to end; kill after the grace. A second order may only shorten it."""
+        self._stopping = True
+        if self._held is not None:
+            # It still imports, so there is no rank to be asked.
+            self._nursery.kill()
+            for fd in [fd for _, descriptors in self._held for fd in descriptors]:
+                os.close(fd)
+            self._held = []
+        for rank in self._ranks.values():
+            # One that saves a checkpoint and then returns must not wait for the others.
+            rank.link.send({"op": "release"})
+        self._signal_all(number)
+        at_s = time.monotonic() + grace_s
+        self._kill_at_s = at_s if self._kill_at_s is None else min(self._kill_at_s, at_s)
+        self._check_all_ended()
+
+    def _signal_all(self, number: int) -> None:
+        for rank in self._ranks.values():
+            rank.signal(number)
+
+    def _check_all_ended(self) -> None:
+        if self._said_all_ended or any(not rank.told for rank in self._ranks.values()):
+            return
+        if self._ranks or self._stopping:
+            self._said_all_ended = True
+            self._sweep()
+            self._send({"op": "all_ended"})
+
+    def _sweep(self) -> None:
+        """Nothing of the job stays: marked processes, descendants, whatever session they are in."""
+        roots = [os.getpid(), self._nursery.pid]
+        process_tree.sweep(self._mark, keep=roots, roots=roots)
+
+    def _clean_up(self) -> None:
+        self._signal_all(signal.SIGKILL)
+        self._sweep()
+        self._nursery.kill()
+        self._nursery.wait()
+        self._sweep()
+        process_tree.reap()
+        if self._pump is not None:
+            self._pump.close(_LOG_WAIT_S)
+        if self._stream is not None and not self._orphaned:
+            self._stream.close()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def start_nursery(job_id: str, warmth: str, mark: str) -> tuple[Child, Link]:
+    """Start the import of torch and jax before anything else: it takes longest."""
+    ours, theirs = socket.socketpair()
+    name, value = mark.split("=")
+    nursery = Child.start(
+        [
+            *(sys.executable, "-P", "-m", "torch_xdist.launcher.on_host.nursery"),
+            *(str(theirs.fileno()), warmth, mark, str(os.getpid())),
+        ],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**environment(), "XLA_RUN_JOB_ID": job_id, name: value},
+    )
+    theirs.close()
+    return nursery, Link(ours)
+
+
+def main() -> None:
+    """`python -m torch_xdist.launcher.on_host.agent JOB_ID warm|cold MARK [NURSERY_PID SOCKET]`.
+
+    Its orders come by stdin, which is a socket.
+    """
+    job_id, warmth, mark, *forked = sys.argv[1:]
+    if forked:
+        sock = socket.socket(fileno=int(forked[1]))
+        sock.set_inheritable(False)
+        nursery, link = Child(int(forked[0])), Link(sock)
+    else:
+        nursery, link = start_nursery(job_id, warmth, mark)
+    Agent(mark, nursery, link).run()
+
+
+if __name__ == "__main__":
+    main()

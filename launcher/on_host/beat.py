@@ -1,0 +1,117 @@
+"""The heartbeat of a rank: a thread that says every two seconds how far the rank has come.
+
+The core writes its progress into `torch_xdist.progress.PROGRESS`; this only reads, and only where
+that module is loaded. Before the first step only the user's line is known.
+"""
+
+import os
+import sys
+import sysconfig
+import threading
+from types import FrameType
+from typing import Any
+
+from torch_xdist.system.frames import Link, Message
+
+_RECENT = 16
+_stop = threading.Event()
+_recent: list[tuple[int, str]] = []
+_LIBRARIES = tuple(
+    {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "stdlib")}
+)
+_PACKAGES = (
+    *("torch_xdist", "torch_xdist.launcher", "torch_xdist.collectives", "torch_xdist.loaders"),
+    *("torch_xdist.system", "torch_xla"),
+)
+
+
+def start(link: Link, every_s: float) -> None:
+    """Start the thread; it ends with the process, or with `stop`."""
+    main = threading.main_thread().ident or 0
+    threading.Thread(
+        target=_beat, args=(link, every_s, main), daemon=True, name="heartbeat"
+    ).start()
+
+
+def stop() -> None:
+    """No further beat."""
+    _stop.set()
+
+
+def last() -> Message:
+    """The newest heartbeat, as the message that says "finished" carries it."""
+    return {"heartbeat": read(0)}
+
+
+def read(main_thread: int) -> dict[str, Any]:
+    """`records.Heartbeat` as JSON."""
+    frame = sys._current_frames().get(main_thread)
+    progress = getattr(sys.modules.get("torch_xdist.progress"), "PROGRESS", None)
+    if progress is None:
+        return {"state": "outside", "where": line(frame)}
+    seq, mark = int(progress.collective), str(progress.fingerprint)
+    if seq and (not _recent or _recent[-1][0] != seq):
+        _recent.append((seq, mark))
+        del _recent[:-_RECENT]
+    state = _state(progress, frame)
+    # The core says where the last program was started; a rank in the user's own code is elsewhere.
+    own = line(frame) if state in ("running", "outside", "starting") else ""
+    return {
+        "step": int(progress.step),
+        "resumed": progress.resumed,
+        "seq": seq,
+        "state": state,
+        "collective": str(progress.name),
+        "where": own or str(progress.where) or line(frame),
+        "waits_for": list(progress.waits_for) if state == "waiting" else [],
+        "by_all": bool(seq) and _needs_all(),
+        "recent": list(_recent),
+    }
+
+
+def _state(progress: Any, frame: FrameType | None) -> str:
+    """A rank whose innermost Python frame is in jax or in the device waits for its results."""
+    if progress.compiling:
+        return "compiling"
+    if progress.starting:
+        return "starting"
+    if progress.waits_for:
+        return "waiting"
+    if progress.collective and frame is not None and _is_device_code(frame.f_code.co_filename):
+        return "waiting"
+    return "running" if progress.step or progress.collective else "outside"
+
+
+def _needs_all() -> bool:
+    """Whether every collective is a program of all ranks: on XLA's own transport it is."""
+    world = sys.modules.get("torch_xdist.world")
+    return world is not None and world.world_size() > 1 and world.transport() == "mesh"
+
+
+def _is_device_code(filename: str) -> bool:
+    parts = filename.replace("\\", "/").split("/")
+    return "jax" in parts or "jaxlib" in parts or _is_ours(filename)
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether a file belongs to this product, wherever its packages are installed."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
+    folders = tuple(os.path.dirname(os.path.realpath(file)) + os.sep for file in files if file)
+    return os.path.realpath(filename).startswith(folders)
+
+
+def line(frame: FrameType | None) -> str:
+    """ "train.py:77": the innermost line of the user's own code on a stack."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        library = os.path.realpath(filename).startswith(_LIBRARIES)
+        if not (library or _is_ours(filename) or filename.startswith("<frozen")):
+            return f"{os.path.basename(filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _beat(link: Link, every_s: float, main_thread: int) -> None:
+    while not _stop.wait(every_s):
+        if not link.send({"op": "beat", "heartbeat": read(main_thread)}):
+            return

@@ -1,0 +1,359 @@
+"""`xla-run`: start a command as ranks of this host, and look after jobs that run.
+
+xla-run -n 4 python train.py --lr 0.1
+xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
+"""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import click
+from click.shell_completion import CompletionItem
+
+from torch_xdist import __version__
+from torch_xdist.launcher.facts import cluster, devices, job, placement, settings
+from torch_xdist.launcher.facts.cluster import HostOfMany
+from torch_xdist.launcher.facts.errors import LauncherError, UsageError
+from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.head.requests import Requests
+from torch_xdist.launcher.head.runner import run_job
+from torch_xdist.launcher.ways_in import command_line, job_commands
+from torch_xdist.launcher.ways_in.screen import Screen
+from torch_xdist.system.rank import Rank
+
+_SECRET_NAMES = (
+    *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE", "ACCESS_KEY"),
+)
+# postgres://user:password@host: what stands before the @ of an address.
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The options of other launchers are known by these names, too.
+_NPROCS_NAMES = ("-n", "-np", "--nprocs", "--nproc-per-node", "--nproc_per_node")
+
+
+class _RunByDefault(click.Group):
+    """`xla-run OPTIONS COMMAND` is `xla-run run OPTIONS COMMAND`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help", "--version"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Subcommands, and the options of `run`, whose name may be left out."""
+        found = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            return found
+        return [*found, *self.commands["run"].shell_complete(ctx, incomplete)]
+
+
+class _Seconds(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return settings.parse_seconds(value, param.opts[0] if param else "duration")
+        except LauncherError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Count(click.ParamType):
+    """A number of ranks, or a word of torchrun for "as many as there are devices" (0)."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if value in ("auto", "gpu", "tpu", "cpu", "xla"):
+            return 0
+        if not str(value).isdecimal() or int(value) == 0:
+            self.fail(f"{value!r}: a whole number from 1 up is needed, or auto", param, ctx)
+        return int(value)
+
+
+def _timeout_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One flag per row of the timeout table."""
+    for row in reversed(settings.TIMEOUTS):
+        option = click.option(
+            row.flag,
+            row.field,
+            type=_Seconds(),
+            default=None,
+            help=f"{row.meaning} [{row.variable}; {settings.show_seconds(row.default_s)}]",
+        )
+        command = option(command)
+    return command
+
+
+@click.group(cls=_RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="xla-run")
+def cli() -> None:
+    """Run a command as one process per device, and never leave one behind.
+
+    xla-run [-n N] [OPTIONS] python train.py ARGS (see `xla-run run --help`)
+    """
+
+
+for each in (job_commands.ps, job_commands.logs, job_commands.stack, job_commands.stop):
+    cli.add_command(each)
+
+
+# The first word that is no option of ours begins the command: all that follows is its own.
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.option(*_NPROCS_NAMES, "nprocs", type=_Count(), help="ranks on this host; else run once")
+@click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
+@click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
+@click.option("--job-id", default="", help="a name; a second job of that name is refused")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="after a failure start the whole job again, at most this often",
+)
+@click.option("--log-dir", default="", help="where JOB/attempt-N/rank-R.log goes")
+@click.option(
+    "--tee",
+    "--local-ranks-filter",
+    default="all",
+    show_default=True,
+    help="whose lines are shown: all, none, or ranks such as 0,2",
+)
+@click.option("--timestamps", is_flag=True, help="the time of day before every line")
+@click.option("--stdin", "stdin_rank", type=int, help="the rank that reads this stdin [0 of 1]")
+@click.option(
+    "--env",
+    "pairs",
+    multiple=True,
+    metavar="X=Y|X",
+    help="a variable for every rank; X alone: one that must be set here",
+)
+@click.option("--env-file", "files", multiple=True, help="a file of lines X=Y, for every rank")
+@click.option("--dry-run", is_flag=True, help="print what would run, and where, and do nothing")
+@_timeout_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND")
+def run(
+    nprocs: int | None,
+    is_module: bool,
+    once: bool,
+    job_id: str,
+    max_restarts: int,
+    log_dir: str,
+    tee: str,
+    timestamps: bool,
+    stdin_rank: int | None,
+    pairs: Sequence[str],
+    files: Sequence[str],
+    dry_run: bool,
+    words: Sequence[str],
+    **limits_s: float | None,
+) -> None:
+    """Run COMMAND in N ranks (with -n) or once on this host (without)."""
+    if once and nprocs is not None:
+        raise UsageError("--once runs the command as no rank; leave out -n, or --once")
+    environ = settings.environment()
+    env = _variables(pairs, files, environ)
+    merged = {**environ, **env}
+    if nprocs is not None:
+        _refuse_inside_others(merged)
+    choice, ranks = _devices(nprocs, merged)
+    command = command_line.read(words, os.getcwd(), is_module=is_module)
+    if log_dir:
+        merged["XLA_RUN_LOG_DIR"] = log_dir
+    log_root, is_named = settings.log_root(merged)
+    spec = Job(
+        kind=command.kind,
+        argv=list(command.argv),
+        nprocs=ranks,
+        device=choice.kind,
+        headline=_headline(nprocs, ranks, choice, merged),
+        job_id=job.check_id(job_id) if job_id else job.new_id(),
+        state_dir=str(settings.state_dir(environ)),
+        log_root=str(log_root),
+        log_root_is_named=is_named,
+        cwd=os.getcwd(),
+        sys_path=[command.first_on_path] if command.first_on_path else [],
+        env=env,
+        tee=_teed(tee, ranks),
+        max_restarts=max_restarts,
+        timeouts=settings.timeouts(merged, **limits_s),
+        ranks_of_command=nprocs is not None,
+        needs_coordinator=not devices.meets_in_memory(choice.kind, 1, merged),
+        stdin_rank=_stdin_rank(stdin_rank, ranks),
+    )
+    if dry_run:
+        click.echo(dry_run_text(spec, words))
+        return
+    sys.exit(_run(spec, timestamps))
+
+
+def dry_run_text(spec: Job, words: Sequence[str]) -> str:
+    """Hosts, ranks, their cores, their variables and the command of a job, with secrets masked."""
+    lines = [spec.headline, f"host 0: this host, in {spec.cwd}"]
+    log_dir = Path(spec.log_root) / spec.job_id / "attempt-0"
+    meeting = placement.Meeting(control="CONTROL", coordinator="COORDINATOR", secret=b"\0")
+    shared = {**spec.env, **placement.shared_environ(spec)}
+    for order in placement.rank_orders(spec, 0, log_dir, meeting):
+        cores = ",".join(map(str, order["cores"]))
+        lines.append(f"rank {order['rank']} (cores {cores}): {_masked_text(' '.join(words))}")
+        for name, value in sorted({**shared, **order["env"]}.items()):
+            lines.append(f"  {name}={masked(name, value)}")
+    return "\n".join(lines)
+
+
+def masked(name: str, value: str) -> str:
+    """The value of a variable as it may be shown."""
+    if any(part in name.upper() for part in _SECRET_NAMES):
+        return "***"
+    return _masked_text(value)
+
+
+def _masked_text(text: str) -> str:
+    return _IN_ADDRESS.sub("***", text)
+
+
+def main() -> None:
+    """The entry point; every error of ours is one line and an exit code."""
+    code = 0
+    try:
+        cli.main(prog_name="xla-run", standalone_mode=True)
+    except LauncherError as error:
+        click.echo(f"xla-run: {str(error).removeprefix('xla-run: ')}", err=True)
+        code = error.exit_code
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End now: the interpreter's own exit would wait for a terminal that nobody reads."""
+    for stream in (sys.stderr, sys.stdout):
+        flush = threading.Thread(target=_flush, args=(stream,), daemon=True)
+        flush.start()
+        flush.join(2.0)
+    os._exit(code)
+
+
+def _flush(stream: TextIO) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+
+
+def _run(spec: Job, timestamps: bool) -> int:
+    requests = Requests()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Under nohup SIGHUP is ignored already, and stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda got, _: requests.ask(got))
+    screen = Screen(spec.nprocs, timestamps=timestamps)
+    try:
+        stdin = 0 if spec.stdin_rank is not None else None
+        ending = run_job(spec, b"", screen, requests, stdin=stdin)
+        for warning in ending.warnings:
+            screen.say(f"warning: {warning}")
+        if ending.text:
+            screen.say(f"xla-run: {ending.text}")
+    finally:
+        screen.close()
+    return ending.exit_code
+
+
+def _devices(nprocs: int | None, environ: dict[str, str]) -> tuple[devices.Choice, int]:
+    found = devices.probe()
+    choice = devices.choose(environ, found)
+    if nprocs is None:
+        return choice, 1
+    return choice, devices.local_ranks(nprocs or None, choice, environ, found)
+
+
+def _headline(
+    nprocs: int | None, ranks: int, choice: devices.Choice, environ: dict[str, str]
+) -> str:
+    if nprocs is None:
+        return f"1 process on 1 host, no rank (-n N makes ranks), {choice.kind}"
+    return devices.start_line(ranks, 1, choice, environ)
+
+
+def _refuse_inside_others(environ: dict[str, str]) -> None:
+    """Ranks that another launcher has started, or whose hosts it counts, are not multiplied.
+
+    Raises:
+        UsageError: this process is one of those.
+    """
+    found = cluster.detect(environ)
+    if isinstance(found, HostOfMany):
+        raise UsageError(
+            f"xla-run: this is host {found.host_index} of {found.hosts} of {found.launcher}: ranks "
+            "of several hosts are joined under torchrun, srun or mpirun only; or unset the "
+            "variables that name the other hosts"
+        )
+    if isinstance(found, Rank):
+        raise UsageError(
+            f"xla-run: this is rank {found.rank} of {found.world_size} of {found.launcher} "
+            "already, so -n would start ranks in every rank; start the command without xla-run, "
+            "or one xla-run per host"
+        )
+
+
+def _stdin_rank(asked: int | None, ranks: int) -> int | None:
+    if asked is not None and not 0 <= asked < ranks:
+        raise UsageError(f"--stdin {asked}: a rank from 0 to {ranks - 1} is needed")
+    if asked is None and ranks > 1:
+        return None
+    return (asked or 0) if settings.has_stdin() else None
+
+
+def _variables(
+    pairs: Sequence[str], files: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of --env-file, and of --env on top of them."""
+    found: dict[str, str] = {}
+    for name in files:
+        found.update(_variables_of(Path(name)))
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if _VARIABLE.fullmatch(name) is None:
+            raise UsageError(
+                f"--env {pair!r}: the form X=Y is needed, with a variable's name for X; or X alone"
+            )
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: it is not set here; set it, or write {name}=VALUE")
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def _variables_of(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--env-file {path}: it cannot be read: {error}") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("export ")
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or _VARIABLE.fullmatch(name.strip()) is None:
+            raise UsageError(f"--env-file {path}, line {number}: the form X=Y is needed")
+        value = value.strip()
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        found[name.strip()] = value
+    return found
+
+
+def _teed(tee: str, ranks: int) -> str:
+    if tee in ("all", "none"):
+        return tee
+    words = tee.split(",")
+    if not all(word.isdigit() and int(word) < ranks for word in words):
+        raise UsageError(f"--tee {tee!r}: all, none, or ranks from 0 to {ranks - 1} such as 0,2")
+    return tee

@@ -1,0 +1,306 @@
+"""`xla-run ps | logs | stack | stop`: look after jobs that run on this host, or did.
+
+What a running job is asked goes to its launcher, with the token that stands in its record.
+"""
+
+import bisect
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from torch_xdist.launcher.facts import log_folders, registry, settings
+from torch_xdist.launcher.facts.errors import HostError, LauncherError, UsageError
+from torch_xdist.launcher.facts.registry import Record
+from torch_xdist.launcher.head import report
+from torch_xdist.launcher.on_host.log_files import TIME_MARK
+from torch_xdist.system.process import Process
+
+_STATUS_LIMIT_S = 3.0
+_FOLLOW_S = 0.3
+# Beyond the grace that the ranks were given: the launcher takes its time to end.
+_STOP_MORE_S = 20.0
+_PAGE_BYTES = 1 << 20
+
+
+class _JobName(click.ParamType):
+    """The name of a job, or a beginning of it; a shell completes those that run."""
+
+    name = "job"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        names = [record["job"] for record in registry.running(_state_dir())]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class _Since(click.ParamType):
+    """A duration before now, or a time: seconds since 1970."""
+
+    name = "duration|time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            pass
+        try:
+            return time.time() - settings.parse_seconds(value, "--since")
+        except LauncherError as error:
+            self.fail(f"{error}; or a time such as 2031-05-17T08:30", param, ctx)
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="also jobs that have ended")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object per job and line")
+def ps(everything: bool, as_json: bool) -> None:
+    """The jobs that run on this host."""
+    found = [r for r in registry.records(_state_dir()) if everything or r["running"]]
+    found.sort(key=lambda record: record.get("started", 0.0))
+    with ThreadPoolExecutor(8) as threads:
+        rows = list(threads.map(_row, found))
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+        return
+    titles = ("JOB", "STATE", "RANKS", "UP", "STEP", "ATTEMPT", "FOR", "COMMAND")
+    table = [titles, *(_cells(row) for row in rows)]
+    widths = [max(len(cells[column]) for cells in table) for column in range(len(titles))]
+    for cells in table:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        click.echo(line.rstrip())
+
+
+def _row(record: Record) -> dict[str, Any]:
+    """What is known about a job; without what only its launcher knows, if that does not answer."""
+    row = {
+        "job": record["job"],
+        "state": "running" if record["running"] else "ended",
+        "exit_code": record.get("exit_code"),
+        "ranks": record.get("ranks"),
+        "attempt": record.get("attempt"),
+        "started": record.get("started"),
+        "ended": record.get("ended"),
+        "log_dir": record.get("log_dir"),
+        "argv": record.get("argv", []),
+        "pid": record.get("pid"),
+    }
+    if not record["running"]:
+        if "ended" not in record:
+            row["state"] = "killed"
+        return row
+    if "address" not in record:
+        return {**row, "state": "starting"}
+    try:
+        status = _ask(record, {"op": "status"}, _STATUS_LIMIT_S)
+    except LauncherError as error:
+        return {**row, "state": "silent", "why": str(error)}
+    told = {name: status.get(name) for name in ("up", "steps", "standing", "pids")}
+    return {**row, **told}
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    state = row["state"]
+    if row["exit_code"] is not None:
+        state = f"ended ({row['exit_code']})"
+    until = row["ended"] or time.time()
+    lasted = f"{until - row['started']:.0f} s" if row["started"] else "?"
+    return (
+        row["job"],
+        state,
+        str(row["ranks"] if row["ranks"] is not None else "?"),
+        str(row.get("up", "-" if row["state"] != "silent" else "?")),
+        str(max(row.get("steps") or [0])) if row["state"] == "running" else "-",
+        str(row["attempt"] if row["attempt"] is not None else "-"),
+        lasted,
+        " ".join(row["argv"])[:60],
+    )
+
+
+@click.command()
+@click.argument("name", metavar="JOB", type=_JobName())
+@click.option("--rank", type=int, help="this rank alone")
+@click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
+@click.option("-n", "--tail", type=click.IntRange(0), help="the last N lines of each rank")
+@click.option("--since", type=_Since(), help="what was written in the last 10m, or since a time")
+@click.option("--attempt", type=click.IntRange(0), help="of this attempt [the newest]")
+def logs(
+    name: str,
+    rank: int | None,
+    follow: bool,
+    tail: int | None,
+    since: float | None,
+    attempt: int | None,
+) -> None:
+    """What the ranks of JOB have written (also after its end)."""
+    record, folder = _log_folder(name, attempt)
+    files = [_LogFile(path) for path in _log_paths(folder, rank)]
+    if not files:
+        raise UsageError(f"job {name}: no log of {f'rank {rank}' if rank is not None else 'it'}")
+    for file in files:
+        file.start(tail, since)
+    while True:
+        # Asked first: what a job writes before it ends is read after it has.
+        is_over = not follow or record is None or not _runs(record)
+        for file in files:
+            for text in file.pages(to_the_end=is_over):
+                _show(file.rank, text, prefixed=len(files) > 1)
+        if is_over:
+            return
+        time.sleep(_FOLLOW_S)
+
+
+class _LogFile:
+    """The log of one rank, read page by page from some place on, in whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rank = int(path.stem.removeprefix("rank-"))
+        self._at = 0
+
+    def start(self, tail: int | None, since_s: float | None) -> None:
+        """Where to begin: so many lines before the end, at a time, or whichever is later."""
+        if since_s is not None:
+            self._at = self._offset_at(since_s)
+        if tail is not None:
+            self._at = max(self._at, self._offset_of_last(tail))
+
+    def pages(self, *, to_the_end: bool) -> Iterator[bytes]:
+        """What is new, cut behind an end of a line; `to_the_end` the rest as well."""
+        with open(self.path, "rb") as file:
+            file.seek(self._at)
+            rest = b""
+            while page := file.read(_PAGE_BYTES):
+                whole, newline, rest = (rest + page).rpartition(b"\n")
+                if newline:
+                    self._at += len(whole) + 1
+                    yield whole + newline
+            if rest and to_the_end:
+                self._at += len(rest)
+                yield rest
+
+    def _offset_at(self, time_s: float) -> int:
+        """The beginning of the first line written at this time or later, to about a second."""
+        try:
+            data = self.path.with_suffix(".times").read_bytes()
+        except OSError:
+            return 0
+        whole = len(data) - len(data) % TIME_MARK.size
+        marks = list(TIME_MARK.iter_unpack(data[:whole]))
+        # A mark holds for what follows it, until the next: the one before may be the right one.
+        first = bisect.bisect_left([mark[0] for mark in marks], time_s)
+        if first == len(marks):
+            newest = self.path.stat().st_mtime
+            return marks[-1][1] if marks and newest >= time_s else self.path.stat().st_size
+        return int(marks[max(first - 1, 0)][1]) if marks else 0
+
+    def _offset_of_last(self, lines: int) -> int:
+        with open(self.path, "rb") as file:
+            end = at = file.seek(0, 2)
+            found = b""
+            while at > 0 and found.rstrip(b"\n").count(b"\n") < lines:
+                at = max(0, at - _PAGE_BYTES)
+                file.seek(at)
+                found = file.read(end - at)
+        kept = found.splitlines(keepends=True)[-lines:] if lines else []
+        return end - sum(map(len, kept))
+
+
+@click.command()
+@click.argument("name", metavar="JOB", type=_JobName())
+@click.option("--all-threads", "whole", is_flag=True, help="not the main thread alone")
+def stack(name: str, whole: bool) -> None:
+    """Where every rank of JOB is: its Python stack."""
+    record = registry.find(_state_dir(), name)
+    answer = _ask(record, {"op": "stack"})
+    if answer.get("silent"):
+        raise HostError(
+            f"job {record['job']}: its launcher did not answer in time; it may be stopped (Ctrl-Z)"
+        )
+    for rank, text in sorted(answer["stacks"].items(), key=lambda item: int(item[0])):
+        click.echo(f"rank {rank}:\n{text.rstrip() if whole else report.main_stack(text)}\n")
+    missing = sorted(set(range(record["ranks"])) - {int(rank) for rank in answer["stacks"]})
+    for rank in missing:
+        click.echo(f"rank {rank}: no stack; it is stopped, or runs no Python of ours\n")
+
+
+@click.command()
+@click.argument("name", metavar="JOB", type=_JobName())
+@click.option("--now", is_flag=True, help="without any grace")
+@click.option("--no-wait", is_flag=True, help="return at once")
+@click.option("--limit", "limit_s", type=float, help="wait at most so many seconds")
+def stop(name: str, now: bool, no_wait: bool, limit_s: float | None) -> None:
+    """Stop JOB: SIGTERM to its ranks, then SIGKILL; wait until nothing of it is left."""
+    record = registry.find(_state_dir(), name)
+    with Process(record["pid"]) as launcher:
+        _ask(record, {"op": "stop", "signal": int(signal.SIGTERM), "now": now})
+        if no_wait:
+            click.echo(f"job {record['job']}: told to stop")
+            return
+        grace_s = settings.timeouts(settings.environment()).graceful_s
+        if not launcher.wait(limit_s if limit_s is not None else grace_s + _STOP_MORE_S):
+            raise HostError(f"job {record['job']}: told to stop, but it still runs; try --now")
+    click.echo(f"job {record['job']}: stopped")
+
+
+def _state_dir() -> Path:
+    return settings.state_dir(settings.environment())
+
+
+def _ask(record: Record, question: dict[str, Any], limit_s: float | None = None) -> dict[str, Any]:
+    # gRPC takes 0.2 s to import, and most commands do not need it.
+    from torch_xdist.launcher import control
+
+    if "address" not in record:
+        raise UsageError(f"job {record['job']}: it is just starting; try again")
+    more = {} if limit_s is None else {"limit_s": limit_s}
+    return control.call(record["address"], record["token"], question, **more)
+
+
+def _runs(record: Record) -> bool:
+    with Process(record["pid"]) as launcher:
+        return not launcher.ended()
+
+
+def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
+    """The log directory of one attempt of a job that is known, else of one whose logs are kept."""
+    root, _ = settings.log_root(settings.environment())
+    record = None
+    try:
+        record = registry.find(_state_dir(), name, ended=True)
+        folder = Path(record["log_dir"]).parent if "log_dir" in record else root / name
+    except UsageError:
+        kept = log_folders.kept(root, name)
+        if not kept:
+            raise
+        folder = kept[-1]
+    attempts = {int(p.name.removeprefix("attempt-")): p for p in log_folders.attempts(folder)}
+    number = attempt if attempt is not None else max(attempts, default=0)
+    if number not in attempts:
+        raise UsageError(
+            f"job {name!r}: no logs of attempt {number} in {folder}; there: "
+            f"{', '.join(map(str, sorted(attempts))) or 'none'}"
+        )
+    return record, attempts[number]
+
+
+def _log_paths(folder: Path, rank: int | None) -> Sequence[Path]:
+    found = folder.glob(f"rank-{'*' if rank is None else rank}.log")
+    return sorted(found, key=lambda path: int(path.stem.removeprefix("rank-")))
+
+
+def _show(rank: int, data: bytes, *, prefixed: bool) -> None:
+    text = data.decode(errors="replace")
+    if prefixed:
+        text = "".join(f"[{rank}] {line}" for line in text.splitlines(keepends=True))
+    click.echo(text, nl=not text.endswith("\n"))
