@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from torch_xdist.collectives.errors import ArgumentError
 
 Groups = tuple[tuple[int, ...], ...]
+_SHOWN = 8
 
 
 def checked(
@@ -100,6 +101,13 @@ def _lists_of_ranks(name: str, lists: Iterable[Iterable[int]], of: str) -> Group
 def listed(groups: Groups) -> str:
     """The groups as the user writes them."""
     return str([list(group) for group in groups])
+
+
+def shortened(groups: Groups) -> str:
+    """The groups, or pairs, as messages show them: the first of them, where there are many."""
+    if len(groups) <= _SHOWN:
+        return listed(groups)
+    return f"{listed(groups[:_SHOWN])[:-1]}, ...] ({len(groups)} in all)"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

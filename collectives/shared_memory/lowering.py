@@ -13,7 +13,7 @@ from jax.extend import core as jax_core
 from jax.interpreters import mlir
 
 from torch_xdist.collectives.buckets import plan
-from torch_xdist.collectives.groups import Groups, listed
+from torch_xdist.collectives.groups import Groups, shortened
 from torch_xdist.collectives.shared_memory.endpoint import Spec
 from torch_xdist.collectives.shared_memory.transport import CALL
 
@@ -100,7 +100,7 @@ def permute(here: Any, x: jax.Array, pairs: Groups) -> jax.Array:
     sources = [-1] * here.world_size
     for source, target in pairs:
         sources[target] = source
-    title = f"collective_permute({listed(pairs)})"
+    title = f"collective_permute({shortened(pairs)})"
     return _call(here, Spec("permute", title, "", None, tuple(sources)), [x], [x])[0]
 
 
@@ -127,4 +127,4 @@ def receive(here: Any, like: jax.Array, channel: int) -> jax.Array:
 
 
 def _title(name: str, groups: Groups | None) -> str:
-    return name if groups is None else f"{name} in groups {listed(groups)}"
+    return name if groups is None else f"{name} in groups {shortened(groups)}"

@@ -39,6 +39,7 @@ _NOTES, _NOTE_BYTES = 256, 1024
 _REASON, _REASON_BYTES = _NOTES + 2 * _NOTE_BYTES, _PAGE - _NOTES - 2 * _NOTE_BYTES
 # Of a note: fingerprint; thread; how many known threads, and bytes of text, follow.
 _NOTE_HEAD = struct.Struct("=QQHH")
+_SIZE = struct.Struct("=I")
 _MASK, _HALF = 2**32 - 1, 2**31
 _LOOK_S = 0.25  # between two looks at whether the others live
 _KINDS = {kind.__name__: kind for kind in (CollectiveError, MismatchError, RankLostError)}
@@ -208,21 +209,28 @@ class Segment:
     def _first_different_tensor(self) -> str:
         """One more barrier, to which all members come, because all have seen a difference."""
         slot, text = self.own_slot(), json.dumps(self._details()).encode()
-        fitting = text if len(text) < len(slot) else b"[]"
-        slot[: len(fitting) + 1] = np.frombuffer(fitting + b"\0", np.uint8)
+        fitting = text if len(text) <= len(slot) - _SIZE.size else b"[]"
+        packed = _SIZE.pack(len(fitting)) + fitting
+        slot[: len(packed)] = np.frombuffer(packed, np.uint8)
         try:
             self.barrier()
         except CollectiveError as error:
             self.fail(error)  # but the difference is what counts
             return ""
-        slots = [self.slot(m).tobytes() for m in range(len(self.ranks))]
-        lists = [json.loads(slot[: slot.index(b"\0")]) for slot in slots]
+        lists = [self._details_of(member) for member in range(len(self.ranks))]
+        # So few the sentences show by themselves.
         is_short = max(map(len, lists)) <= SHOWN
         for at in zip_longest(*lists, fillvalue="no more"):
             if len(set(at)) > 1 and not is_short:
                 told = ", ".join(f"rank {rank} has {one}" for rank, one in zip(self.ranks, at))
                 return f"; the first tensors that differ: {told}"
         return ""
+
+    def _details_of(self, member: int) -> list[str]:
+        # No more than there is: all pages of all slots would be much memory.
+        slot = self.slot(member)
+        (size,) = _SIZE.unpack(slot[: _SIZE.size].tobytes())
+        return json.loads(slot[_SIZE.size : _SIZE.size + size].tobytes())
 
     def _note_start(self, member: int, barrier: int) -> int:
         return member * _PAGE + _NOTES + (barrier & 1) * _NOTE_BYTES
