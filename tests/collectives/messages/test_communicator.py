@@ -1,6 +1,9 @@
 """Small messages between ranks: boards, mailboxes, agreement."""
 
+import subprocess
+import sys
 import threading
+import uuid
 
 import pytest
 
@@ -108,3 +111,34 @@ def test_a_letter_to_a_rank_that_ended_is_an_error(pool):
 def test_a_letter_from_a_rank_that_ended_is_not_waited_for():
     with pytest.raises(RankLostError, match="recv: rank 1 has ended and sent nothing more on 's'"):
         MessageQueue().take(1, "s", lambda rank: True)
+
+
+ENDS_AT_ONCE = """
+import sys
+from torch_xdist.collectives.messages import communicator
+from torch_xdist.collectives.shared_memory import transport
+
+rank, job = int(sys.argv[1]), sys.argv[2]
+transport.join(rank, 3, job, secret=b"secret")
+for turn in range(20):
+    communicator.exchange(f"step {turn}")
+found = communicator.exchange("results", bytes([rank]) * 3_000_000)
+print([(one[0], len(one)) for one in found])
+"""
+
+
+def test_the_keeper_of_a_rendezvous_may_end_at_once_and_all_get_what_was_brought():
+    job = uuid.uuid4().hex
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS_AT_ONCE, str(rank), job],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    expected = "[(0, 3000000), (1, 3000000), (2, 3000000)]\n"
+    for rank in ranks:
+        assert rank.communicate(timeout=60) == (expected, "")
+        assert rank.returncode == 0
