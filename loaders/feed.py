@@ -17,11 +17,11 @@ from typing import Any, Final
 import torch
 
 from torch_xdist.loaders.errors import BatchError
-from torch_xdist.loaders.mailbox import Closed, Mailbox
+from torch_xdist.loaders.ordered_queue import Closed, OrderedQueue
 from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.source import Made, Source
 from torch_xdist.loaders.structure import mapped, tensors
-from torch_xdist.loaders.threads import FeedThread
+from torch_xdist.loaders.threads import FeedThread, complete_own_work
 
 END: Final = Made(None, None)
 CLOSE_WAIT_S = 10.0
@@ -110,7 +110,7 @@ class ThreadedFeed:
     """Reads ahead in threads; batch k goes to device k % n, and an incomplete last round is
     dropped.
 
-    The threads hold the mailboxes and the source, never the feed: a feed that is let go is closed
+    The threads hold the queues and the source, never the feed: a feed that is let go is closed
     by its owner's finalizer, and its threads end.
 
     Args:
@@ -133,14 +133,14 @@ class ThreadedFeed:
         pace: Pace,
     ) -> None:
         self._pid = os.getpid()
-        host = [Mailbox(host_size) for _ in moves]
-        self._ready = [Mailbox(device_size) for _ in moves]
-        self._boxes = [*host, *self._ready]
+        host = [OrderedQueue(host_size) for _ in moves]
+        self._ready = [OrderedQueue(device_size) for _ in moves]
+        self._queues = [*host, *self._ready]
         self._ended = [False for _ in moves]
         targets = [partial(_read, source, host)]
         for move, waiting, ready in zip(moves, host, self._ready):
             targets += [partial(_transfer, waiting, ready, move, pace)] * movers
-        stop = partial(_close, self._boxes)
+        stop = partial(_close, self._queues)
         self._threads = [FeedThread(f"xla-loader-{i}", t, stop) for i, t in enumerate(targets)]
         for thread in self._threads:
             thread.start()
@@ -170,26 +170,27 @@ class ThreadedFeed:
         if os.getpid() != self._pid:
             # In a forked worker: the threads are not here, and their locks may be held for ever.
             return
-        _close(self._boxes)
+        _close(self._queues)
         if wait_s:
             for thread in self._threads:
                 if thread is not threading.current_thread():
                     thread.join(wait_s)
 
 
-def _close(boxes: Iterable[Mailbox]) -> None:
-    for box in boxes:
-        box.close()
+def _close(queues: Iterable[OrderedQueue]) -> None:
+    for queue in queues:
+        queue.close()
 
 
-def _read(source: Source, boxes: list[Mailbox]) -> None:
+def _read(source: Source, queues: list[OrderedQueue]) -> None:
     """Make batches and hand them out in rounds; the body of the reading thread."""
     number = 0
     last: Made | Failure = END
     try:
-        while len(made := _round(source, len(boxes))) == len(boxes):
-            for box, item in zip(boxes, made):
-                box.put(number, item)
+        while len(made := _round(source, len(queues))) == len(queues):
+            complete_own_work()
+            for queue, item in zip(queues, made):
+                queue.put(number, item)
             number += 1
             del made, item
     except Closed:
@@ -198,7 +199,7 @@ def _read(source: Source, boxes: list[Mailbox]) -> None:
         last = Failure(error)
     finally:
         source.close()
-    _put_last(boxes, number, last)
+    _put_last(queues, number, last)
     del last
 
 
@@ -206,16 +207,16 @@ def _round(source: Source, size: int) -> list[Made]:
     return [made for _, made in zip(range(size), source)]
 
 
-def _put_last(boxes: list[Mailbox], number: int, last: Made | Failure) -> None:
+def _put_last(queues: list[OrderedQueue], number: int, last: Made | Failure) -> None:
     try:
-        for box in boxes:
-            box.put(number, last)
+        for queue in queues:
+            queue.put(number, last)
     except Closed:
         pass
 
 
-def _transfer(waiting: Mailbox, ready: Mailbox, move: MoveBatch, pace: Pace) -> None:
-    """Move batches from one mailbox to the other; the body of a transferring thread."""
+def _transfer(waiting: OrderedQueue, ready: OrderedQueue, move: MoveBatch, pace: Pace) -> None:
+    """Move batches from one queue to the other; the body of a transferring thread."""
     try:
         while True:
             number, item = waiting.get()

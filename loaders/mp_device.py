@@ -6,11 +6,10 @@ from typing import Any
 
 from torch_xdist import world
 from torch_xdist.loaders import sharing
-from torch_xdist.loaders.one_pass import Pass
+from torch_xdist.loaders.one_pass import InputWait, Pass
 from torch_xdist.loaders.pace import Pace
 from torch_xdist.loaders.parallel import Batches, Device, ParallelLoader
 from torch_xdist.loaders.position import Position, Start, position_of
-from torch_xdist.loaders.wait import InputWait
 
 
 class MpDeviceLoader:

@@ -1,15 +1,23 @@
-"""Threads that feed a training loop, and their end.
+"""Threads that feed a training loop: as whom they work, and their end.
 
-Every thread is told to stop by closing the mailboxes it works on, never by force. All of them are
+A thread works as the rank, and on the device, of the thread that made it, so that a dataset that
+asks for its rank gets the one it is loaded for, also where each thread of a process is a rank.
+
+Every thread is told to stop by closing the queues it works on, never by force. All of them are
 joined before the interpreter finalizes: a thread that still held a device buffer then would be
 stopped inside C++ by its next need of the GIL, which ends the process with "terminate called".
 """
 
+import atexit
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
+
+from torch_xdist import world
+from torch_xdist.collectives.messages import communicator
+from torch_xdist.core import device
 
 EXIT_WAIT_S = 10.0
 
@@ -22,11 +30,38 @@ class FeedThread(threading.Thread):
     def __init__(self, name: str, target: Callable[[], None], stop: Callable[[], None]) -> None:
         super().__init__(name=name, target=target, daemon=True)
         self.stop = stop
+        self._become = _place_of_this_thread()
 
     def start(self) -> None:
         """Start it, and remember it until it ended."""
         _live.add(self)
         super().start()
+
+    def run(self) -> None:
+        """Work as the rank, and on the device, of the thread that made this one."""
+        self._become()
+        super().run()
+
+
+def _place_of_this_thread() -> Callable[[], None]:
+    """Puts another thread in the place of this one."""
+    index, replica, speaks = device.default_index(), world.replica(), communicator.of_thread()
+
+    def become() -> None:
+        device.set_default_index(index)
+        world.be_replica(replica)
+        communicator.use(speaks, thread_only=True)
+
+    return become
+
+
+def complete_own_work() -> None:
+    """Run what a dataset or a collate_fn recorded on this thread, before its batch is handed over.
+
+    The one place for it. A thread that trains gets values then, and not work that would become part
+    of its step: programs stay the same from step to step, however far the loader is ahead.
+    """
+    # A device has one trace for all threads yet, and a cut here would cut the step under way.
 
 
 def live() -> list[FeedThread]:
@@ -47,8 +82,8 @@ def join_all(timeout_s: float = EXIT_WAIT_S) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-# Runs when the main thread is through, before atexit and before modules are torn down; it is what
-# concurrent.futures uses for the same end.
-threading._register_atexit(join_all)  # type: ignore[attr-defined]
+# Daemon threads still run then. Those that were registered sooner (of torch's data workers, of
+# multiprocessing, of jax) come later, so what the threads work with is still there.
+atexit.register(join_all)
 # A forked DataLoader worker inherits the set but none of the threads.
 os.register_at_fork(after_in_child=_live.clear)

@@ -23,10 +23,15 @@ def be_replica(facts: Rank | None) -> None:
     _thread.world = facts
 
 
+def replica() -> Rank | None:
+    """The facts that this thread has of its own; None where it has none."""
+    return getattr(_thread, "world", None)
+
+
 def current() -> Rank:
     """The facts of this thread where it has some, else of this process, read once."""
     global _current
-    own: Rank | None = getattr(_thread, "world", None)
+    own = replica()
     if own is not None:
         return own
     if _current is None:

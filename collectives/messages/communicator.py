@@ -55,18 +55,23 @@ _process: Communicator = _Alone()
 _thread = threading.local()
 
 
-def use(channel: Communicator | None, *, thread_only: bool = False) -> None:
-    """Make `channel` the one of this process, or of this thread; None: back to none."""
+def use(communicator: Communicator | None, *, thread_only: bool = False) -> None:
+    """Make it the one of this process, or of this thread; None: back to none."""
     global _process
     if thread_only:
-        _thread.channel = channel
+        _thread.communicator = communicator
     else:
-        _process = channel or _Alone()
+        _process = communicator or _Alone()
+
+
+def of_thread() -> Communicator | None:
+    """The communicator that this thread has of its own; None where it has none."""
+    return getattr(_thread, "communicator", None)
 
 
 def current() -> Communicator:
-    """The channel of this thread, else of this process, else that of a world of one."""
-    return getattr(_thread, "channel", None) or _process
+    """The communicator of this thread, else of this process, else that of a world of one."""
+    return of_thread() or _process
 
 
 def exchange(tag: str, payload: bytes = b"", ranks: tuple[int, ...] | None = None) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Two real ranks: they agree on uneven loaders, and restore the same step."""
 
 import torch
+from device_ranks import on_threads
 
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
@@ -63,3 +64,31 @@ def world_meets(tag):
 
 def test_ranks_agree_on_uneven_loaders_and_on_the_step_to_restore(tmp_path):
     xmp.spawn(run, args=(str(tmp_path),), nprocs=2)
+
+
+def asks_for_its_rank(rank, size):
+    """What the dataset of a rank that is a thread says of itself, on the thread that reads."""
+    import threading
+
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            readers.add(threading.get_ident())
+            return torch.tensor([xm.get_ordinal(), xr.world_size(), xm.xla_device().index])
+
+    readers: set[int] = set()
+    device = xm.xla_device()
+    loader = pl.ParallelLoader(torch.utils.data.DataLoader(Data(), batch_size=2), [device])
+    found = {tuple(row) for batch in loader.per_device_loader(device) for row in batch.tolist()}
+    return found, threading.get_ident() not in readers
+
+
+def test_a_dataset_is_asked_as_the_rank_it_is_loaded_for_also_where_ranks_are_threads():
+    for rank, (found, is_read_ahead) in enumerate(on_threads(3, asks_for_its_rank)):
+        assert is_read_ahead
+        assert found == {(rank, 3, rank)}

@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Closed(Exception):
-    """The mailbox was closed: nobody reads or writes it any more."""
+    """The queue was closed: nobody reads or writes it any more."""
 
 
-class Mailbox:
+class OrderedQueue:
     """At most `size` items wait; `put` takes number k only after k - 1."""
 
     def __init__(self, size: int) -> None:
