@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torch_xdist import settings
-from torch_xdist.core import device_names
+from torch_xdist.core.devices import device_names
 from torch_xdist.errors import DeviceError
 from torch_xdist.loaders.parallel import ParallelLoader
 from torch_xdist.loaders.structure import tensors

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from torch_xdist import world
-from torch_xdist.core import cuts, reports, transfer
+from torch_xdist.core.devices import steps, transfer
+from torch_xdist.core.run import reports
 from torch_xdist.loaders import sharing
 from torch_xdist.loaders.errors import ArgumentError
 from torch_xdist.loaders.feed import (
@@ -192,7 +193,7 @@ class PerDeviceLoader:
             raise StopIteration
         loader = self._loader
         if self._number % loader.batches_per_execution == 0:
-            cuts.end_step(reports.LOADER, device_=self._device)
+            steps.end_step(reports.LOADER, device_=self._device)
         asked_s = time.perf_counter()
         if self._number:
             loader._pass.pace.stepped(asked_s - self._left_s)
@@ -207,7 +208,7 @@ class PerDeviceLoader:
 
     def _end(self) -> None:
         self._ended = True
-        cuts.end_step(reports.LOADER, device_=self._device)
+        steps.end_step(reports.LOADER, device_=self._device)
         self._loader._pass.end()
         raise StopIteration
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from torch_xdist import world
 from torch_xdist.collectives.messages import communicator
-from torch_xdist.core import device
+from torch_xdist.core.devices import device
 from torch_xdist.loaders.uneven import Exchange
 
 _tags = itertools.count()

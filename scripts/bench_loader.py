@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from torch_xdist.core import cuts, dispatch, transfer
+from torch_xdist.core.devices import steps, transfer
+from torch_xdist.core.record import dispatch
 from torch_xdist.loaders.mp_device import MpDeviceLoader
 
 DEVICE = "xla:0"
@@ -48,10 +49,10 @@ def timed(call: Callable[[], Any]) -> float:
 def plain_pass(loader: Iterable[Any]) -> None:
     """Move each batch and end the step, as a loop without a device loader does."""
     for batch in loader:
-        cuts.sync()
+        steps.sync()
         for tensor in batch:
             transfer.to_device(tensor, DEVICE)
-    cuts.sync()
+    steps.sync()
 
 
 def device_pass(loader: MpDeviceLoader) -> None:

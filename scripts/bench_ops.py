@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import torch_xla  # noqa: F401
-from torch_xdist.core import cuts
+from torch_xdist.core.devices import steps
 
 LIMIT = 5.0
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -228,7 +228,7 @@ def timed(run: Callable[[], Any], clock: Clock) -> float:
     """Milliseconds of one run, on either device: the device's pending work belongs to it."""
     started = clock()
     alive = run()
-    cuts.sync(wait=True)
+    steps.sync(wait=True)
     took = clock() - started
     del alive
     return took * 1e3

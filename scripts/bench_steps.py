@@ -26,8 +26,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch_xdist.core.backend  # noqa: F401
-from torch_xdist.core import cuts, program
+import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist.core.devices import steps
+from torch_xdist.core.run import cuts, program
 
 VOCABULARY = 512
 
@@ -110,7 +111,7 @@ def device_step(
 
     def step() -> Any:
         loss = torch_step(model, optimizer, ids)
-        cuts.sync()
+        steps.sync()
         return loss
 
     return step
@@ -199,7 +200,7 @@ def bench_host(rounds: int) -> None:
             step()
         walls, busy = [], []
         for _ in range(rounds):
-            cuts.wait_device_ops()
+            steps.wait_device_ops()
             started, clock = time.perf_counter(), time.thread_time()
             step()
             walls.append(time.perf_counter() - started)

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch._decomp import global_decomposition_table
 
-import torch_xdist.core.backend  # noqa: F401
-from torch_xdist.core import cpu_only
-from torch_xdist.core.plan import Op
-from torch_xdist.core.sparse import KERNELS
-from torch_xdist.core.special import HANDLERS
+import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist.core.composites.sparse import KERNELS
+from torch_xdist.core.record import cpu_only
+from torch_xdist.core.record.handlers import HANDLERS
+from torch_xdist.core.trace.plans import Op
 from torch_xdist.ops.decomps import DECOMPOSED
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS

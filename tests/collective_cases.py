@@ -271,12 +271,12 @@ FAMILIES = (
 
 def differences(rank: int, size: int, families: Any = FAMILIES) -> tuple[int, list[str]]:
     """Run all cases on this rank: how many, and what is wrong with each that fails."""
-    from torch_xdist.core import cuts
+    from torch_xdist.core.devices import steps
 
     count, wrong = 0, []
     for family in families:
         cases = list(family(rank, size))
-        cuts.sync()
+        steps.sync()
         count += len(cases)
         for case in cases:
             try:

@@ -9,7 +9,12 @@ from typing import Any
 import cloudpickle
 from rank_pool import RankPool
 
-_PRELOAD = ["torch", "torch_xdist.core.backend", "torch_xdist.ranks.process_group", "cloudpickle"]
+_PRELOAD = [
+    "torch",
+    "torch_xdist.core.torch_side.registration",
+    "torch_xdist.ranks.process_group",
+    "cloudpickle",
+]
 
 
 class DeviceRanks:
@@ -37,7 +42,7 @@ class DeviceRanks:
 
 def _become(rank: int, size: int, port: int, environment: dict[str, str]) -> None:
     from torch_xdist import settings, world
-    from torch_xdist.core import backend
+    from torch_xdist.core.torch_side import registration
 
     os.environ.update(
         RANK=str(rank),
@@ -50,7 +55,7 @@ def _become(rank: int, size: int, port: int, environment: dict[str, str]) -> Non
     )
     settings.reread()
     world.forget()
-    backend.register()
+    registration.register()
 
 
 def on_threads(count: int, function: Callable[..., Any], timeout_s: float = 120.0) -> list[Any]:
@@ -67,12 +72,12 @@ def on_threads(count: int, function: Callable[..., Any], timeout_s: float = 120.
 
 def _threads(rank: int, size: int, count: int, function: Callable[..., Any]) -> list[Any]:
     from torch_xdist import settings
-    from torch_xdist.core import backend
+    from torch_xdist.core.torch_side import registration
     from torch_xdist.ranks import replicas
 
     os.environ["CPU_NUM_DEVICES"] = str(count)
     settings.reread()
-    backend.register()
+    registration.register()
     return list(replicas.spawn_threads(lambda thread: function(thread, count)).values())
 
 

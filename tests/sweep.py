@@ -52,7 +52,7 @@ from sweep_forms import (
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import SampleInput
 
-import torch_xdist.core.backend  # noqa: F401
+import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import metrics
 
 # Samples of one operator that are recorded before the first result is read.

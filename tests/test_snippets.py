@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import torch_xdist.core.backend  # noqa: F401
+import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist.ops.table import LOWERINGS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,17 +1,5 @@
 """The private names that documents tell users to call."""
 
-from torch_xdist.core.graph_text import (
-    dot_of as _get_xla_tensors_dot,
-)
-from torch_xdist.core.graph_text import (
-    graph_hash as _get_graph_hash,
-)
-from torch_xdist.core.graph_text import (
-    hlo_of as _get_xla_tensors_hlo,
-)
-from torch_xdist.core.graph_text import (
-    text_of as _get_xla_tensors_text,
-)
 from torch_xdist.metrics import (
     counter_names as _xla_counter_names,
 )
@@ -27,7 +15,19 @@ from torch_xdist.metrics import (
 from torch_xdist.metrics import (
     report as _xla_metrics_report,
 )
-from torch_xdist.names.private_names import (
+from torch_xdist.torch_xla_compat.graphs import (
+    dot_of as _get_xla_tensors_dot,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    graph_hash as _get_graph_hash,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    hlo_of as _get_xla_tensors_hlo,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    text_of as _get_xla_tensors_text,
+)
+from torch_xdist.torch_xla_compat.private_names import (
     _get_git_revs,
     _get_xla_sharding_spec,
     _get_xla_sharding_specs,

@@ -5,17 +5,17 @@ device: that happens when the first tensor or device is asked for.
 """
 
 from torch_xdist import __version__
-from torch_xdist.beside import answer_as_torch_xla, refuse_other_torch_xla
-from torch_xdist.core.quick import backend as _backend
+from torch_xdist.core.torch_side.import_without_gc import registration as _backend
+from torch_xdist.distribution_name import answer_as_torch_xla, refuse_other_torch_xla
 
 # The one above comes first: it loads jax and the core in three quarters of the time.
 # isort: split
-from torch_xdist.core import loading as _loading
-from torch_xdist.core.cuts import sync
-from torch_xdist.core.device import device, device_count, devices, real_devices
+from torch_xdist.core.devices.device import device, device_count, devices, real_devices
+from torch_xdist.core.devices.steps import sync
+from torch_xdist.core.torch_side import loading as _loading
 from torch_xdist.launcher.ways_in.spawn import launch
-from torch_xdist.names.random_seeds import manual_seed
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
+from torch_xdist.torch_xla_compat.random_seeds import manual_seed
 from torch_xdist.training import dynamo as _dynamo
 from torch_xdist.training import eager as _eager
 from torch_xdist.training.steps import compile, step

@@ -1,6 +1,6 @@
 """`xr`: the runtime, its devices and its ranks."""
 
-from torch_xdist.core.ordinals import (
+from torch_xdist.core.devices.ordinals import (
     addressable_device_count,
     get_master_ip,
     global_device_count,
@@ -13,17 +13,17 @@ from torch_xdist.core.ordinals import (
     process_index,
     world_size,
 )
-from torch_xdist.core.ordinals import (
+from torch_xdist.core.devices.ordinals import (
     addressable_device_count as addressable_runtime_device_count,
 )
-from torch_xdist.core.ordinals import (
+from torch_xdist.core.devices.ordinals import (
     global_device_count as global_runtime_device_count,
 )
-from torch_xdist.names.private_names import (
+from torch_xdist.torch_xla_compat.private_names import (
     is_spmd,
     use_spmd,
 )
-from torch_xdist.names.runtime_facts import (
+from torch_xdist.torch_xla_compat.runtime_facts import (
     device_type,
     get_num_cached_compilation_graph,
     global_runtime_device_attributes,

@@ -7,6 +7,7 @@ XdistError
   NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
   FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
   CutError                RuntimeError         a value was asked for where none can be had
+  ValueLostError          RuntimeError         a program failed after it had taken its operands
   WorldError              RuntimeError         ranks disagree, or the world cannot be joined
   LoaderError             RuntimeError         a batch that cannot be moved, uneven ranks
   CheckpointError         RuntimeError         a file that is corrupt or cannot be written
@@ -39,6 +40,10 @@ class FallbackError(XdistError, RuntimeError):
 
 class CutError(XdistError, RuntimeError):
     """The value of a tensor was asked for where a trace cannot be cut."""
+
+
+class ValueLostError(XdistError, RuntimeError):
+    """The values of tensors are gone: a program failed after XLA had taken over their memory."""
 
 
 class WorldError(XdistError, RuntimeError):

@@ -219,8 +219,8 @@ def disown() -> None:
     _default_torch(sys.modules["torch"])
     if "torch_xdist.settings" in sys.modules:
         sys.modules["torch_xdist.settings"].reread()
-    if "torch_xdist.core.device" in sys.modules:
-        sys.modules["torch_xdist.core.device"].set_default_seed(0)
+    if "torch_xdist.core.devices.device" in sys.modules:
+        sys.modules["torch_xdist.core.devices.device"].set_default_seed(0)
     gc.enable()
 
 

@@ -30,6 +30,6 @@ def cuts_made(monkeypatch):
     """The list of cuts that the loaders asked for; none is made."""
     made = []
     monkeypatch.setattr(
-        "torch_xdist.core.cuts.end_step", lambda *_, **__: made.append(time.monotonic())
+        "torch_xdist.core.devices.steps.end_step", lambda *_, **__: made.append(time.monotonic())
     )
     return made

@@ -33,10 +33,10 @@ IMPORTED = """
     before = threading.active_count()
     import torch_xla, torch_xla.core.xla_model, torch_xla.distributed.xla_multiprocessing
     import torch_xla.distributed.parallel_loader, torch_xla.runtime as xr
-    from torch_xdist.core import device
+    from torch_xdist.core.devices import device
     assert threading.active_count() == before
-    assert not device.traces() and not torch.cuda.is_initialized()
-    assert torch_xla._internal.tpu.num_available_devices() >= 1 and not device.traces()
+    assert not device.is_started() and not torch.cuda.is_initialized()
+    assert torch_xla._internal.tpu.num_available_devices() >= 1 and not device.is_started()
 """
 
 

@@ -14,7 +14,7 @@ import torch_xla.runtime as xr
 import torch_xla.utils.serialization as xser
 import torch_xla.utils.utils as xu
 import torch_xla_py.xla_model as xm_2019
-from torch_xdist.core import cuts
+from torch_xdist.core.run import cuts
 from torch_xdist.training import eager
 
 

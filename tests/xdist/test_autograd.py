@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import torch_xdist.core.backend  # noqa: F401
+import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import metrics
-from torch_xdist.core import cuts
+from torch_xdist.core.devices import steps
+from torch_xdist.core.run import cuts
 
 
 def on_both(run, *inputs):
@@ -194,7 +195,7 @@ def test_a_function_differentiable_once_refuses_a_second_time(x):
 def test_clipping_gradients_reads_nothing_from_the_device(x):
     model = nn.Linear(4, 4).to("xla")
     model(x.detach().to("xla")).sum().backward()
-    cuts.sync()
+    steps.sync()
     before = cuts.REASONS.copy()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     assert before == cuts.REASONS
@@ -231,7 +232,7 @@ def test_optimizers_take_the_steps_they_take_on_the_cpu(make):
             optimizer.step()
             schedule.step()
             if device == "xla":
-                cuts.sync()
+                steps.sync()
         return model.weight.detach().cpu()
 
     torch.testing.assert_close(train("xla"), train("cpu"), rtol=1e-5, atol=1e-6)
@@ -295,5 +296,5 @@ def test_no_operator_of_a_training_step_ran_on_the_cpu():
     nn.functional.cross_entropy(
         model(torch.ones(3, 4, device="xla")), torch.tensor([0, 1, 1]).to("xla")
     ).backward()
-    cuts.sync()
+    steps.sync()
     assert [n for n in metrics.counter_names() if n.startswith("aten::")] == before

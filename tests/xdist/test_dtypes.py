@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-import torch_xdist.core.backend  # noqa: F401
+import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import dtypes
 from torch_xdist.errors import UnsupportedDtypeError
 
 PROGRAM = """
-import torch, torch_xdist.core.backend
+import torch, torch_xdist.core.torch_side.registration
 x = torch.tensor([1.0, 1 / 3]).to("xla")
 n = torch.tensor([1, 2]).to("xla")
 y, m = x * 2, n + 1
 normal = torch.layer_norm(y, (2,))
-print(y.dtype, m.dtype, y.cpu().dtype, y.cell.kind.dtype, normal.dtype)
-print(x.cell.buffer.dtype, n.cell.buffer.dtype, y.cpu().tolist()[0], m.tolist())
+print(y.dtype, m.dtype, y.cpu().dtype, y.value.type.dtype, normal.dtype)
+print(x.value.buffer.dtype, n.value.buffer.dtype, y.cpu().tolist()[0], m.tolist())
 """
 
 

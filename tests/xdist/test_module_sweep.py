@@ -16,7 +16,7 @@ import torch
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
-import torch_xdist.core.backend  # noqa: F401
+import torch_xdist.core.torch_side.registration  # noqa: F401
 
 SHARDS = 2
 # With all samples: short enough to see how far it is.

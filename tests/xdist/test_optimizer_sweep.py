@@ -15,8 +15,8 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 from torch.utils import _pytree as pytree
 
-import torch_xdist.core.backend  # noqa: F401
-from torch_xdist.core import cuts
+import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist.core.devices import steps
 
 STEPS = 3
 
@@ -97,7 +97,7 @@ def result_of(run: Run, *, each_step: bool) -> list[torch.Tensor] | Exception:
         for _ in range(STEPS):
             run.step()
             if each_step:
-                cuts.sync()
+                steps.sync()
         return run.outcome()
     except Exception as error:
         return error

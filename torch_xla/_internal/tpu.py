@@ -1,6 +1,6 @@
 """TPU facts that launchers ask for."""
 
-from torch_xdist.names.tpu_facts import (
+from torch_xdist.torch_xla_compat.tpu_facts import (
     num_available_chips,
     num_available_devices,
     version,

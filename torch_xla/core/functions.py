@@ -1,13 +1,13 @@
 """`xf`: collectives that autograd passes through, and what is built on them."""
 
-from torch_xdist.names.boxes import (
-    nms,
-)
-from torch_xdist.ranks.cross_rank import (
+from torch_xdist.ranks.autograd_collectives import (
     SyncBatchNorm,
     all_gather,
     all_reduce,
     distributed_mm,
+)
+from torch_xdist.torch_xla_compat.nms import (
+    nms,
 )
 
 __all__ = [

@@ -1,6 +1,6 @@
 """`xenv`: the names of environment variables."""
 
-from torch_xdist.names.env_names import (
+from torch_xdist.torch_xla_compat.env_names import (
     ACCELERATOR_TYPE,
     CLOUD_TPU_TASK_ID,
     CPU_NUM_DEVICES,

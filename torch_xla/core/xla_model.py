@@ -3,19 +3,7 @@
 from torch_xdist.arena import (
     ToXlaTensorArena,
 )
-from torch_xdist.core.closures import (
-    add_step_closure,
-)
-from torch_xdist.core.closures import (
-    run_step_closures as run_step_closures,
-)
-from torch_xdist.core.cuts import (
-    sync as mark_step,
-)
-from torch_xdist.core.cuts import (
-    wait_device_ops,
-)
-from torch_xdist.core.device_names import (
+from torch_xdist.core.devices.device_names import (
     get_memory_info,
     get_xla_supported_devices,
     is_xla_tensor,
@@ -26,16 +14,24 @@ from torch_xdist.core.device_names import (
     xla_real_devices,
     xla_replication_devices,
 )
-from torch_xdist.core.graph_text import (
-    get_stablehlo,
-    get_stablehlo_bytecode,
-)
-from torch_xdist.core.ordinals import (
+from torch_xdist.core.devices.ordinals import (
     get_local_ordinal,
     get_ordinal,
     is_master_ordinal,
     master_print,
     xrt_world_size,
+)
+from torch_xdist.core.devices.steps import (
+    sync as mark_step,
+)
+from torch_xdist.core.devices.steps import (
+    wait_device_ops,
+)
+from torch_xdist.core.run.closures import (
+    add_step_closure,
+)
+from torch_xdist.core.run.closures import (
+    run_step_closures as run_step_closures,
 )
 from torch_xdist.debug.rate import (
     RateTracker,
@@ -46,14 +42,6 @@ from torch_xdist.files.saving import (
 )
 from torch_xdist.files.saving import (
     maybe_convert_to_cpu as _maybe_convert_to_cpu,
-)
-from torch_xdist.names.random_seeds import (
-    fork_rng,
-    get_rng_state,
-    set_rng_state,
-)
-from torch_xdist.names.sending import (
-    send_cpu_data_to_device,
 )
 from torch_xdist.ranks.collective_ops import (
     REDUCE_AND,
@@ -94,6 +82,18 @@ from torch_xdist.ranks.point_to_point import (
 )
 from torch_xdist.ranks.replicas import (
     set_replication,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    get_stablehlo,
+    get_stablehlo_bytecode,
+)
+from torch_xdist.torch_xla_compat.random_seeds import (
+    fork_rng,
+    get_rng_state,
+    set_rng_state,
+)
+from torch_xdist.torch_xla_compat.send_to_device import (
+    send_cpu_data_to_device,
 )
 from torch_xdist.training.steps import (
     unlazy,

@@ -1,6 +1,6 @@
 """Pending graphs written to files."""
 
-from torch_xdist.core.graph_text import (
+from torch_xdist.torch_xla_compat.graphs import (
     save_tensors_graph,
 )
 

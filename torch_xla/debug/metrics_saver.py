@@ -1,6 +1,6 @@
 """The metrics report, appended to XLA_METRICS_FILE."""
 
-from torch_xdist.core.reports import (
+from torch_xdist.core.run.reports import (
     save_metrics,
 )
 

@@ -1,6 +1,6 @@
 """The runtime's names of 1.13 to 2.3."""
 
-from torch_xdist.core.ordinals import (
+from torch_xdist.core.devices.ordinals import (
     addressable_device_count,
     global_device_count,
     global_ordinal,
@@ -18,14 +18,14 @@ from torch_xdist.launcher.ways_in.pjrt_names import (
 from torch_xdist.launcher.ways_in.spawn import (
     spawn,
 )
-from torch_xdist.names.runtime_facts import (
-    device_type,
-)
 from torch_xdist.ranks.gradients import (
     broadcast_master_param,
 )
 from torch_xdist.ranks.meetings import (
     rendezvous,
+)
+from torch_xdist.torch_xla_compat.runtime_facts import (
+    device_type,
 )
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Tensors shared with other frameworks."""
 
-from torch_xdist.names.dlpack import (
+from torch_xdist.torch_xla_compat.dlpack import (
     from_dlpack,
     to_dlpack,
 )

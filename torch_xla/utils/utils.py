@@ -5,7 +5,11 @@ from torch_xdist.arena import (
     for_each_instance,
     for_each_instance_rewrite,
 )
-from torch_xdist.names.script_tools import (
+from torch_xdist.settings import (
+    check_env_flag,
+    getenv_as,
+)
+from torch_xdist.torch_xla_compat.script_tools import (
     Cleaner,
     FnDataGenerator,
     LazyProperty,
@@ -23,10 +27,6 @@ from torch_xdist.names.script_tools import (
     run_once,
     shape,
     timed,
-)
-from torch_xdist.settings import (
-    check_env_flag,
-    getenv_as,
 )
 
 __all__ = [

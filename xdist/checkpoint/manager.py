@@ -35,7 +35,7 @@ from torch_xdist.checkpoint.state import (
     streamed,
 )
 from torch_xdist.collectives.messages import communicator
-from torch_xdist.core import device
+from torch_xdist.core.devices import device
 from torch_xdist.errors import CheckpointError
 
 

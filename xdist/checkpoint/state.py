@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from torch_xdist.checkpoint.file import MARK, Entry, entry
-from torch_xdist.core import cuts, device, rng, transfer
-from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.devices import device, rng, steps, transfer
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.run.device_trace import buffers_of
 from torch_xdist.errors import CheckpointError
 
 RNG = "rng"
@@ -45,8 +46,7 @@ def is_stateful(thing: Any) -> bool:
 
 def end_step() -> None:
     """Run what is pending, so that reading the states does not make another program of it."""
-    for index in range(device.device_count()):
-        cuts.cut(device.trace_of(index), CUT_REASON)
+    steps.run_pending(CUT_REASON)
 
 
 def collected(
@@ -149,7 +149,7 @@ def snapshot(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
     """
     on_device = {name: t for name, t in tensors.items() if isinstance(t, XlaTensor)}
     # Read here: in the writing thread a read could cut the trace of the step under way.
-    buffers = cuts.buffers_of([t.cell for t in on_device.values()]) if on_device else []
+    buffers = buffers_of([t.value for t in on_device.values()]) if on_device else []
     local = [buffer.addressable_data(0) for buffer in buffers]
     copies = dict(zip(on_device, (jax.device_put(b, b.device, may_alias=False) for b in local)))
     return {

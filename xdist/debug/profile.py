@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import jax
 
 from torch_xdist import world
-from torch_xdist.core import cuts, reports
+from torch_xdist.core.devices import steps
+from torch_xdist.core.run import reports
 
 F = TypeVar("F", bound=Callable[..., Any])
 _running: list[str] = []
@@ -103,7 +104,7 @@ class StepTrace(jax.profiler.StepTraceAnnotation):
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        cuts.end_step(reports.STEP_TRACE)
+        steps.end_step(reports.STEP_TRACE)
         super().__exit__(*failure)
 
 

@@ -18,8 +18,11 @@ import numpy as np
 import torch
 
 from torch_xdist.arena import ToXlaTensorArena, for_each_instance
-from torch_xdist.core import cuts, ordinals, transfer, views
-from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.composites.sparse import SparseXlaTensor
+from torch_xdist.core.devices import ordinals, transfer
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.run.device_trace import buffer_of, buffers_of
+from torch_xdist.core.trace.values import Value, root_of
 from torch_xdist.errors import CheckpointError
 
 
@@ -50,9 +53,14 @@ def compute(data: Any) -> None:
     """
     found: list[torch.Tensor] = []
     for_each_instance(data, is_device_tensor, found.append)
-    cells = [views.storage_root(tensor.cell) for tensor in found if isinstance(tensor, XlaTensor)]
-    if cells:
-        cuts.buffers_of(cells, reason="save")
+    buffers_of([root for tensor in found for root in _roots(tensor)], reason="save")
+
+
+def _roots(tensor: torch.Tensor) -> list[Value]:
+    """The storages a device tensor looks into; of a sparse one, of its parts."""
+    if isinstance(tensor, SparseXlaTensor):
+        return _roots(tensor.indices_part) + _roots(tensor.values_part)
+    return [root_of(tensor.value)] if isinstance(tensor, XlaTensor) else []
 
 
 def save(
@@ -172,7 +180,7 @@ def host_bytes(tensor: torch.Tensor) -> np.ndarray:
     """
     plain = tensor.detach().resolve_conj().resolve_neg()
     if isinstance(plain, XlaTensor):
-        return transfer.host_bytes(cuts.buffer_of(plain.cell, "save"), plain.dtype)
+        return transfer.host_bytes(buffer_of(plain.value, "save"), plain.dtype)
     return plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 

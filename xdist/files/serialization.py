@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xdist.arena import ToXlaTensorArena, for_each_instance_rewrite
-from torch_xdist.core import ordinals
+from torch_xdist.core.devices import ordinals
 from torch_xdist.errors import CheckpointError
 from torch_xdist.files import saving
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from torch_xdist.ops.table import lowers
+from torch_xdist.ops.views import INVERSES, Layout, write_strided
 
 
 @lowers("aten.clone.default", "aten.contiguous.default", "aten.lift.default")
@@ -175,6 +176,9 @@ def diagonal_scatter(
     return _on_diagonal(src, self, offset, dim1, dim2)
 
 
+INVERSES["aten.diagonal.default"] = diagonal_scatter
+
+
 @lowers("aten.diagonal_backward.default")
 def diagonal_backward(
     grad_output: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
@@ -192,14 +196,6 @@ def diag_embed(self: jax.Array, offset: int = 0, dim1: int = -2, dim2: int = -1)
     return _on_diagonal(self, jnp.zeros(tuple(shape), self.dtype), offset, dim1, dim2)
 
 
-def strided_positions(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Array:
-    """The place in storage of each element of a strided array of shape `size`."""
-    places = jnp.full(tuple(size), offset, jnp.int64)
-    for dim, step in enumerate(stride):
-        places += lax.broadcasted_iota(jnp.int64, tuple(size), dim) * step
-    return places
-
-
 @lowers("aten.as_strided_scatter.default")
 def as_strided_scatter(
     self: jax.Array,
@@ -209,9 +205,9 @@ def as_strided_scatter(
     storage_offset: int | None = None,
 ) -> jax.Array:
     """Arrays have no strides here: `self` counts as contiguous, starting at 0."""
-    places = strided_positions(size, stride, storage_offset or 0).reshape(-1)
-    source = src.astype(self.dtype).reshape(-1)
-    return self.reshape(-1).at[places].set(source, mode="drop").reshape(self.shape)
+    layout = Layout(tuple(size), tuple(stride), storage_offset or 0)
+    owner = Layout((self.size,), (1,), 0)
+    return write_strided(self, src.astype(self.dtype).reshape(size), owner=owner, layout=layout)
 
 
 @lowers("aten.masked_scatter.default")

@@ -6,7 +6,7 @@ without an own inverse are written through by the positions they read.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ def _inverse(*names: str) -> Callable[[Callable[..., jax.Array]], Callable[..., 
     return enter
 
 
-@lowers("aten.view.default", "aten.reshape.default")
-def view(self: jax.Array, size: Sequence[int]) -> jax.Array:
+@lowers("aten.view.default", "aten.reshape.default", "aten._reshape_alias.default")
+def view(self: jax.Array, size: Sequence[int], stride: Any = None) -> jax.Array:
     shape = list(size)
     if -1 in shape:
         known = math.prod(n for n in shape if n != -1)
@@ -155,14 +155,67 @@ def unfold(self: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
     return jnp.moveaxis(windows.reshape(shape), dim + 1, -1)
 
 
-def storage_positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
-    """Where in its storage each element of a strided tensor lies."""
-    positions = np.full(tuple(size), offset, dtype=np.int64)
-    for dim, (n, s) in enumerate(zip(size, stride)):
-        shape = [1] * len(size)
-        shape[dim] = n
-        positions = positions + (np.arange(n, dtype=np.int64) * s).reshape(shape)
-    return positions
+class Layout(NamedTuple):
+    """Where the elements of a tensor lie in a storage, in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.size)
+
+
+def _positions(owner: Layout, layout: Layout) -> jax.Array:
+    """For each element of a layout, its place in the row-major array of the storage's owner.
+
+    Computed by the program: as a constant it would take 8 bytes an element.
+    """
+    dtype = np.int32 if _extent(layout) < 2**31 > owner.numel else np.int64
+    positions = jnp.full(layout.size, layout.offset, dtype)
+    for dim, stride in enumerate(layout.stride):
+        positions = positions + jax.lax.broadcasted_iota(dtype, layout.size, dim) * dtype(stride)
+    if _is_row_major(owner):
+        return positions
+    places = jnp.zeros_like(positions)
+    step = 1
+    for n, stride in reversed(list(zip(owner.size, owner.stride))):
+        places = places + positions // dtype(max(stride, 1)) % dtype(n) * dtype(step)
+        step *= n
+    return places
+
+
+def _extent(layout: Layout) -> int:
+    return layout.offset + 1 + sum((n - 1) * s for n, s in zip(layout.size, layout.stride))
+
+
+def _is_row_major(layout: Layout) -> bool:
+    step = 1
+    for n, stride in zip(reversed(layout.size), reversed(layout.stride)):
+        if n != 1 and stride != step:
+            return False
+        step *= n
+    return True
+
+
+def read_strided(self: jax.Array, *, owner: Layout, layout: Layout) -> jax.Array:
+    """The elements of a layout; `self` is the array of the tensor that owns the storage."""
+    flat = self.reshape(-1)
+    if _is_row_major(owner) and _is_row_major(layout):
+        part = jax.lax.slice_in_dim(flat, layout.offset, layout.offset + layout.numel)
+        return part.reshape(layout.size)
+    return flat[_positions(owner, layout)]
+
+
+def write_strided(parent: jax.Array, new: jax.Array, *, owner: Layout, layout: Layout) -> jax.Array:
+    """The owner's array with the elements of a layout replaced."""
+    flat = parent.reshape(-1)
+    if _is_row_major(owner) and _is_row_major(layout):
+        written = jax.lax.dynamic_update_slice_in_dim(flat, new.reshape(-1), layout.offset, 0)
+    else:
+        written = flat.at[_positions(owner, layout)].set(new, mode="drop")
+    return written.reshape(parent.shape)
 
 
 @lowers("aten.as_strided.default")
@@ -170,8 +223,8 @@ def as_strided(
     self: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> jax.Array:
     """`self` is the whole storage, flat or row-major."""
-    positions = storage_positions(size, stride, storage_offset or 0)
-    return self.reshape(-1)[positions]
+    layout = Layout(tuple(size), tuple(stride), storage_offset or 0)
+    return read_strided(self, owner=Layout((self.size,), (1,), 0), layout=layout)
 
 
 def _conj(self: jax.Array) -> jax.Array:
@@ -192,7 +245,9 @@ add_rows(
     {
         "aten.t.default": lambda self: self.T,
         "aten._conj.default": _conj,
+        "aten.alias.default": lambda self: self,
         "aten.detach.default": lambda self: self,
+        "aten._neg_view.default": jnp.negative,
     }
 )
 
@@ -286,7 +341,8 @@ def write_by_position(
     step: Callable[..., jax.Array], parent: jax.Array, new: jax.Array, *static: Any, **named: Any
 ) -> jax.Array:
     """Write through any step that only moves elements: find where it reads from."""
-    with jax.ensure_compile_time_eval():
-        read = step(jnp.arange(parent.size).reshape(parent.shape), *static, **named)
-    flat = parent.reshape(-1).at[np.asarray(read).reshape(-1)].set(new.reshape(-1))
+    dtype = np.int32 if parent.size < 2**31 else np.int64
+    places = jax.lax.iota(dtype, parent.size).reshape(parent.shape)
+    read = step(places, *static, **named)
+    flat = parent.reshape(-1).at[read.reshape(-1)].set(new.reshape(-1))
     return flat.reshape(parent.shape)

@@ -19,11 +19,12 @@ from torch_xdist.collectives import inside
 from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.errors import ArgumentError
 from torch_xdist.collectives.groups import Groups, checked, checked_pairs
-from torch_xdist.core import cuts, device
-from torch_xdist.core.own import own_row, plan_of, trace_of
-from torch_xdist.core.tensor import XlaTensor
-from torch_xdist.core.trace import Kind
-from torch_xdist.core.views import slot_of, write
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.devices import device
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.record.jax_ops import jax_op, record_jax, trace_among
+from torch_xdist.core.run.device_trace import trace_of_thread
+from torch_xdist.core.trace.tensor_types import TensorType
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -50,18 +51,18 @@ def record(
     if count > 1 and not _at_exit:
         _run_at_exit()
     lowering = inside.standing_alone(function, count)
-    return own_row(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+    return record_jax(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
 
 
 def results_of(
     name: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor], key: Hashable
-) -> list[Kind]:
+) -> list[TensorType]:
     """The shapes and dtypes that `record` would give; records nothing."""
     count = world.world_size()
-    trace_of(name, tensors)  # type: ignore[arg-type]
+    trace_among(name, tensors)  # type: ignore[arg-type]
     lowering = inside.standing_alone(function, count)
-    row = plan_of(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
-    return [kind for kind in row.kinds if kind is not None]
+    row = jax_op(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+    return [type_ for type_ in row.types if type_ is not None]
 
 
 def run_pending() -> None:
@@ -69,9 +70,9 @@ def run_pending() -> None:
 
     Called before every wait for other ranks on the host: they may be waiting inside those.
     """
-    trace = device.trace_of(device.index_of(None))
-    if trace.collectives:
-        cuts.cut(trace, "meeting")
+    trace = trace_of_thread(device.device_at(device.index_of(None)))
+    if trace.tape.collectives:
+        trace.cut("meeting")
 
 
 _at_exit: list[object] = []
@@ -95,7 +96,7 @@ def _finish() -> None:
 def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> None:
     """Make each result the value of its target, in place; shapes and dtypes are equal."""
     for target, result in zip(targets, results):
-        write(target.cell, slot_of(result.cell))  # type: ignore[attr-defined]
+        write(target.value, result.value)  # type: ignore[attr-defined]
         torch.autograd.graph.increment_version(target)
 
 
@@ -288,7 +289,7 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Keep XLA from moving work across this point, for these tensors, in place."""
     tensors = list(tensors)
     if tensors:
-        overwrite(tensors, own_row("xla.optimization_barrier", optimization_barrier, tensors))  # type: ignore[arg-type]
+        overwrite(tensors, record_jax("xla.optimization_barrier", optimization_barrier, tensors))  # type: ignore[arg-type]
 
 
 def optimization_barrier(*arrays: jax.Array) -> list[jax.Array]:
@@ -360,14 +361,14 @@ def _tensors(name: str, value: Any) -> list[torch.Tensor]:
     return tensors
 
 
-def _check_outputs(name: str, outputs: Sequence[Any], kinds: Sequence[Kind]) -> None:
+def _check_outputs(name: str, outputs: Sequence[Any], types: Sequence[TensorType]) -> None:
     """Before anything is recorded, so that the call can be made again."""
-    trace_of(f"{name}: output", outputs)
-    for target, kind in zip(outputs, kinds):
-        if tuple(target.shape) != kind.shape or target.dtype != kind.dtype:
+    trace_among(f"{name}: output", outputs)
+    for target, type_ in zip(outputs, types):
+        if tuple(target.shape) != type_.shape or target.dtype != type_.dtype:
             raise ArgumentError(
-                f"{name}: output is {told(target)}, and the result {kind!r}; give it a tensor of "
-                "the result's shape and dtype"
+                f"{name}: output is {dtype_and_shape(target)}, and the result {type_!r}; give"
+                " it a tensor of the result's shape and dtype"
             )
 
 
@@ -386,7 +387,7 @@ def _check_lists(name: str, inputs: Any, outputs: Any) -> None:
         )
 
 
-def told(tensor: torch.Tensor) -> str:
+def dtype_and_shape(tensor: torch.Tensor) -> str:
     """A tensor's dtype and shape, as messages show them: "float32[2, 3]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from torch_xdist.core.plan import Op
-from torch_xdist.core.special import HANDLERS
+from torch_xdist.core.record import dispatch
+from torch_xdist.core.trace.operators import Op
 
 
 def register() -> None:
     """Complete every mesh of "xla" that is made from now on; a second call changes nothing."""
-    HANDLERS.update(_OF_FULLY_SHARD)
+    dispatch.install(_OF_FULLY_SHARD)
     usual = DeviceMesh.__init__
     if hasattr(usual, "__wrapped__"):
         return

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, _api, _random
 
-from torch_xdist.core import device
+from torch_xdist.core.devices import device
 
 
 def register() -> None:
@@ -73,7 +73,7 @@ class Streams(_random._RNGStateTracker):
 
     @contextlib.contextmanager
     def _distribute_region(self, spec: Any, generator: Any = None) -> Iterator[None]:
-        stream = device.trace_of(device.index_of(None)).rng
+        stream = device.device_at(device.index_of(None)).random
         before, stream.lane = stream.lane, _shard_number(spec)
         try:
             yield

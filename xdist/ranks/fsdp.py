@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torch_xdist.collectives.buckets import CAP_BYTES
-from torch_xdist.core import cuts, device
-from torch_xdist.core.tensor import XlaTensor, wrap
-from torch_xdist.ranks import fsdp_state, overflow
+from torch_xdist.core.devices import device, steps
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.run.device_trace import buffers_of
+from torch_xdist.ranks import fsdp_state, sharded_grad_scaler
 from torch_xdist.ranks.fsdp_flatten import Owner, XlaFlattenParamsWrapper, owners_of
 from torch_xdist.ranks.fsdp_options import (
     Groups,
@@ -124,7 +125,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self.buffer_dtype = buffer_dtype or compute_dtype
         self.fp32_reduce_scatter = fp32_reduce_scatter
         self.sharding_groups = sharding_groups
-        overflow.register()
+        sharded_grad_scaler.register()
         self._members = members_of(sharding_groups, sharding_rank, sharding_world_size)
         self.rank, self.world_size = self._members.member, self._members.count
         self.gradient_predivide_factor = predivide_factor(self.world_size)
@@ -147,8 +148,8 @@ class XlaFullyShardedDataParallel(nn.Module):
         self._shard(module)
         self._move_buffers()
         if execute_sharding_on_init:
-            cells = [s.cell for s in self.sharded_params]  # type: ignore[attr-defined]
-            cuts.buffers_of(cells, reason="shard") if cells else None
+            values = [s.value for s in self.sharded_params]  # type: ignore[attr-defined]
+            buffers_of(values, reason="shard")
         self._place(with_gradients=False)
 
     # Sharding
@@ -251,7 +252,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         if with_gradients and any(shard.requires_grad for shard in shards):
             wholes = Gather.apply(self, bundle, *shards)
         else:
-            wholes = [wrap(cell) for cell in bundle.cells]
+            wholes = [wrap(value) for value in bundle.values]
         for entry, whole in zip(self._sharded, wholes):
             for (_, owners), part in zip(entry.parts, parts_of(entry, whole)):
                 put(owners, part)
@@ -275,7 +276,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def _begin_backward(self, bundle: Bundle, gradients: Sequence[Any]) -> list[Any]:
         if self._is_root and self.sync_on_finalization:
-            torch.autograd.Variable._execution_engine.queue_callback(cuts.sync)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(steps.sync)  # type: ignore[attr-defined]
         if self.optimization_barrier_in_backward:
             gradients = barrier(gradients)
             bundle.wait_for(gradients)

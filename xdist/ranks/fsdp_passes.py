@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from torch_xdist.core.own import own_row
-from torch_xdist.core.tensor import wrap
+from torch_xdist.core.devices.tensor import wrap
+from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.ranks.collective_ops import all_reduce, optimization_barrier
 from torch_xdist.ranks.fsdp_flatten import Owner
 from torch_xdist.ranks.fsdp_shards import Bundle, Layout, state_of
@@ -43,7 +43,7 @@ class Gather(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.unit, ctx.bundle = unit, bundle
         ctx.states = [state_of(shard) for shard in shards]
-        wholes = tuple(wrap(cell) for cell in bundle.cells)
+        wholes = tuple(wrap(value) for value in bundle.values)
         frozen = [whole for whole, shard in zip(wholes, shards) if not shard.requires_grad]
         ctx.mark_non_differentiable(*frozen)
         return wholes
@@ -81,7 +81,7 @@ class Exit(torch.autograd.Function):
 def barrier(tensors: Sequence[Any]) -> list[Any]:
     """The same values, which XLA does not compute together with what comes before. None: None."""
     there = [t for t in tensors if t is not None]
-    results = iter(own_row("xla.optimization_barrier", optimization_barrier, there))
+    results = iter(record_jax("xla.optimization_barrier", optimization_barrier, there))
     return [None if t is None else next(results) for t in tensors]
 
 

@@ -16,14 +16,14 @@ import torch
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.buckets import CAP_BYTES, plan
 from torch_xdist.collectives.groups import Groups
-from torch_xdist.core.bind import own_plan
-from torch_xdist.core.own import own_row
-from torch_xdist.core.plan import Plan
-from torch_xdist.core.tensor import XlaTensor, wrap
-from torch_xdist.core.trace import Cell, Kind, View, dense_kind
-from torch_xdist.core.views import slot_of
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace.plans import PLANS, Plan, jax_plan
+from torch_xdist.core.trace.tensor_types import TensorType, dense_type
+from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.values import Value, ViewValue, root_of
 from torch_xdist.dtypes import to_jax
-from torch_xdist.ops.views import INVERSES
 from torch_xdist.ranks import collective_ops
 
 
@@ -76,7 +76,7 @@ def cut_shard(whole: torch.Tensor, layout: Layout, members: Members) -> torch.Te
         row = lambda x, i: jax.lax.dynamic_index_in_dim(  # noqa: E731
             _rows(x, layout, members.count), i, 0, keepdims=False
         ).reshape(layout.shard_shape)
-        return own_row("xla.fsdp_shard", row, [whole, index], key)[0]  # type: ignore[list-item]
+        return record_jax("xla.fsdp_shard", row, [whole, index], key)[0]  # type: ignore[list-item]
     flat = whole.detach().reshape(-1)
     begin = members.member * layout.shard_numel
     shard = flat.new_zeros(layout.shard_numel)
@@ -92,7 +92,7 @@ def _rows(whole: jax.Array, layout: Layout, count: int) -> jax.Array:
     return jnp.pad(flat, (0, missing)).reshape(count, layout.shard_numel)
 
 
-class Gathered(View):
+class Gathered(ViewValue):
     """The whole of a sharded parameter. Its storage is its own, not the shard's.
 
     `generation` grows with every write to the shard, and when the whole is let go.
@@ -100,41 +100,39 @@ class Gathered(View):
 
     __slots__ = ("bundle", "dropped")
 
-    def __init__(self, kind: Kind, shard: Cell, step: Plan, bundle: "Bundle") -> None:
-        super().__init__(kind, shard, step)
+    def __init__(self, type_: TensorType, shard: Value, step: Plan, bundle: "Bundle") -> None:
+        super().__init__(type_, shard, step)
         self.bundle = bundle
         self.dropped = 0
-        self.root: Cell = self
+        self.root: Value = self
 
     @property
     def generation(self) -> int:  # type: ignore[override]
         """What views of the whole compare."""
         return _written(self.parent) + self.dropped  # type: ignore[arg-type]
 
-    def reader(self) -> int:  # type: ignore[override]
+    def reader(self, trace: Trace) -> int:  # type: ignore[override]
         """Gather it, and with it everything of its bundle."""
-        self.bundle.gather()
+        self.bundle.gather(trace)
         return self.slot
 
 
-def _written(cell: Cell) -> int:
-    return (cell.root if isinstance(cell, View) else cell).generation
+def _written(value: Value) -> int:
+    return root_of(value).generation
 
 
 def state_of(shard: torch.nn.Parameter) -> tuple[int, int]:
     """What changes when the shard is written, or moved."""
-    cell: Cell = shard.cell  # type: ignore[attr-defined]
-    return id(cell), _written(cell)
+    value: Value = shard.value  # type: ignore[attr-defined]
+    return id(value), _written(value)
 
 
-_STEPS: dict[Any, Plan] = {}
+def _step(shard: TensorType, whole: TensorType, layout: Layout, member: int) -> Plan:
+    def make() -> Plan:
+        types = [shard], [whole]
+        return jax_plan("xla.fsdp_gather", _not_a_row, *types, layout, member, inverse=_write_shard)
 
-
-def _step(shard: Kind, whole: Kind, layout: Layout, member: int) -> Plan:
-    key = (shard, whole, layout, member)
-    if key not in _STEPS:
-        _STEPS[key] = own_plan("xla.fsdp_gather", _not_a_row, [shard], [whole], layout, member)
-    return _STEPS[key]
+    return PLANS.find(("xla.fsdp_gather", shard, whole, layout, member), make)
 
 
 def _not_a_row(*arrays: Any) -> Any:
@@ -147,9 +145,6 @@ def _write_shard(shard: jax.Array, whole: jax.Array, layout: Layout, member: int
     begin = member * layout.shard_numel
     part = flat[begin : begin + layout.shard_numel].astype(shard.dtype)
     return jnp.pad(part, (0, layout.shard_numel - part.size)).reshape(layout.shard_shape)
-
-
-INVERSES["xla.fsdp_gather"] = _write_shard
 
 
 class Bundle:
@@ -174,50 +169,48 @@ class Bundle:
         self.layouts = tuple(layouts)
         self.members = members
         self._bucket_bytes = bucket_bytes
-        self._waits_for: list[tuple[Kind, int, int]] = []
+        self._waits_for: list[tuple[TensorType, int, int]] = []
         # Whole gradients of backward passes inside `no_sync`.
         self.held: list[torch.Tensor | None] = [None] * len(self.shards)
-        self.cells = [self._whole(i, dtype) for i, dtype in enumerate(dtypes)]
+        self.values = [self._whole(i, dtype) for i, dtype in enumerate(dtypes)]
 
     def _whole(self, index: int, dtype: torch.dtype) -> Gathered:
-        cell, layout = self.shards[index].cell, self.layouts[index]  # type: ignore[attr-defined]
-        kind = dense_kind(layout.shape, dtype)
-        return Gathered(kind, cell, _step(cell.kind, kind, layout, self.members.member), self)
+        shard, layout = self.shards[index].value, self.layouts[index]  # type: ignore[attr-defined]
+        type_ = dense_type(layout.shape, dtype)
+        return Gathered(type_, shard, _step(shard.type, type_, layout, self.members.member), self)
 
     def is_of(self, shards: Sequence[torch.nn.Parameter]) -> bool:
         """Whether the wholes still look at these tensors; `.to()` and `.data =` move them."""
-        return [c.parent for c in self.cells] == [s.cell for s in shards]  # type: ignore[attr-defined]
+        return [v.parent for v in self.values] == [s.value for s in shards]  # type: ignore[attr-defined]
 
     def wait_for(self, tensors: Sequence[Any]) -> None:
         """Let the next gathering begin only when these tensors are there."""
-        cells = [t.cell for t in tensors if isinstance(t, XlaTensor)]
-        # Not the cells: what is waited for need not stay alive.
-        self._waits_for = [(c.kind, c.slot, c.epoch) for c in cells if c.epoch == c.trace.epoch]
+        values = [t.value for t in tensors if isinstance(t, XlaTensor)]
+        # Not the values: what is waited for need not stay alive.
+        self._waits_for = [(v.type, v.slot, v.epoch) for v in values]
 
     def drop(self) -> None:
         """Let the wholes go: the next read gathers again."""
-        for cell in self.cells:
-            cell.dropped += 1
+        for value in self.values:
+            value.dropped += 1
 
-    def gather(self) -> None:
-        """Record the gathering of every whole."""
-        shards = [wrap(cell.parent) for cell in self.cells]  # type: ignore[arg-type]
-        trace = shards[0].cell.trace
-        pending = [wait for wait in self._waits_for if wait[2] == trace.epoch]
-        waits = [wrap(Cell(kind, trace, slot, epoch)) for kind, slot, epoch in pending]
+    def gather(self, trace: Trace | None = None) -> None:
+        """Record the gathering of every whole, where this thread records."""
+        shards = [wrap(value.parent) for value in self.values]  # type: ignore[arg-type]
+        trace = trace or trace_here(shards[0].value.trace.device)
+        pending = [wait for wait in self._waits_for if wait[2] == trace.tape.epoch]
+        waits = [wrap(Value(type_, trace, slot, epoch)) for type_, slot, epoch in pending]
         self._waits_for = []
         results = _gathered(
             shards,
             waits,
             self.layouts,
-            tuple(cell.kind.dtype for cell in self.cells),
+            tuple(value.type.dtype for value in self.values),
             self.members,
             self._bucket_bytes,
         )
-        for cell, result in zip(self.cells, results):
-            cell.slot = slot_of(result.cell)
-            cell.epoch = cell.trace.epoch
-            cell.seen = cell.generation
+        for value, result in zip(self.values, results):
+            trace.keep_view(value, result.value)
 
     def scatter(
         self, wholes: Sequence[torch.Tensor | None], before: float, after: float, *, wide: bool

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torch_xdist import settings, world
-from torch_xdist.core import cuts
-from torch_xdist.core.sparse import SparseXlaTensor, sparse, take_over
+from torch_xdist.core.composites.sparse import SparseXlaTensor, sparse, take_over
+from torch_xdist.core.devices import steps
 from torch_xdist.ranks import collective_ops
 
 Groups = Sequence[Sequence[int]] | None
@@ -122,7 +122,7 @@ def optimizer_step(
     reduce_gradients(optimizer, groups=groups, pin_layout=pin_layout)
     result = optimizer.step(**arguments)
     if barrier:
-        cuts.sync()
+        steps.sync()
     return result
 
 
@@ -131,4 +131,4 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
     tensors = [p.data for p in model.parameters()] + list(model.buffers())
     if tensors and world.world_size() > 1:
         collective_ops.collective_broadcast(tensors)
-    cuts.sync()
+    steps.sync()

@@ -9,7 +9,7 @@ import torch
 
 from torch_xdist import world
 from torch_xdist.collectives.messages import communicator
-from torch_xdist.core import cuts
+from torch_xdist.core.devices import steps
 from torch_xdist.errors import WorldError
 from torch_xdist.files import saving
 from torch_xdist.ranks import collective_ops
@@ -47,7 +47,7 @@ def xla_rendezvous(
         raise TypeError(
             f"xla_rendezvous: `payload` must be bytes, not {type(payload).__name__}; encode it"
         )
-    cuts.sync()
+    steps.sync()
     return rendezvous(tag or "xla_rendezvous", payload)
 
 

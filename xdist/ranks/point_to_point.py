@@ -15,9 +15,9 @@ from torch_xdist import world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.errors import MismatchError
 from torch_xdist.collectives.mesh import store
-from torch_xdist.core.own import trace_of
+from torch_xdist.core.record.jax_ops import trace_among
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import collective_ops, messages, works
+from torch_xdist.ranks import c10d_work, collective_ops, messages
 
 
 def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
@@ -43,12 +43,13 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
         source, payload = store.current().receive_from_any(f"channel {number}")
         values = messages.unpacked(payload)
         if values[0].shape != output.shape or values[0].dtype != output.dtype:
+            sent, wanted = map(collective_ops.dtype_and_shape, (values[0], output))
             raise MismatchError(
-                f"channel {number}: rank {source} sent {collective_ops.told(values[0])}, and rank "
-                f"{world.rank()} called recv(channel {number}) of {collective_ops.told(output)}; "
-                "give recv a tensor of the shape and dtype that is sent"
+                f"channel {number}: rank {source} sent {sent}, and rank {world.rank()} called"
+                f" recv(channel {number}) of {wanted}; give recv a tensor of the shape and dtype"
+                " that is sent"
             )
-        works.fill([output], values)
+        c10d_work.fill([output], values)
         return output
     results = collective_ops.record(
         "xla.recv", lambda x: inside.receive(x, number), [output], number
@@ -58,7 +59,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
 
 
 def _checked(name: str, tensor: torch.Tensor, channel_id: int) -> int:
-    trace_of(f"xm.{name}", [tensor])  # type: ignore[list-item]
+    trace_among(f"xm.{name}", [tensor])  # type: ignore[list-item]
     if world.world_size() == 1:
         raise WorldError(
             f"xm.{name}(channel_id={channel_id}): the world has one rank, and a message needs two"

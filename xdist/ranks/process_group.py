@@ -18,13 +18,13 @@ import torch.distributed as dist
 
 from torch_xdist import world
 from torch_xdist.collectives import inside
-from torch_xdist.core import device
-from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.devices import device
+from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import collective_ops, device_mesh, functional, torchs_fsdp
+from torch_xdist.ranks import c10d_functional, collective_ops, device_mesh, torchs_fsdp
+from torch_xdist.ranks.c10d_work import Receiving, done, fill, finished, on_device
 from torch_xdist.ranks.messages import received, sent, shared
 from torch_xdist.ranks.reductions import Reduction, reduction
-from torch_xdist.ranks.works import Receiving, done, fill, finished, on_device
 
 
 class ProcessGroupXla(dist.ProcessGroup):
@@ -357,7 +357,7 @@ def _xla_rendezvous(
 
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
-    for part in (device_mesh, functional, torchs_fsdp):
+    for part in (device_mesh, c10d_functional, torchs_fsdp):
         part.register()
     if "xla" in dist.Backend.backend_list:
         return

@@ -12,11 +12,11 @@ import torch
 
 from torch_xdist import world
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core import device as devices_here
-from torch_xdist.core import device_names
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.devices import device_names
 from torch_xdist.errors import DeviceError
-from torch_xdist.names.script_tools import parallel_work
 from torch_xdist.system.rank import Rank
+from torch_xdist.torch_xla_compat.script_tools import parallel_work
 
 _lock = threading.Lock()
 _joined = [0]

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch_xdist import world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.groups import Groups
-from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.ranks import collective_ops
 
 

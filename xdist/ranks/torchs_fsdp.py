@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import device_module
+from torch_xdist.core.torch_side import device_module
 
 _NAME = "torch.distributed.fsdp._common_utils"
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from torch_xdist import world
 from torch_xdist.collectives.groups import checked, equal_sized, group_of
-from torch_xdist.ranks import collective_ops, overflow
+from torch_xdist.ranks import collective_ops, sharded_grad_scaler
 
 Groups = list[list[int]] | None
 _NO_CAP_MB = 2**40
@@ -58,7 +58,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         super().__init__(params, defaults)
-        overflow.register()
+        sharded_grad_scaler.register()
         self._is_sharded, self.sharding_groups = True, sharding_groups
         self.optimizer_class, self.defaults = optimizer_class, defaults
         self.optimizer_dtype = optimizer_dtype or torch.float32

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import cuts
+from torch_xdist.core.run.device_trace import buffers_of
+from torch_xdist.core.trace.values import Value
 
 
 def extract_compiled_graph(
@@ -25,19 +26,21 @@ def extract_compiled_graph(
     The function takes and returns tensors like the graph. It records the graph's rows and cuts,
     so a call is one cached program from the second time on.
     """
-    cells = [t.cell for t in xla_args if isinstance(t, torch.Tensor) and t.device.type == "xla"]  # type: ignore[attr-defined]
-    if cells:
-        cuts.buffers_of(cells, reason="dynamo")
+    buffers_of(_values(xla_args), reason="dynamo")
 
     def run(*args: Any) -> tuple[Any, ...]:
         results = xla_model(*args)
         tensors = results if isinstance(results, tuple | list) else (results,)
-        made = [t.cell for t in tensors if isinstance(t, torch.Tensor) and t.device.type == "xla"]  # type: ignore[attr-defined]
-        if made:
-            cuts.buffers_of(made, reason="dynamo")
+        buffers_of(_values(tensors), reason="dynamo")
         return tuple(tensors)
 
     return run
+
+
+def _values(tensors: Sequence[Any]) -> list[Value]:
+    """What those of the tensors point at that are on the device."""
+    found = [t for t in tensors if isinstance(t, torch.Tensor) and t.device.type == "xla"]
+    return [t.value for t in found]  # type: ignore[attr-defined]
 
 
 def openxla(model: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

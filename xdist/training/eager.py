@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_xdist import settings
-from torch_xdist.core import cuts, device
-from torch_xdist.core.dispatch import dispatch
-from torch_xdist.core.tensor import XlaTensor
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.record.dispatch import dispatch
+from torch_xdist.core.run.device_trace import HERE
 
 EAGER = "eager"
 
@@ -16,9 +16,10 @@ def _at_once(
     func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     result = dispatch(func, types, args, kwargs)
-    for trace in device.traces():
-        if trace.rows:
-            cuts.cut(trace, EAGER)
+    if HERE.symbolic is None:
+        for trace in HERE.by_device.values():
+            if trace.tape.entries:
+                trace.cut(EAGER)
     return result
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core import cuts, reports
+from torch_xdist.core.devices import device, steps
+from torch_xdist.core.run import reports
+from torch_xdist.core.run.device_trace import DeviceTrace, buffers_of, trace_of_thread
 from torch_xdist.errors import CutError
 from torch_xdist.training.eager import eager_mode, is_eager_mode
 
@@ -21,17 +23,17 @@ def step() -> Iterator[None]:
 
     The step ends also when the block raises.
     """
-    cuts.end_step(reports.COMPILE)
+    steps.end_step(reports.COMPILE)
     try:
         yield
     finally:
-        cuts.end_step(reports.COMPILE)
+        steps.end_step(reports.COMPILE)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
     """Compute these device tensors now, and wait for them."""
-    cells = [t.cell for t in tensors if t.device.type == "xla"]  # type: ignore[attr-defined]
-    for buffer in cuts.buffers_of(cells, reason="unlazy") if cells else ():
+    values = [t.value for t in tensors if t.device.type == "xla"]  # type: ignore[attr-defined]
+    for buffer in buffers_of(values, reason="unlazy"):
         buffer.block_until_ready()
 
 
@@ -71,18 +73,19 @@ class CompiledStep:
 
     def __enter__(self) -> "CompiledStep":
         with reports.graph_named(f"{self.name}_clear_pending"):
-            cuts.end_step(reports.CLEAR)
-        self._cuts_before = cuts.REASONS.total()
+            steps.end_step(reports.CLEAR)
+        self._trace = _trace_of_step()
+        self._cuts_before = self._trace.cut_count
         self._was_eager = is_eager_mode()
         eager_mode(False)
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        inside = cuts.REASONS.total() - self._cuts_before
-        last = cuts.LOG[-1] if inside else None
+        # Another thread's cuts are none of this step's.
+        last = self._trace.last_cut if self._trace.cut_count > self._cuts_before else None
         try:
             with reports.graph_named(self.name):
-                cuts.end_step(reports.COMPILE)
+                steps.end_step(reports.COMPILE)
         finally:
             eager_mode(self._was_eager)
         if error is not None:
@@ -96,15 +99,19 @@ class CompiledStep:
         self._check_programs()
 
     def _check_programs(self) -> None:
-        if self._limit is None or not cuts.LOG:
+        if self._limit is None or self._trace.last_cut is None:
             return
-        self._programs.add(cuts.LOG[-1].fingerprint)
+        self._programs.add(self._trace.last_cut.fingerprint)
         if len(self._programs) > self._limit:
             raise CutError(
                 f"Maximum number of different graphs allowed per function exceeded: {self._limit};"
                 f" torch_xla.compile({self.name}) met program number {len(self._programs)}. Keep"
                 " shapes and Python values equal, or raise max_different_graphs"
             )
+
+
+def _trace_of_step() -> DeviceTrace:
+    return trace_of_thread(device.device_at(device.index_of(None)))
 
 
 def compile(

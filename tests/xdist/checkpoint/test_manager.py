@@ -17,7 +17,7 @@ from torch_xdist import metrics
 from torch_xdist.checkpoint import CheckpointManager, CorruptCheckpointWarning
 from torch_xdist.checkpoint import folder as folders
 from torch_xdist.checkpoint.file import File, entry, write
-from torch_xdist.core import transfer
+from torch_xdist.core.devices import transfer
 from torch_xdist.errors import CheckpointError
 from torch_xdist.loaders.mp_device import MpDeviceLoader
 
@@ -196,7 +196,7 @@ def test_safetensors_reads_the_files(tmp_path):
 
 
 def test_a_loader_resumes_with_the_next_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch_xdist.core.cuts.end_step", lambda *_, **__: None)
+    monkeypatch.setattr("torch_xdist.core.devices.steps.end_step", lambda *_, **__: None)
 
     def make():
         rows = torch.utils.data.DataLoader(range(10), batch_size=1, shuffle=True)

@@ -71,7 +71,7 @@ def test_one_row_is_recorded_forward_and_one_backward() -> None:
     torch_xla.sync()
     q, k, v = (t.to("xla").requires_grad_() for t in queries())
     F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
-    names = [row[0].name for row in q.cell.trace.rows]
+    names = [row[0].name for row in q.value.trace.rows]
     assert names.count("scaled_dot_product_attention") == 1
     assert names.count("scaled_dot_product_attention_backward") == 1
     assert "aten.bmm.default" not in names

@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from torch_xdist.collectives.errors import ArgumentError, DtypeError
-from torch_xdist.core import backend
+from torch_xdist.core.torch_side import registration
 from torch_xdist.errors import DeviceError
 from torch_xdist.ranks import collective_ops as xm
 from torch_xla.distributed import xla_multiprocessing as xmp
 
-backend.register()
+registration.register()
 
 
 def reduces(rank, size):
-    from torch_xdist.core import cuts
+    from torch_xdist.core.devices import steps
+    from torch_xdist.core.run import cuts
     from torch_xdist.ranks import collective_ops as xm
 
     x = torch.tensor([1.0, 2.0]).to("xla") + rank
@@ -25,7 +26,7 @@ def reduces(rank, size):
     biggest = xm.all_reduce("max", x)
     apart = xm.all_reduce("sum", x, groups=[[0], [1]])
     before = len(cuts.LOG)
-    cuts.sync()
+    steps.sync()
     values = [t.cpu().tolist() for t in (x, single, *kept, view, biggest, apart)]
     return values, returned is kept, len(cuts.LOG) - before
 
@@ -129,7 +130,7 @@ def test_uneven_shapes_are_an_error_that_names_every_rank_and_its_line(two):
 
 
 def one_rank_reads(rank, size):
-    from torch_xdist.core import cuts
+    from torch_xdist.core.devices import steps
     from torch_xdist.ranks import collective_ops as xm
 
     seen = []
@@ -138,7 +139,7 @@ def one_rank_reads(rank, size):
         if rank == 0:
             seen.append(x[0].item())
         y = xm.all_reduce("sum", x)
-        cuts.sync()
+        steps.sync()
     return seen, y.cpu().tolist()
 
 
@@ -162,7 +163,8 @@ def test_a_rank_that_ends_runs_the_collectives_others_wait_in(tmp_path):
 
 
 def trains(rank, size):
-    from torch_xdist.core import cuts
+    from torch_xdist.core.devices import steps
+    from torch_xdist.core.run import cuts
     from torch_xdist.ranks import gradients
 
     torch.manual_seed(rank)
@@ -178,7 +180,7 @@ def trains(rank, size):
         optimizer.zero_grad()
         model(mine).square().mean().backward()
         gradients.optimizer_step(optimizer)
-        cuts.sync()
+        steps.sync()
         compiled.append(cuts.LOG[-1].compiled)
     return [p.detach().cpu() for p in model.parameters()], compiled
 

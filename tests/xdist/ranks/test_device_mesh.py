@@ -23,7 +23,7 @@ def fully_sharded(rank, size):
 
     import torch_xla
     import torch_xla.distributed.xla_backend
-    from torch_xdist.core import cuts
+    from torch_xdist.core.run import cuts
 
     mesh = init_device_mesh("xla", (size,))
     model = make_model().to("xla")

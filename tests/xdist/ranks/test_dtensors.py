@@ -131,7 +131,7 @@ def tensor_parallel(rank, size):
 
     import torch_xla
     import torch_xla.distributed.xla_backend
-    from torch_xdist.core import cuts
+    from torch_xdist.core.run import cuts
 
     plan = {
         "tokens": RowwiseParallel(input_layouts=Replicate()),

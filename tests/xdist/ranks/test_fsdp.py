@@ -102,7 +102,7 @@ def sharded_training(rank, size, how, options, clip=None):
     """The losses, the whole state dict, and what the cuts were."""
     import torch_xla
     import torch_xla.core.xla_model as xm
-    from torch_xdist.core import cuts
+    from torch_xdist.core.run import cuts
 
     model = wrapped(options, how)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)

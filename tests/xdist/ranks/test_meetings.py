@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from torch_xdist.collectives.messages import communicator
-from torch_xdist.core import backend
+from torch_xdist.core.torch_side import registration
 from torch_xdist.errors import WorldError
 from torch_xdist.ranks import meetings
 
-backend.register()
+registration.register()
 
 
 def meet(rank, size):

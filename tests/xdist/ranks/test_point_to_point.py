@@ -6,17 +6,17 @@ import torch
 from device_ranks import DeviceRanks, on_threads
 
 import torch_xla.core.xla_model as xm
-from torch_xdist.core import backend
+from torch_xdist.core.torch_side import registration
 from torch_xdist.errors import DeviceError, WorldError
 
-backend.register()
+registration.register()
 
 
 def passes_on(rank, size):
     import time
 
     import torch_xla.core.xla_model as xm
-    from torch_xdist.core import cuts
+    from torch_xdist.core.run import cuts
 
     # A ring: everybody sends first. The value goes all the way round in one program.
     x = torch.full((2, 3), float(rank)).to("xla")

@@ -212,7 +212,7 @@ def test_wrong_calls_are_refused_at_once(three):
 def ddp(rank, size, options):
     from torch.nn.parallel import DistributedDataParallel
 
-    from torch_xdist.core import cuts
+    from torch_xdist.core.devices import steps
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -239,7 +239,7 @@ def ddp(rank, size, options):
         wrapped(mine).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        cuts.sync()
+        steps.sync()
     return [p.detach().cpu() for p in model.used.parameters()]
 
 

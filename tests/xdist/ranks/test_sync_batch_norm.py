@@ -30,7 +30,7 @@ def on_ranks(rank, size, momentum, groups):
 
     import torch_xla
     import torch_xla.distributed.xla_backend
-    from torch_xdist.core import cuts
+    from torch_xdist.core.run import cuts
 
     group = None
     if groups:

@@ -40,7 +40,7 @@ def sharded_training(rank, size, strategy, options, clip):
 
     import torch_xla
     import torch_xla.distributed.xla_backend
-    from torch_xdist.core import cuts
+    from torch_xdist.core.run import cuts
 
     if not dist.is_initialized():
         dist.init_process_group("xla", init_method="xla://")

@@ -60,12 +60,12 @@ class Part(Whole):
         return collective_ops.all_reduce("sum", loss.detach(), scale=1 / self.size)
 
     def step(self, *optimizers):
-        from torch_xdist.core import cuts
+        from torch_xdist.core.devices import steps
         from torch_xdist.ranks import gradients
 
         for optimizer in optimizers:
             gradients.optimizer_step(optimizer)
-        cuts.sync()
+        steps.sync()
 
 
 class Tied(nn.Module):

@@ -6,12 +6,12 @@ import torch
 from device_ranks import DeviceRanks, on_threads
 
 from torch_xdist.collectives.errors import ArgumentError, DtypeError
-from torch_xdist.core import backend
+from torch_xdist.core.torch_side import registration
 from torch_xdist.errors import DeviceError
 from torch_xdist.ranks import collective_ops as xm
 from torch_xla.core import functions as xf
 
-backend.register()
+registration.register()
 
 # name: what the last rank calls, and what the others call, as host messages say it.
 DIFFERENCES = {
@@ -266,9 +266,9 @@ def makes_mistakes(rank, size):
             call()
     # None of them was recorded: only this one runs.
     total = xm.all_reduce("sum", torch.ones(()).to("xla"))
-    from torch_xdist.core import device
+    from torch_xdist.core.devices import device
 
-    return device.trace_of(device.index_of(None)).collectives, total.item()
+    return len(device.trace_of(device.index_of(None)).tape.collectives), total.item()
 
 
 def test_a_wrong_argument_is_named_on_each_rank_and_nothing_is_recorded(two):

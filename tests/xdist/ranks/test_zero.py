@@ -21,7 +21,7 @@ def batches():
 
 
 def divided(rank, size, options):
-    from torch_xdist.core import cuts
+    from torch_xdist.core.devices import steps
     from torch_xdist.ranks.zero import ZeroRedundancyOptimizer
 
     model = make_model().to("xla")
@@ -39,7 +39,7 @@ def divided(rank, size, options):
         loss_of(model, batch.chunk(size)[rank].to("xla")).backward()
         optimizer.step()
         schedule.step()
-        cuts.sync()
+        steps.sync()
     shards = [p.shape[0] for p in optimizer.base_optimizer.param_groups[0]["params"]]
     norm = None if optimizer.grad_norm is None else optimizer.grad_norm.item()
     return [p.detach().cpu() for p in model.parameters()], shards, norm

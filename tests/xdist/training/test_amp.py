@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_xla.core.xla_model as xm
-from torch_xdist.core import cuts
+from torch_xdist.core.run import cuts
 from torch_xla.amp import GradScaler, autocast, syncfree
 
 

@@ -1,1 +1,0 @@
-../../xdist/beside.py

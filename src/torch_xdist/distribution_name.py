@@ -1,0 +1,1 @@
+../../xdist/distribution_name.py

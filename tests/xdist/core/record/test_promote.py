@@ -1,0 +1,92 @@
+"""Result dtypes are CPU torch's, for tensors, 0-d tensors and Python numbers of every kind."""
+
+import itertools
+import operator
+
+import pytest
+import torch
+
+import torch_xdist.core.torch_side.registration  # noqa: F401
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32,
+    torch.float64, torch.complex64,
+]  # fmt: skip
+NUMBERS = [True, 2, 0.5, 1 + 2j]
+QUICK = [operator.add, operator.truediv]
+LONG = [
+    operator.floordiv, operator.mod, operator.pow, operator.and_, operator.lt, operator.mul,
+    torch.fmod, torch.atan2,
+]  # fmt: skip
+OPERATORS = [*QUICK, *(pytest.param(f, marks=pytest.mark.long) for f in LONG)]
+
+
+def result_dtype(function, *operands):
+    """The dtype of a call's result; None where CPU torch has no kernel for the operands."""
+    try:
+        return function(*operands).dtype
+    except (RuntimeError, TypeError):
+        return None
+
+
+@pytest.mark.parametrize("function", OPERATORS, ids=lambda f: f.__name__)
+def test_a_tensor_and_another_or_a_0d_one_promote_as_on_the_cpu(function):
+    wrong = []
+    for one, other in itertools.product(DTYPES, DTYPES):
+        for shape in ((2,), ()):
+            x, y = torch.ones(2, dtype=one), torch.ones(shape, dtype=other)
+            expected = result_dtype(function, x, y)
+            got = expected and function(x.to("xla"), y.to("xla")).dtype
+            if got != expected:
+                wrong.append(f"{one} with {other} {shape}: {got} instead of {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("function", OPERATORS[:-2], ids=lambda f: f.__name__)
+def test_a_tensor_and_a_python_number_promote_as_on_the_cpu(function):
+    wrong = []
+    for dtype, number in itertools.product(DTYPES, NUMBERS):
+        for shape in ((2,), ()):
+            x = torch.ones(shape, dtype=dtype)
+            for operands in ((x, number), (number, x)):
+                expected = result_dtype(function, *operands)
+                there = [o.to("xla") if o is x else o for o in operands]
+                if expected and function(*there).dtype != expected:
+                    wrong.append(f"{operands}: not {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["sum", "prod", "cumsum", "cumprod", "any", "argmax", "nansum", "mean", "std"]
+)
+def test_reductions_have_the_dtypes_of_the_cpu(name):
+    function = getattr(torch, name)
+    for dtype in DTYPES:
+        x = torch.tensor([[1, 0], [1, 1]]).to(dtype)
+        expected = result_dtype(function, x, 1)
+        assert expected is None or function(x.to("xla"), 1).dtype is expected, dtype
+
+
+def test_bool_with_byte_int32_with_a_0d_int64_and_integer_division_have_torchs_values():
+    flags, bytes_ = torch.tensor([True, False]), torch.tensor([3, 2], dtype=torch.uint8)
+    whole, zero_d = torch.tensor([-7, 7], dtype=torch.int32), torch.tensor(2)
+    for a, b, function in [
+        (flags, bytes_, operator.and_),
+        (whole, zero_d, operator.add),
+        (whole, zero_d, operator.floordiv),
+        (whole, zero_d, operator.truediv),
+        (whole, zero_d, operator.mod),
+    ]:
+        expected = function(a, b)
+        got = function(a.to("xla"), b.to("xla"))
+        assert got.dtype is expected.dtype
+        assert got.tolist() == expected.tolist()
+    assert flags.to("xla").sum().cpu().dtype is torch.int64
+
+
+def test_a_power_of_bools_by_a_bool_is_bool():
+    bools = torch.tensor([True, False])
+    for exponent in (True, False):
+        power = torch.pow(bools.to("xla"), exponent)
+        assert power.dtype is torch.bool
+        assert torch.equal(power.cpu(), torch.pow(bools, exponent))

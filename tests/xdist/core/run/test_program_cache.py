@@ -1,0 +1,92 @@
+"""How many compiled programs are kept, and what happens when there are more."""
+
+import pytest
+import torch
+
+import torch_xla
+from torch_xdist import metrics, settings
+from torch_xdist.core.run import program, program_cache
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """A function that sets XLA_COMPILATION_CACHE_SIZE and empties the cache of this process."""
+
+    def limit(count):
+        monkeypatch.setenv("XLA_COMPILATION_CACHE_SIZE", str(count))
+        settings.reread()
+        program.PROGRAMS.clear()
+
+    yield limit
+    monkeypatch.undo()
+    settings.reread()
+
+
+def evicted():
+    return metrics.counter_value("EvictedProgram") or 0
+
+
+def compiled():
+    return metrics.counter_value("UncachedCompile") or 0
+
+
+def run(rows):
+    result = torch.ones(rows, 3, device="xla") * 2
+    torch_xla.sync()
+    assert result.cpu().sum() == rows * 6
+
+
+def filled(count):
+    """A cache of so many programs, and why the last one that went had to go."""
+    cache = program_cache.ProgramCache()
+    full = ""
+    for number in range(count):
+        program = program_cache.Program(None, (), str(number), "", frozenset(), (0, 0))
+        full = cache.put((number,), program)[1] or full
+    return cache, full
+
+
+def test_the_least_recently_used_program_makes_room_and_is_compiled_again(limited):
+    limited(3)
+    with pytest.warns(RuntimeWarning, match=r"full with 3 programs \(XLA_COMPILATION_CACHE_SIZE"):
+        for rows in (1, 2, 3, 1, 4):
+            run(rows)
+    before = compiled()
+    run(1)
+    assert compiled() == before
+    with pytest.warns(RuntimeWarning, match="EvictedProgram"):
+        run(2)
+    assert compiled() > before
+
+
+def test_the_memory_of_an_evicted_program_is_given_back(limited):
+    limited(2)
+    with pytest.warns(RuntimeWarning, match="full with 2 programs"):
+        for rows in range(1, 6):
+            run(rows)
+        before = program_cache.used_maps()
+        for rows in range(6, 16):
+            run(rows)
+    # A program of one operator has six maps; ten of them would be 60.
+    assert program_cache.used_maps() - before < 30
+
+
+def test_half_of_the_programs_go_where_the_memory_maps_run_out(monkeypatch):
+    monkeypatch.setattr(program_cache, "allowed_maps", lambda: 100)
+    monkeypatch.setattr(program_cache, "used_maps", lambda: 51)
+    before = evicted()
+    cache, full = filled(16)
+    assert full == "half of the 100 memory maps of a process (vm.max_map_count)"
+    assert [kept.fingerprint for kept in cache.values()] == [str(n) for n in range(8, 16)]
+    assert evicted() - before == 8
+
+
+def test_nothing_goes_while_there_are_maps_enough(monkeypatch):
+    monkeypatch.setattr(program_cache, "used_maps", lambda: 100)
+    assert len(filled(40)[0]) == 40
+
+
+def test_a_system_that_does_not_say_sets_no_bound(monkeypatch, tmp_path):
+    monkeypatch.setattr(program_cache, "Path", lambda name: tmp_path / "missing")
+    assert program_cache.used_maps() == 0
+    assert len(filled(40)[0]) == 40

@@ -1,0 +1,171 @@
+"""What is written at a cut or a step's end when a variable asks for it."""
+
+import re
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.profiler as xp
+import torch_xla.distributed.parallel_loader as pl
+from torch_xdist import metrics, settings
+from torch_xdist.core.run import reports
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Set variables for the test; nothing pending before."""
+
+    def with_variables(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        settings.reread()
+
+    torch_xla.sync()
+    yield with_variables
+    monkeypatch.undo()
+    settings.reread()
+
+
+def test_the_metrics_are_appended_at_every_step(ask, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "_thread", type("Thread", (), {})())
+    ask(XLA_METRICS_FILE=tmp_path / "metrics")
+    for _ in range(2):
+        torch.ones(2, device="xla") + 1
+        torch_xla.sync()
+    text = (tmp_path / "metrics").read_text()
+    assert re.findall(r"\[MetricsData; step=(\d+)\]\n", text) == ["0", "1"]
+    assert text.endswith("\n\n") and "Counter: MarkStep\n" in text
+
+
+@pytest.mark.parametrize("stream", ["STDOUT", "STDERR"])
+def test_the_metrics_may_be_printed(capsys, stream):
+    reports.save_metrics(stream)
+    out, err = capsys.readouterr()
+    assert "[MetricsData; step=" in (out if stream == "STDOUT" else err)
+
+
+def test_graphs_are_appended_when_they_run(ask, tmp_path):
+    ask(XLA_SAVE_TENSORS_FILE=tmp_path / "graphs")
+    kept = torch.ones(2, device="xla") + 1
+    torch_xla.sync()
+    text = (tmp_path / "graphs.0").read_text()
+    assert text.startswith("[ScheduleSyncTensorsGraph]\nTensorsGraphInfo:\n  test_graphs_are_app")
+    assert re.search(r"\nRoot Hashes: \([0-9a-f]{32}\)\n\n## BEGIN_GRAPH\nIR \{\n", text)
+    assert re.search(r"\n}\n\nGraph Hash: [0-9a-f]{32}\n\n## END_GRAPH\n\n$", text)
+    assert kept.tolist() == [2, 2]
+
+
+def causes(text, kind):
+    return re.findall(rf"{kind} Analysis: {kind} Cause\n{kind} Analysis:   (.*)\n", text)
+
+
+def test_executions_and_compilations_are_explained(ask, capsys):
+    ask(PT_XLA_DEBUG_LEVEL=2)
+    kept = torch.ones(2, 7, device="xla") + 100
+    xm.mark_step()
+    print(kept.sum().item())
+    text = capsys.readouterr().err
+    assert causes(text, "Execution") == [
+        "user torch_xla.sync",
+        "most likely user code trying to access tensor value before torch_xla.sync",
+    ]
+    assert causes(text, "Compilation")[0] == "user torch_xla.sync"
+    assert re.search(r"Execution Analysis:   Graph Hash: [0-9a-f]{32}\n", text)
+    assert "Execution Analysis:   Number of Graph Outputs: 1\n" in text
+    assert "Python Frame Triggered Execution: \nExecution Analysis:   sync (" in text
+
+
+def stepping():
+    kept = torch.ones(4, 2, device="xla") + 1
+    with torch_xla.step():
+        return kept * 2
+
+
+def tracing():
+    with xp.StepTrace("train"):
+        return torch.ones(4, 3, device="xla") + 1
+
+
+@pytest.mark.parametrize(
+    ("run", "causes_of_each"),
+    [
+        (stepping, ["torch_xla.compile"] * 2),
+        (tracing, ["torch_xla.sync when exiting a profiler StepTrace region"]),
+    ],
+)
+def test_blocks_that_end_a_step_are_named_as_the_cause(ask, capsys, run, causes_of_each):
+    ask(PT_XLA_DEBUG_LEVEL=2)
+    kept = run()
+    assert causes(capsys.readouterr().err, "Execution") == causes_of_each and kept.dim() == 2
+
+
+def test_a_random_graph_has_one_input(ask, capsys):
+    ask(PT_XLA_DEBUG_LEVEL=2)
+    kept = torch.randn(3, device="xla")
+    xm.mark_step()
+    assert "Number of Graph Inputs: 1\n" in capsys.readouterr().err
+    assert kept.shape == (3,)
+
+
+def test_the_loader_is_named_as_the_cause(ask, capsys):
+    ask(PT_XLA_DEBUG_LEVEL=2)
+    for x in pl.MpDeviceLoader([torch.ones(3)] * 4, xm.xla_device()):
+        kept = x + 1
+    found = causes(capsys.readouterr().err, "Execution")
+    assert found == ["torch_xla.sync in parallel loader at step end"] * 4 and kept.shape == (3,)
+
+
+@pytest.mark.parametrize("is_decorator", [False, True])
+def test_a_compiled_function_has_a_name(ask, capsys, is_decorator):
+    ask(PT_XLA_DEBUG_LEVEL=2)
+    pending = torch.ones(5, device="xla") + 1
+    if is_decorator:
+        torch_xla.compile(name="double")(lambda: pending * 2)()
+    else:
+        torch_xla.compile(lambda: pending * 2, name="double")()
+    text = capsys.readouterr().err
+    assert "Graph Name: double_clear_pending\n" in text
+    assert "torch_xla.compile clear the pending graph prior calling the target function" in text
+
+
+def test_findings_go_into_a_file(ask, tmp_path, monkeypatch):
+    ask(PT_XLA_DEBUG=1, PT_XLA_DEBUG_FILE=tmp_path / "debug")
+    monkeypatch.setattr(metrics, "_counters", {"MarkStep": 20, "aten::nonzero": 1})
+    monkeypatch.setattr(metrics, "_metrics", {})
+    for _ in range(19):
+        metrics.observe("CompileTime", 400)
+    reports.at_sync()
+    assert (tmp_path / "debug").read_text() == (
+        "pt-xla-profiler: CompileTime too frequent: 19 counts during 20 steps\n"
+        "pt-xla-profiler: CompileTime too slow: longest instance took 07m40s000ms000.000us. Please"
+        " open a GitHub issue with the graph dump for our team to optimize.\n"
+        "pt-xla-profiler: Op(s) not lowered: aten::nonzero,  Please open a GitHub issue with the"
+        " above op lowering requests.\n"
+    )
+
+
+def test_a_step_may_not_end_inside_a_trace_block():
+    refused = pytest.raises(RuntimeError, match=r"Expecting scope to be empty but it is conv1\.con")
+    with xp.Trace("conv1"), xp.Trace("conv1.1"), refused:
+        torch_xla.sync()
+    torch_xla.sync()
+
+
+def test_a_step_trace_ends_the_step():
+    before = metrics.counter_value("MarkStep") or 0
+    with xp.StepTrace("train", step_num=3):
+        torch.ones(2, device="xla") + 1
+    assert metrics.counter_value("MarkStep") == before + 1
+
+
+def test_profiles_are_written_one_at_a_time(tmp_path):
+    with pytest.raises(RuntimeError, match="No profile started"):
+        xp.stop_trace()
+    xp.start_trace(str(tmp_path))
+    with pytest.raises(RuntimeError, match="Only one profile may be run at a time"):
+        xp.start_trace(str(tmp_path))
+    xp.trace_me("named")(lambda: torch.ones(2, device="xla").sum().item())()
+    xp.stop_trace()
+    assert list(tmp_path.glob("**/plugins/profile/*/*.xplane.pb"))

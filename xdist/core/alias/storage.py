@@ -1,0 +1,101 @@
+"""Storages as torch's Python sees them: an identity, an address and a size, no bytes.
+
+Device tensors have no memory that Python may touch, but libraries compare addresses to find out
+which tensors share memory. So every storage has a range of addresses of its own.
+"""
+
+import threading
+from typing import Any
+
+import torch
+
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.trace.values import Value, ViewValue, root_of
+
+# The epoch of a value whose storage was freed; tapes count theirs from 1.
+_FREED = -1
+# Addresses are never given out twice. The first is above those of a process' own memory.
+_ALIGNMENT = 64
+_next_address = 1 << 56
+_lock = threading.Lock()
+
+
+def address_of(value: Value) -> int:
+    """Where the first element of a value lies; unique among storages, and never 0."""
+    return _base_of(root_of(value)) + value.type.offset * value.type.dtype.itemsize
+
+
+def _base_of(root: Value) -> int:
+    global _next_address
+    try:
+        return root.address
+    except AttributeError:
+        with _lock:
+            root.address = _next_address
+            # One more, so that an empty storage has an address of its own too.
+            _next_address += (_nbytes(root) // _ALIGNMENT + 1) * _ALIGNMENT
+        return root.address
+
+
+def _nbytes(root: Value) -> int:
+    """The bytes of a storage: as far as the tensor that owns it reaches."""
+    if not root.type.numel:
+        return 0
+    reach = 1 + sum((n - 1) * s for n, s in zip(root.type.shape, root.type.stride))
+    return reach * root.type.dtype.itemsize
+
+
+class DeviceStorage:
+    """What `untyped_storage()` answers."""
+
+    def __init__(self, value: Value) -> None:
+        self._root = root_of(value)
+        self.device = value.trace.device.torch
+
+    def data_ptr(self) -> int:
+        return _base_of(self._root)
+
+    _cdata = property(data_ptr)
+
+    def nbytes(self) -> int:
+        return 0 if self._root.epoch == _FREED else _nbytes(self._root)
+
+    def size(self) -> int:
+        return self.nbytes()
+
+    __len__ = nbytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceStorage) and other._root is self._root
+
+    def __hash__(self) -> int:
+        return id(self._root)
+
+    def resize_(self, size_bytes: int) -> "DeviceStorage":
+        """To 0: the value goes; from 0: there is some value again. `fully_shard` does that."""
+        root = self._root
+        if size_bytes == 0 and not isinstance(root, ViewValue):
+            root.epoch, root.buffer, root.generation = _FREED, None, root.generation + 1
+        elif size_bytes and self.nbytes() == 0 and root.type.numel:
+            empty: Any = torch.zeros(root.type.shape, dtype=root.type.dtype, device=self.device)
+            write(root, empty.value)
+        return self
+
+
+class TypedDeviceStorage:
+    """The same by elements: what torch's `FullyShardedDataParallel` frees and fills again."""
+
+    def __init__(self, tensor: XlaTensor) -> None:
+        self._untyped_storage = DeviceStorage(tensor.value)
+        self.dtype = tensor.dtype
+
+    def _size(self) -> int:
+        return self._untyped_storage.nbytes() // self.dtype.itemsize
+
+    def _resize_(self, size: int) -> None:
+        self._untyped_storage.resize_(size * self.dtype.itemsize)
+
+    @property
+    def _cdata(self) -> int:
+        return self._untyped_storage.data_ptr()

@@ -1,0 +1,186 @@
+"""Writing results into tensors that exist: in-place operators, out=, copy_."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.alias.views import make_as_strided, write
+from torch_xdist.core.devices.tensor import XlaTensor, wrap, wrap_roomy
+from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.trace.plans import PLANS, jax_plan
+from torch_xdist.core.trace.tensor_types import TensorType, dense_type, overlaps, tensor_type
+from torch_xdist.core.trace.values import Value
+from torch_xdist.errors import DeviceError
+from torch_xdist.ops.table import LOWERINGS
+
+_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+
+
+def mutated_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors an in-place operator writes, in the order of its schema."""
+    tensors: list[Any] = []
+    for position, name in op.mutated:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        tensors.extend(value if isinstance(value, list | tuple) else [value])
+    return tensors
+
+
+def out_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The out= tensors of a call, then what else it writes, in the order of the functional form."""
+    outs: list[Any] = []
+    for name in op.out_names:
+        value = kwargs[name]
+        outs.extend(value if isinstance(value, list | tuple) else [value])
+    beside = [(i, name) for i, name in op.mutated if name not in op.out_names]
+    return outs + [args[i] if i < len(args) else kwargs.get(name) for i, name in beside]
+
+
+def check_targets(op: Op, targets: Sequence[Any]) -> None:
+    """Refuse what cannot be written: CPU tensors and tensors whose elements overlap."""
+    for target in targets:
+        if target is None:
+            continue
+        if target.__class__ is not XlaTensor:
+            raise DeviceError(
+                f"{op.name}: cannot write a result of an xla device into a "
+                f"{target.type()} on {target.device}; give it a tensor on the xla device"
+            )
+        if overlaps(target.value.type):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers "
+                "to a single memory location. Please clone() the tensor before performing the "
+                "operation."
+            )
+
+
+def finish(op: Op, values: Sequence[Value | None], targets: Sequence[Any], *, is_out: bool) -> Any:
+    """Give the written tensors their new values, and return what the operator returns."""
+    fresh = len(values) - len(targets)
+    for value, target in zip(values[fresh:], targets):
+        if target is None or value is None:
+            continue
+        if is_out and _is_laid_out_anew(op, target.value.type, value.type):
+            resize(target, value.type.shape, _memory_order(op, value.type))
+        check_result(value.type, target.value.type)
+        write(target.value, as_dtype(value, target.value.type.dtype))
+    results = [None if value is None else wrap(value) for value in values[:fresh]]
+    if not op.returns_mutated:
+        return None
+    if fresh:
+        return tuple(results) if len(results) > 1 else results[0]
+    # An operator may write to more than it returns: _amp_update_scale_ does.
+    count = len(op.func._schema.returns)
+    return targets[0] if count == 1 else tuple(targets[:count])
+
+
+# torch's kernels of these lay out every out= tensor that has no elements.
+_ANEW_WHERE_EMPTY = frozenset(
+    f"aten.{name}"
+    for name in (
+        "cholesky_inverse.out",
+        "linalg_eig.out",
+        "linalg_eigvals.out",
+        "linalg_householder_product.out",
+        "linalg_lstsq.out",
+        "ormqr.out",
+        "triangular_solve.X",
+    )
+)
+
+# Others have results in another order of dims, but leave a resized out= row-major.
+_ROW_MAJOR = frozenset(["aten._fft_c2r.out", "aten._fft_r2c.out", "aten.cholesky.out"])
+
+
+def _is_laid_out_anew(op: Op, target: TensorType, result: TensorType) -> bool:
+    """Whether an out= tensor takes the shape and the strides of the result."""
+    return target.shape != result.shape or (not target.numel and op.name in _ANEW_WHERE_EMPTY)
+
+
+def _memory_order(op: Op, result: TensorType) -> tuple[int, ...] | None:
+    """The strides an out= tensor takes from a result; None for row-major ones."""
+    is_dense = _extent(result) == result.offset + result.numel and not overlaps(result)
+    return result.stride if is_dense and op.name not in _ROW_MAJOR else None
+
+
+def check_result(result: TensorType, target: TensorType) -> None:
+    """torch's own refusals of an in-place result."""
+    if result.shape != target.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape "
+            f"{list(result.shape)}"
+        )
+    if not torch.can_cast(result.dtype, target.dtype):
+        name = str(result.dtype).removeprefix("torch.")
+        raise RuntimeError(
+            f"result type {_TITLES.get(name, name)} can't be cast to the desired output type "
+            f"{_TITLES.get(str(target.dtype).removeprefix('torch.'), target.dtype)}"
+        )
+
+
+_TITLES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
+    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
+    "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+}  # fmt: skip
+
+
+def as_dtype(value: Value, dtype: torch.dtype) -> Value:
+    """A value in another dtype."""
+    type_ = value.type
+    if type_.dtype == dtype:
+        return value
+
+    def make() -> Any:
+        cast = functools.partial(LOWERINGS["aten._to_copy.default"], dtype=dtype)
+        return jax_plan(f"cast.{dtype}", cast, [type_], [dense_type(type_.shape, dtype)])
+
+    trace = trace_here(value.trace.device)
+    (result,) = trace.record(PLANS.find(("cast", type_, dtype), make), [value])
+    assert result is not None
+    return result
+
+
+def resize(
+    target: XlaTensor, shape: tuple[int, ...], stride: tuple[int, ...] | None = None
+) -> None:
+    """Give a tensor that is about to be overwritten another shape, as out= does.
+
+    Without `stride` the last dim is the innermost.
+    """
+    old = target.value
+    type_ = dense_type(shape, old.type.dtype)
+    if stride is not None:
+        type_ = tensor_type(shape, old.type.dtype, stride)
+    if 0 < type_.numel <= old.type.numel:
+        # Its memory is large enough, and may be looked at through other views.
+        set_value(target, make_as_strided(old, shape, type_.stride, old.type.offset))
+    else:
+        set_value(target, Value(type_, old.trace))
+
+
+def set_layout(target: XlaTensor, type_: TensorType) -> None:
+    """Change dtype, sizes and strides of the wrapper in place, by torch's meta kernels."""
+    layout = type_.shape, type_.stride, type_.offset
+    before = target.value.type
+    if _extent(type_) > _extent(before) or type_.dtype != before.dtype:
+        # torch checks layouts against the size of the wrapper: it becomes a large one.
+        roomy = wrap_roomy(Value(type_, target.value.trace))
+        torch.Tensor.data.__set__(target, roomy)  # type: ignore[attr-defined]
+    torch.ops.aten.as_strided_.default.redispatch(_META, target, *layout)
+
+
+def _extent(type_: TensorType) -> int:
+    """How many elements of a storage a layout reaches into."""
+    if not type_.numel:
+        return 0
+    return type_.offset + 1 + sum((n - 1) * s for n, s in zip(type_.shape, type_.stride))
+
+
+def set_value(target: XlaTensor, value: Value) -> None:
+    """Make a tensor point at another value, whatever its layout was."""
+    if target.value.type is not value.type:
+        set_layout(target, value.type)
+    target.value = value

@@ -1,0 +1,200 @@
+"""torch's optimizers on the device: grouped updates, and Adam's whole update as one row.
+
+torch chooses its foreach forms by a list of devices and tensor types; ours are entered there.
+Adam and AdamW take the most host time of a small step, so `_multi_tensor_adam` is served by one
+row for all parameters; what the row does not cover goes to torch's own function.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.optim.adam as torch_adam
+import torch.optim.optimizer as torch_optimizer
+import torch.utils._foreach_utils as foreach_utils
+
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace.plans import NOTHING, PLANS, Param, Plan, ScalarParam
+from torch_xdist.core.trace.tensor_types import TensorType, dense_type
+
+_multi_tensor_adam = torch_adam._multi_tensor_adam
+
+
+def register() -> None:
+    """Enter the device into torch's lists; called once."""
+    for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+        known = getattr(foreach_utils, name)
+        extended = _extended(known)
+        setattr(foreach_utils, name, extended)
+        if hasattr(torch_optimizer, name):
+            setattr(torch_optimizer, name, extended)
+    _extend_capturable()
+    torch_optimizer._foreach_supported_types.append(XlaTensor)  # type: ignore[arg-type]
+    foreach_utils._foreach_supported_types.append(XlaTensor)
+    torch_adam._multi_tensor_adam = multi_tensor_adam
+
+
+def _extend_capturable() -> None:
+    """Replace the function in every optimizer's module that imported it by name."""
+    for module in [m for n, m in sys.modules.items() if n.startswith("torch.optim.")]:
+        if hasattr(module, "_get_capturable_supported_devices"):
+            module._get_capturable_supported_devices = capturable_devices  # type: ignore[attr-defined]
+
+
+_known_capturable = torch_optimizer._get_capturable_supported_devices
+
+
+# torch.distributed.optim scripts the optimizers: TorchScript must be able to compile this.
+def capturable_devices(supports_xla: bool = True) -> list[str]:
+    """torch's list of devices whose step counters may live on the device, and ours."""
+    devices = _known_capturable(supports_xla)
+    devices.append("xla")
+    devices.append("lazy")
+    return devices
+
+
+def _extended(known: Any) -> Any:
+    def supported_devices(*args: Any, **kwargs: Any) -> list[str]:
+        # torch's C++ grouping names the device underneath.
+        return [*known(*args, **kwargs), "xla", "lazy"]
+
+    supported_devices.__doc__ = known.__doc__
+    return supported_devices
+
+
+def multi_tensor_adam(
+    params: list[Any],
+    grads: list[Any],
+    exp_avgs: list[Any],
+    exp_avg_sqs: list[Any],
+    max_exp_avg_sqs: list[Any],
+    state_steps: list[Any],
+    grad_scale: Any,
+    found_inf: Any,
+    **options: Any,
+) -> None:
+    """torch's `_multi_tensor_adam`, as one row per group of equal step counts."""
+    lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+    if not _is_ours(lists, state_steps, options):
+        _multi_tensor_adam(*lists, state_steps, grad_scale, found_inf, **options)
+        return
+    torch._foreach_add_(state_steps, 1.0)
+    for step, members in _by_step(state_steps).items():
+        if len(members) == len(params):
+            _record(lists, step, options)
+        else:
+            _record([[x[i] for i in members] if x else [] for x in lists], step, options)
+
+
+def _is_ours(lists: Sequence[list[Any]], steps: list[Any], options: dict[str, Any]) -> bool:
+    if not steps or options["capturable"] or options["differentiable"] or options["has_complex"]:
+        return False
+    if isinstance(options["lr"], torch.Tensor) or torch.compiler.is_compiling():
+        return False
+    if any(isinstance(options[name], torch.Tensor) for name in ("beta1", "beta2")):
+        return False
+    if any(t.__class__ is not XlaTensor for x in lists for t in x):
+        return False
+    device = lists[0][0].value.trace.device
+    return not any(s.__class__ is XlaTensor for s in steps) and all(
+        t.value.trace.device is device for x in lists for t in x
+    )
+
+
+def _by_step(steps: list[torch.Tensor]) -> dict[float, list[int]]:
+    """The members of each step count; reading them together is one call."""
+    groups: dict[float, list[int]] = {}
+    for index, step in enumerate(torch.stack(steps).tolist()):
+        groups.setdefault(step, []).append(index)
+    return groups
+
+
+def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) -> None:
+    lr, decay = options["lr"], options["weight_decay"]
+    beta1, beta2, decoupled = options["beta1"], options["beta2"], options["decoupled_weight_decay"]
+    form = _Form(len(lists[0]), options["amsgrad"], bool(decay), decoupled)
+    # Whatever a schedule may write is an input of the program.
+    scalars = (
+        -1.0 if options["maximize"] else 1.0,
+        float(1 - lr * decay if decoupled else decay),
+        float(1 - beta1),
+        float(beta2),
+        float(1 - beta2),
+        float(options["eps"]),
+        float(lr / (1 - beta1**step)),
+        math.sqrt(1 - beta2**step),
+    )
+    values = [t.value for x in lists for t in x]
+    types = tuple([value.type for value in values])
+    plan = PLANS.find(("adam", form, types), lambda: _make_plan(form, types, len(scalars)))
+    trace = trace_here(values[0].trace.device)
+    results = trace.record(plan, values, scalars)
+    count = form.count
+    targets = [*values[:count], *values[2 * count :]]
+    for target, result in zip(targets, results):
+        if target.parent is not None:
+            write(target, result)  # type: ignore[arg-type]
+    trace.write_all(
+        [t for t in targets if t.parent is None],
+        [r for t, r in zip(targets, results) if t.parent is None],  # type: ignore[misc]
+    )
+    torch.autograd.graph.increment_version([*lists[0], *lists[2], *lists[3], *lists[4]])
+
+
+class _Form(NamedTuple):
+    """What makes one update another program than the next.
+
+    Attributes:
+        count: how many parameters.
+    """
+
+    count: int
+    amsgrad: bool
+    decays: bool
+    decoupled: bool
+
+
+def _make_plan(form: _Form, types: tuple[TensorType, ...], scalars: int) -> Plan:
+    written = [*types[: form.count], *types[2 * form.count :]]
+    outs = [dense_type(type_.shape, type_.dtype) for type_ in written]
+    args = (*map(Param, range(len(types))), *[ScalarParam(float)] * scalars)
+    update = functools.partial(_update, form)
+    return Plan(f"adam{tuple(form)}", None, args, {}, types, outs, NOTHING, lowering=update)
+
+
+def _update(form: _Form, *args: Any) -> list[Any]:
+    """The update of every parameter: params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, one by one."""
+    arrays, scalars = args[:-8], args[-8:]
+    lists = [arrays[i : i + form.count] for i in range(0, len(arrays), form.count)]
+    updated = [_update_one(form, members, scalars) for members in zip(*lists)]
+    return [value for result in zip(*updated) for value in result]
+
+
+def _update_one(form: _Form, members: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
+    """One parameter, in the order of operations of torch's foreach form."""
+    dtype = members[0].dtype
+    compute = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    p, g, m, v, *most = (x.astype(compute) for x in members)
+    sign, decay, lerp, beta2, rest2, eps, rate, root_correction = (
+        x.astype(compute) for x in scalars
+    )
+    g = g * sign
+    if form.decays and form.decoupled:
+        p = p * decay
+    elif form.decays:
+        g = g + decay * p
+    m = m + lerp * (g - m)
+    v = v * beta2 + rest2 * g * g
+    if form.amsgrad:
+        most = [jnp.maximum(most[0], v)]
+    root = jax.lax.sqrt(most[0] if form.amsgrad else v)
+    p = p - rate * m / (root / root_correction + eps)
+    return [p, m, v, *most]

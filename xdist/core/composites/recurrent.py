@@ -1,0 +1,121 @@
+"""LSTM, GRU and plain recurrent layers, each recorded as one row.
+
+torch makes a recurrent layer of a dozen operators per time step above autograd; kernels under the
+AutogradLazy key catch `aten::lstm.input` and its kin and record all layers as one row. What they
+do not serve goes torch's way: dropout between layers, projections, packed sequences.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from torch_xdist.core.composites.attention import are_ours
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.jax_side.differentiable import differentiable_row, pull_back
+from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.dtypes import to_jax
+from torch_xdist.ops.rnn import CELLS, Layers, run_layers
+
+_libraries: list[torch.library.Library] = []
+
+
+class LayersRow(torch.autograd.Function):
+    """All layers as one row, which saves what the backward row needs.
+
+    The backward loop reads what the forward loop went through; running the forward loop again
+    would cost half as much as both.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, layers: Layers, *tensors: XlaTensor) -> tuple[XlaTensor, ...]:
+        count = 1 + layers.states
+        ctx.layers, ctx.count = layers, len(tensors)
+        ctx.types = tuple(t.value.type for t in tensors)
+        run = functools.partial(_run_saving, layers)
+        results = record_jax(layers.kind, run, tensors, (layers, "saving"))
+        ctx.save_for_backward(*tensors, *results[count:])
+        return tuple(results[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: XlaTensor) -> tuple[Any, ...]:
+        layers: Layers = ctx.layers
+        inputs, saved = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        name = f"{layers.kind}_backward"
+        if not torch.is_grad_enabled():
+            pull = functools.partial(_pull_saved, layers, ctx.types, len(saved))
+            return None, *record_jax(name, pull, [*saved, *grads], (layers, len(saved)))
+        function = functools.partial(run_layers, layers)
+        pull = functools.partial(pull_back, function, range(ctx.count), ctx.count)
+        return None, *differentiable_row(name, pull, [*inputs, *grads], layers)
+
+
+def _run_saving(layers: Layers, *arrays: jax.Array) -> list[jax.Array]:
+    """The layers, whose results are followed by the arrays that `_pull_saved` takes."""
+    results, pull = jax.vjp(functools.partial(run_layers, layers), *arrays)
+    return [*results, *jax.tree.leaves(pull)]
+
+
+def _pull_saved(
+    layers: Layers, types: tuple[TensorType, ...], count: int, *arrays: jax.Array
+) -> list[jax.Array]:
+    """The gradients of all inputs from `count` saved arrays and the gradients of all results."""
+    pull = jax.tree.unflatten(_structure(layers, types), arrays[:count])
+    return list(pull(list(arrays[count:])))
+
+
+@functools.lru_cache(maxsize=256)
+def _structure(layers: Layers, types: tuple[TensorType, ...]) -> Any:
+    """What JAX's pull-back of the layers is beside the arrays it holds."""
+    abstract = [jax.ShapeDtypeStruct(t.shape, to_jax(t.dtype)) for t in types]
+    function = functools.partial(run_layers, layers)
+    return jax.tree.structure(jax.eval_shape(lambda *xs: jax.vjp(function, *xs)[1], *abstract))
+
+
+def _fits(
+    layers: Layers, dropout: float, train: bool, tensors: Sequence[torch.Tensor], count: int
+) -> bool:
+    """Whether one row serves: known parameters, no dropout, nothing empty."""
+    if (dropout > 0 and train and layers.num_layers > 1) or not are_ours(*tensors):
+        return False
+    expected = layers.num_layers * layers.directions * layers.per_direction
+    return count == expected and tensors[0].dim() == 3 and all(t.numel() for t in tensors)
+
+
+def _kernel(kind: str) -> Callable[..., Any]:
+    """The kernel of `aten::KIND.input`."""
+    func = getattr(torch.ops.aten, kind).input
+
+    def kernel(
+        input: torch.Tensor,
+        hx: Any,
+        params: Sequence[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        layers = Layers(kind, has_biases, num_layers, bidirectional, batch_first)
+        first = list(hx) if kind == "lstm" else [hx]
+        tensors = [input, *first, *params]
+        if not _fits(layers, dropout, train, tensors, len(params)):
+            rest = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+            return func.decompose(input, hx, params, *rest)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return LayersRow.apply(layers, *tensors)
+        return tuple(record_jax(kind, functools.partial(run_layers, layers), tensors, layers))
+
+    return kernel
+
+
+def register() -> None:
+    """Enter the kernels. Called once, with the device's registration."""
+    library = torch.library.Library("aten", "IMPL", "AutogradLazy")
+    for kind in CELLS:
+        library.impl(f"{kind}.input", _kernel(kind))
+    _libraries.append(library)

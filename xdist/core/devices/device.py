@@ -1,0 +1,208 @@
+"""The xla devices of this process: which platform, how many, which is a thread's default.
+
+JAX's backend starts at the first use, never at import: launchers fork after importing us.
+"""
+
+import os
+import threading
+from typing import Any
+
+import jax
+import torch
+
+from torch_xdist import settings, world
+from torch_xdist.core.run.device_trace import HERE, IN_FORKED_CHILD, trace_here
+from torch_xdist.core.trace.random_stream import RandomStream
+from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.values import Device, hardware_name
+from torch_xdist.errors import DeviceError, DeviceIndexError
+from torch_xdist.progress import PROGRESS
+
+_PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
+_lock = threading.RLock()
+_devices: list[Device] = []
+_default = threading.local()
+_default_seed = 0
+# Whether this process was forked from one in which a device had started.
+_forked = [False]
+
+
+def start() -> None:
+    """Start JAX's backend if it is not up."""
+    if _devices:
+        return
+    if _forked[0]:
+        raise DeviceError(IN_FORKED_CHILD)
+    with _lock:
+        if _devices:
+            return
+        _configure()
+        with PROGRESS.start():
+            world.join()
+            found = [Device(i, jax, RandomStream()) for i, jax in enumerate(_addressable())]
+        for device_ in found:
+            device_.random.set_seed(_default_seed)
+        _devices.extend(found)
+
+
+def _configure() -> None:
+    name = settings.current().platform
+    if name is not None:
+        key = name.upper()
+        if key not in _PLATFORMS:
+            raise DeviceError(
+                f"PJRT_DEVICE={name}: no such platform; use one of {', '.join(_PLATFORMS)}"
+            )
+        jax.config.update("jax_platforms", _PLATFORMS[key])
+    jax.config.update("jax_enable_x64", True)
+    if not world.current().is_rank and (name or "CPU").upper() == "CPU":
+        _make_cpu_devices(settings.current().cpu_devices)
+    if (name or "CPU").upper() == "CPU":
+        settings.fit_to_one_core()
+    _use_cache()
+
+
+def _make_cpu_devices(count: int | None) -> None:
+    """Give this process `count` CPU devices; without a count it has those JAX gives it, one."""
+    if count is None:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if len(jax.local_devices()) != count:
+            raise DeviceError(
+                f"CPU_NUM_DEVICES={count}: JAX runs already, with {len(jax.local_devices())}"
+                " device(s); use an xla device before the first JAX operation"
+            ) from error
+
+
+def _use_cache() -> None:
+    """Keep compiled programs in XLA_PERSISTENT_CACHE_PATH, and find those of earlier runs."""
+    path = settings.current().cache_path
+    if path is None:
+        return
+    # JAX has no switch for read-only: a program that must take ages to be kept is never written.
+    least_s = 1e9 if settings.current().cache_read_only else 0.0
+    jax.config.update("jax_compilation_cache_dir", path)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _addressable() -> list[jax.Device]:
+    try:
+        found = jax.local_devices()
+    except RuntimeError as error:
+        wanted = settings.current().platform or "the best platform"
+        raise DeviceError(f"PJRT_DEVICE={wanted}: JAX cannot start it: {error}") from error
+    return list(found)
+
+
+def device_count() -> int:
+    """How many xla devices this process addresses."""
+    start()
+    return len(_devices)
+
+
+def is_started() -> bool:
+    """Whether a device was used in this process."""
+    return bool(_devices)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had used a device, and so cannot use one."""
+    return _forked[0]
+
+
+def device_at(index: int) -> Device:
+    """What the trace knows of xla:`index`."""
+    start()
+    return _devices[check_index(index)]
+
+
+def jax_device(index: int) -> jax.Device:
+    """The JAX device behind xla:`index`."""
+    return device_at(index).jax
+
+
+def trace_of(index: int) -> Trace:
+    """Where this thread records for xla:`index`: its trace, or the function it is recording."""
+    return HERE.symbolic or trace_here(device_at(index))
+
+
+def all_devices() -> list[Device]:
+    """Every device of this process; empty before the first use."""
+    return _devices
+
+
+def check_index(index: int) -> int:
+    if 0 <= index < len(_devices):
+        return index
+    raise DeviceIndexError(
+        f"xla:{index}: this process has {len(_devices)} xla device(s), "
+        f"xla:0 to xla:{len(_devices) - 1}; use one of them"
+    )
+
+
+def index_of(device: Any = None) -> int:
+    """The index a device argument means; None and "xla" mean the thread's default."""
+    if device is None:
+        return default_index()
+    if isinstance(device, int):
+        return device
+    parsed = torch.device(device)
+    return default_index() if parsed.index is None else parsed.index
+
+
+def default_index() -> int:
+    """The index of this thread's default device."""
+    return getattr(_default, "index", 0)
+
+
+def set_default_index(index: int) -> None:
+    """Make xla:`index` this thread's default device."""
+    start()
+    _default.index = check_index(index)
+
+
+def device(index: int | None = None) -> torch.device:
+    """This thread's xla device; with an index, that one, which becomes the default.
+
+    Raises DeviceError where the index is out of range.
+    """
+    start()
+    if index is not None:
+        set_default_index(index)
+    return torch.device("xla", default_index())
+
+
+def devices() -> list[torch.device]:
+    """Every addressable xla device."""
+    return [torch.device("xla", i) for i in range(device_count())]
+
+
+def device_type() -> str:
+    """CPU, TPU, CUDA: the platform's name as torch_xla spells it."""
+    return hardware_name(jax_device(0)).partition(":")[0]
+
+
+def real_devices() -> list[str]:
+    """The devices by hardware, such as ["CPU:0"]."""
+    start()
+    return [hardware_name(d.jax) for d in _devices]
+
+
+def set_default_seed(seed: int) -> None:
+    """Seed every device, also those that have not started yet."""
+    global _default_seed
+    _default_seed = seed
+    for device_ in _devices:
+        device_.random.set_seed(seed)
+
+
+def _after_fork() -> None:
+    """JAX's threads are not in a forked child: it may use a device only if the parent had not."""
+    _forked[0] = _forked[0] or bool(_devices)
+    _devices.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

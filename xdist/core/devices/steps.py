@@ -1,0 +1,62 @@
+"""The ends of steps: `sync` and its kin, and waiting for the device."""
+
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from torch_xdist import metrics, settings
+from torch_xdist.core.devices import device
+from torch_xdist.core.run import closures, program, reports
+from torch_xdist.core.run.cuts import SYNC
+from torch_xdist.core.run.device_trace import trace_of_thread, traces_of
+from torch_xdist.progress import PROGRESS
+
+
+def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -> None:
+    """Run what is pending on this thread's device: the end of a training step.
+
+    Args:
+      wait: return only when the device is done.
+      reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
+    """
+    end_step(reports.USER, wait=wait, device_=device_)
+
+
+def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
+    """`sync`, called by a part of this project; `cause` says which (see `reports`)."""
+    reports.check_no_open_scope()
+    trace = trace_of_thread(device.device_at(device.index_of(device_)))
+    metrics.count("MarkStep")
+    PROGRESS.step += 1
+    now = settings.current()
+    if now.step_log:
+        print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
+    outputs = program.live_values(trace.tape) if wait or now.sync_wait else []
+    trace.cut(SYNC, cause=cause)
+    for value in outputs:
+        if value.buffer is not None:
+            value.buffer.block_until_ready()
+    reports.at_sync()
+    closures.run_step_closures()
+
+
+def run_pending(reason: str, devices: Sequence[object] = ()) -> None:
+    """Run what every thread has recorded for these devices; for all of this process where empty."""
+    for index in [device.index_of(d) for d in devices] or range(device.device_count()):
+        for trace in traces_of(device.device_at(index)):
+            trace.cut(reason)
+
+
+def wait_device_ops(devices: Sequence[object] = ()) -> None:
+    """Block until everything recorded and launched so far is done.
+
+    Args:
+      devices: the devices to wait for; all of this process where empty.
+    """
+    run_pending(SYNC, devices)
+    for index in [device.index_of(d) for d in devices] or range(device.device_count()):
+        jax.device_put(0, device.jax_device(index)).block_until_ready()
+    for array in jax.live_arrays():
+        if not array.is_deleted():
+            array.block_until_ready()

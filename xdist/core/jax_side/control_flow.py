@@ -1,0 +1,91 @@
+"""`torch.cond`, `while_loop` and `scan` on device tensors, as JAX's own control flow.
+
+A row holds the bodies, so no value is read from the device and nothing is cut; the program is the
+same whichever branch is taken and however many turns there are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.jax_side.calls import Flat, Tensors, divided
+from torch_xdist.core.jax_side.cond import Cond
+from torch_xdist.core.jax_side.scan import Scan
+from torch_xdist.core.jax_side.while_loop import While
+from torch_xdist.errors import CutError
+
+
+def has_ours(*values: Any) -> bool:
+    """Whether a device tensor stands anywhere inside."""
+    return any(leaf.__class__ is XlaTensor for leaf in pytree.tree_leaves(values))
+
+
+def cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()
+) -> Any:
+    """`torch.cond`: one of two functions by a boolean tensor, without reading it.
+
+    Raises CutError where the functions return different shapes or dtypes.
+    """
+    inputs, spec = pytree.tree_flatten(operands)
+    specs: list[Any] = []
+    branches = [_flat(lambda given, f=f: f(*given), specs, spec) for f in (true_fn, false_fn)]
+    results = Cond(pred, branches, _checked(inputs, "cond")).results()
+    return pytree.tree_unflatten(results, specs[0])
+
+
+def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any) -> Any:
+    """Repeat `body_fn` while `cond_fn` is true; one program whatever the number of turns.
+
+    What the condition reads has no gradient.
+    """
+    inputs, spec = pytree.tree_flatten(carried)
+    specs: list[Any] = []
+    test = _flat(lambda given: cond_fn(*given), [], spec)
+    body = _flat(lambda given: body_fn(*given), specs, spec)
+    results = While(test, body, _checked(inputs, "while_loop")).results()
+    return pytree.tree_unflatten(results, specs[0])
+
+
+def scan(
+    combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
+) -> tuple[Any, Any]:
+    """Carry a state along a dimension: `combine_fn(carry, x) -> (carry, y)`, ys stacked.
+
+    Args:
+      dim: the dimension of every x that is walked along; the ys are stacked along dim 0.
+    """
+    start, of_carry = pytree.tree_flatten(init)
+    rows, of_x = pytree.tree_flatten(xs)
+    rows = [x.movedim(dim, 0) for x in _checked(rows, "scan")] if dim else _checked(rows, "scan")
+    specs: list[Any] = []
+    body = _flat(combine_fn, specs, of_carry, of_x)
+    call = Scan(body, _checked(start, "scan"), rows, reverse)
+    results = call.results()[: len(start) + call.ys]
+    carry, ys = pytree.tree_unflatten(results, specs[0])
+    return carry, ys
+
+
+def _checked(tensors: Tensors, where: str) -> list[XlaTensor]:
+    for tensor in tensors:
+        if tensor.__class__ is not XlaTensor:
+            raise CutError(
+                f"{where}: operand {tensor!r} is not an xla tensor; pass tensors of one device, "
+                "and close over numbers"
+            )
+    return list(tensors)
+
+
+def _flat(function: Callable[..., Any], specs: list[Any], *forms: Any) -> Flat:
+    """A function of nested arguments as one of flat tensors; the result's structure is noted."""
+
+    def flat(*tensors: Any) -> list[Any]:
+        parts = divided(tensors, *(range(form.num_leaves) for form in forms))
+        result = function(*map(pytree.tree_unflatten, parts, forms))
+        leaves, spec = pytree.tree_flatten(result)
+        specs.append(spec)
+        return leaves
+
+    return flat

@@ -1,0 +1,232 @@
+"""Where every torch operator on a device tensor arrives.
+
+`dispatch` records a functional operator without leaving its frame; views, writes and the few
+operators with a meaning of their own go to handlers. Measure every change with
+scripts/bench_steps.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.alias import writes
+from torch_xdist.core.alias.views import make_view, write
+from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor, wrap
+from torch_xdist.core.devices.torch_generator import drawn_from
+from torch_xdist.core.record import fallback
+from torch_xdist.core.record.arguments import SIZES, CallArguments, find, plan_of
+from torch_xdist.core.record.inference import STATIC_INTS
+from torch_xdist.core.run.device_trace import HERE, trace_here
+from torch_xdist.core.trace.operators import Op, op_of
+from torch_xdist.core.trace.plans import (
+    GENERAL,
+    LIST,
+    PLANS,
+    RESULT,
+    RESULTS,
+    SINGLE,
+    TUPLE,
+    CpuOnly,
+    Plan,
+)
+from torch_xdist.core.trace.trace import OtherDevice
+from torch_xdist.core.trace.values import Value
+from torch_xdist.errors import NoLoweringError
+from torch_xdist.ops.refused import REFUSED
+from torch_xdist.ops.table import LOWERINGS
+
+Handler = Callable[[Op, Sequence[Any], dict[str, Any]], Any]
+_make = torch.Tensor._make_wrapper_subclass
+_new = object.__new__
+_STRIDED = torch.strided
+_META_DEVICE = torch.device("meta")
+_NO_KWARGS: dict[str, Any] = {}
+_known = PLANS.plans.get
+
+
+def dispatch(
+    func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Record one operator call and return its lazy results."""
+    try:
+        op = func._xdist
+    except AttributeError:
+        op = learn(func)
+    if op.handler is not None:
+        return op.handler(op, args, kwargs or _NO_KWARGS)
+    trace = HERE.trace
+    tape = trace.tape
+    epoch = tape.epoch
+    key, slots, values, numbers = [op], [], args, None
+    if kwargs:
+        key.extend(kwargs)
+        values = (*args, *kwargs.values())
+    else:
+        kwargs = _NO_KWARGS
+    try:
+        for a in values:
+            cls = a.__class__
+            if cls is XlaTensor:
+                value = a.value
+                key.append(value.type)
+                is_here = value.epoch == epoch and (
+                    value.parent is None or value.seen == value.root.generation
+                )
+                slots.append(value.slot if is_here else trace.slot_of(value))
+            elif cls is int:
+                if op.runtime and a not in STATIC_INTS:
+                    return op.general(op, args, kwargs)
+                key.append(a)
+            elif cls is float and op.runtime:
+                key.append(float)
+                numbers = (a,) if numbers is None else (*numbers, a)
+            elif cls is float:
+                key.append((float, a.hex()))
+            elif a is None or cls is bool:
+                key.append((cls, a))
+            elif cls is list and a and a[0].__class__ in SIZES:
+                key.append((None, *a))
+            else:
+                return op.general(op, args, kwargs)
+    except OtherDevice:
+        return op.general(op, args, kwargs)
+    key = tuple(key)  # type: ignore[assignment]
+    plan = _known(key)  # type: ignore[arg-type]
+    if plan is None:
+        plan = plan_of(key, op, args, kwargs)  # type: ignore[arg-type]
+    path = plan.path
+    if path is GENERAL:
+        return op.general(op, args, kwargs)
+    # From here on what `Trace.record` and `Trace.write` do, without their frames.
+    row = (plan, *slots)
+    entries = tape.entries
+    slot = len(entries)
+    if slot >= trace.limit:
+        return op.general(op, args, kwargs)
+    if path is RESULTS:
+        entries += (row, *plan.further)
+    else:
+        entries.append(row)
+    if entries[slot] is not row:
+        return dispatch(func, types, args, kwargs)
+    if numbers is not None:
+        tape.scalars[slot] = numbers
+    if path is RESULT:
+        type_ = plan.types[0]
+        value = _new(Value)
+        value.type, value.trace, value.slot, value.epoch = type_, trace, slot, epoch
+        value.listed, value.buffer, value.generation = epoch, None, 0
+        tape.values.append(value)
+        result = _make(
+            XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,
+            trace.device.lazy, False, False, None, False, False, AUTOCAST_KEYS,
+        )  # fmt: skip
+        result.value = value
+    elif path is RESULTS:
+        result = pack(plan, trace.new_values(plan.types, tape, slot))
+    else:
+        result = args[0]
+        value = result.value
+        if value.parent is not None or trace.is_symbolic:
+            (value,) = trace.new_values(plan.types, tape, slot)
+            if trace.tape is tape:
+                write(result.value, value)
+                return result
+        elif value.listed != epoch:
+            tape.values.append(value)
+            value.listed = epoch
+        if trace.tape is tape:
+            value.trace, value.slot, value.generation = trace, slot, value.generation + 1
+            value.epoch, value.buffer = epoch, None
+            return result
+    return result if trace.tape is tape else dispatch(func, types, args, kwargs)
+
+
+def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The general path: any arguments, any number of results."""
+    call, plan = find(op, args, kwargs)
+    if isinstance(plan, CpuOnly):
+        return fallback.run(op, args, kwargs, plan)
+    return pack(plan, enter(plan, call))
+
+
+def enter(plan: Plan, call: CallArguments) -> list[Value | None]:
+    """Record a call; returns a value for each of its results."""
+    trace = call.trace
+    if trace is None:
+        raise TypeError(f"{plan.name}: no xla tensor among its operands")
+    scalars = call.scalars
+    if plan.is_random:
+        generator = call.generator
+        scalars = [*scalars, *(trace.random.next() if generator is None else drawn_from(generator))]
+    return trace.record(plan, call.operands, tuple(scalars))
+
+
+def pack(plan: Plan, values: Sequence[Value | None]) -> Any:
+    """The results as the operator returns them."""
+    tensors = [None if value is None else wrap(value) for value in values]
+    if plan.structure == SINGLE:
+        return tensors[0]
+    if plan.structure == LIST:
+        return tensors
+    return tuple(tensors) if plan.structure == TUPLE else None
+
+
+def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """In-place and out= forms: record the functional form, then write what they write."""
+    if op.out_names:
+        outs = writes.out_tensors(op, args, kwargs)
+        rest = {name: value for name, value in kwargs.items() if name not in op.out_names}
+    else:
+        outs, rest = writes.mutated_tensors(op, args, kwargs), kwargs
+    writes.check_targets(op, outs)
+    if op.is_factory:
+        rest = {**rest, "dtype": outs[0].value.type.dtype, "device": _META_DEVICE}
+    call, plan = find(op, args, rest)
+    if call.trace is None:
+        call.trace = trace_here(outs[0].value.trace.device)
+    if isinstance(plan, CpuOnly):
+        return fallback.run(op, args, kwargs, plan)
+    values = enter(plan, call)
+    return writes.finish(op, values, outs, is_out=bool(op.out_names))
+
+
+def composite_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operator torch makes of others: it arrives whole only below autograd."""
+    return op.func.decompose(*args, **kwargs)
+
+
+def refuse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    raise NoLoweringError(f"{op.name}: {REFUSED[op.name]}")
+
+
+_handlers: dict[str, Handler] = {}
+
+
+def install(handlers: Mapping[str, Handler]) -> None:
+    """Let these handlers answer for the operators of these names, such as "aten.copy_.default".
+
+    Called by what registers the device, before an operator of the name is called.
+    """
+    _handlers.update(handlers)
+
+
+def learn(func: Any) -> Op:
+    """Work out once how calls of an overload are handled."""
+    op = op_of(func)
+    op.general = record
+    handler: Handler | None = _handlers.get(op.name)
+    if op.name in REFUSED:
+        handler = refuse
+    if handler is None and op.mutated and (op.functional or not func._can_decompose()):
+        handler = write_handler
+    if handler is None and op.name not in LOWERINGS and func._can_decompose():
+        handler = composite_handler
+    if handler is None and op.is_view:
+        handler = make_view
+    if handler is write_handler and op.in_place:
+        handler, op.general = None, write_handler
+    op.handler = handler
+    func._xdist = op
+    return op

@@ -1,0 +1,148 @@
+"""The CPU fallback: what no lowering serves runs in eager torch on the host, counted.
+
+Every fallback cuts the trace, reads its operands and sends its results back. It counts
+`aten::NAME`, and says once per call site what it cost.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist import metrics, settings
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.alias.writes import set_value
+from torch_xdist.core.devices import transfer
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.record.near_names import nearest
+from torch_xdist.core.run import cuts
+from torch_xdist.core.run.device_trace import buffers_of, trace_here
+from torch_xdist.core.run.user_frames import user_line
+from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.trace.plans import CpuOnly, flat
+from torch_xdist.core.trace.trace import Trace
+from torch_xdist.errors import FallbackError, NoLoweringError
+
+_log = logging.getLogger(__name__)
+_told: set[tuple[str, str]] = set()
+
+
+def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> Any:
+    """Run one call on the CPU and put its results on the device."""
+    where = user_line()
+    if settings.current().fallback == "error":
+        raise FallbackError(
+            f"{where}: {op.name} {_reason(cause)} and would run on the CPU, which "
+            "XDIST_FALLBACK=error forbids; avoid the operator, or unset XDIST_FALLBACK"
+        ) from cause.error
+    started = time.perf_counter()
+    tensors = [t for t in flat((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
+    trace = trace_here(tensors[0].value.trace.device)
+    buffers = buffers_of([t.value for t in tensors], cuts.FALLBACK)
+    hosts = {id(t): transfer.to_host(b, t.value.type.dtype) for t, b in zip(tensors, buffers)}
+    for tensor in _written(op, args, kwargs):
+        # Memory that numpy has seen cannot be resized, as out= may have to.
+        hosts[id(tensor)] = hosts[id(tensor)].clone()
+    host_args = [_swap(a, hosts) for a in args]
+    host_kwargs = {name: _swap(a, hosts) for name, a in kwargs.items()}
+    result = _call(op, host_args, host_kwargs)
+    metrics.count("aten::" + op.func._schema.name.removeprefix("aten::"))
+    if cause.error is not None:
+        _warn(op, tensors, cause.error, where)
+    _tell(op.name, where, time.perf_counter() - started)
+    return _back(op, result, args, kwargs, hosts, trace)
+
+
+def _reason(cause: CpuOnly) -> str:
+    if cause.error is None:
+        return "has no lowering"
+    return f"has a lowering that fails ({type(cause.error).__name__}: {cause.error})"
+
+
+def _warn(op: Op, tensors: Sequence[Any], error: Exception, where: str) -> None:
+    """The CPU could run the call, so the lowering is wrong: say so, once per operator."""
+    metrics.count("LoweringFailed")
+    if (op.name, "") not in _told:
+        _told.add((op.name, ""))
+        types = ", ".join(repr(t.value.type) for t in tensors)
+        warnings.warn(
+            f"torch_xdist: {where}: the lowering of {op.name}({types}) failed"
+            f" ({type(error).__name__}: {error}), so it runs on the CPU, with a cut at every call."
+            " This is a mistake in torch_xdist or a release of JAX it does not know; report it with"
+            " this text. The counter LoweringFailed says how often it happens",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _call(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        with torch.no_grad():
+            return op.func(*args, **kwargs)
+    except NotImplementedError as error:
+        raise NoLoweringError(
+            f"{op.name}: it has no lowering, and the CPU cannot run it either ({error}); "
+            f"operators with similar names that run: {', '.join(nearest(op.name))}"
+        ) from error
+
+
+def _tell(name: str, where: str, took_s: float) -> None:
+    if (name, where) not in _told:
+        _told.add((name, where))
+        _log.info("%s: %s ran on the CPU: %.1f ms and one cut", where, name, took_s * 1e3)
+
+
+def _swap(value: Any, hosts: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return hosts.get(id(value), value)
+    if isinstance(value, tuple | list):
+        return type(value)(_swap(part, hosts) for part in value)
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value
+
+
+def _back(
+    op: Op,
+    result: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    hosts: dict[int, torch.Tensor],
+    trace: Trace,
+) -> Any:
+    """Results on the device; operands that were written are written there too."""
+    originals = {}
+    for tensor in _written(op, args, kwargs):
+        originals[id(hosts[id(tensor)])] = tensor
+        _write_back(tensor, hosts[id(tensor)], trace)
+    return _wrap(result, originals, trace)
+
+
+def _written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors a call writes to."""
+    written: list[torch.Tensor] = []
+    for position, name in op.mutated:
+        named = position >= len(args) or name in kwargs
+        value = kwargs.get(name) if named else args[position]
+        written += [t for t in flat(value) if isinstance(t, torch.Tensor)]
+    return written
+
+
+def _write_back(tensor: Any, host: torch.Tensor, trace: Trace) -> None:
+    value = transfer.value_of(host, trace)
+    if tuple(host.shape) != tensor.value.type.shape:
+        set_value(tensor, value)
+    else:
+        write(tensor.value, value)
+
+
+def _wrap(value: Any, originals: dict[int, torch.Tensor], trace: Trace) -> Any:
+    if isinstance(value, torch.Tensor):
+        known = originals.get(id(value))
+        return wrap(transfer.value_of(value, trace)) if known is None else known
+    if isinstance(value, tuple | list):
+        return type(value)(_wrap(part, originals, trace) for part in value)
+    return value

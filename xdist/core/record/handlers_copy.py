@@ -1,0 +1,107 @@
+"""Operators that copy between devices, or read values into Python."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.alias.writes import as_dtype, check_targets
+from torch_xdist.core.devices import device, transfer
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace.operators import Op
+
+
+def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return host_value(args[0]).item()
+
+
+def equal(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    one, other = args
+    if one.shape != other.shape:
+        return False
+    return bool(torch.eq(one, other).all().item())
+
+
+def allclose(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return bool(torch.isclose(*args, **kwargs).all().item())
+
+
+def alias(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    return wrap(args[0].value)
+
+
+def detach_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    return args[0]
+
+
+def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source = args[0]
+    target = kwargs.get("device")
+    named = {n: v for n, v in kwargs.items() if n in ("dtype", "memory_format") and v is not None}
+    if target is not None and target.type not in ("xla", "lazy"):
+        host = host_value(source) if source.__class__ is XlaTensor else source
+        return host.to(device=target, **named)
+    if source.__class__ is not XlaTensor:
+        return transfer.to_device(source.to(**named), target)
+    index = source.value.trace.device.index
+    if target is not None and device.index_of(target) != index:
+        source = to_other_device(source, device.index_of(target))
+    assert op.general is not None
+    return op.general(op, (source,), named)
+
+
+def to_other_device(source: XlaTensor, index: int) -> XlaTensor:
+    """A copy on another device of this process."""
+    return transfer.to_device(host_value(source), index)
+
+
+def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    target, source = args[0], args[1]
+    if target.__class__ is not XlaTensor:
+        return target.copy_(host_value(source))
+    check_targets(op, [target])
+    value = target.value
+    there = value.trace.device
+    if source.__class__ is not XlaTensor:
+        source = transfer.to_trace(source.to(value.type.dtype), trace_here(there))
+    elif source.value.trace.device is not there:
+        source = to_other_device(source, there.index)
+    if source.value.type.shape != value.type.shape:
+        source = source.expand(value.type.shape)
+    write(value, as_dtype(source.value, value.type.dtype))
+    return target
+
+
+def is_pinned(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return False
+
+
+def is_same_size(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return args[0].shape == args[1].shape
+
+
+def nothing(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    return None
+
+
+HANDLERS = {
+    "aten._assert_async.default": nothing,
+    "aten._assert_async.msg": nothing,
+    "aten._local_scalar_dense.default": item,
+    "aten._to_copy.default": to_copy,
+    "aten.alias.default": alias,
+    "aten.allclose.default": allclose,
+    "aten.copy_.default": copy_,
+    "aten.detach.default": alias,
+    "aten.detach_.default": detach_,
+    "aten.equal.default": equal,
+    "aten.is_pinned.default": is_pinned,
+    "aten.is_same_size.default": is_same_size,
+    "aten.item.default": item,
+    "aten.lift.default": alias,
+    "aten.lift_fresh.default": alias,
+    "aten.record_stream.default": nothing,
+}

@@ -1,0 +1,82 @@
+"""Operators whose schema does not say what they do, or whose functional form differs from it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.alias import writes
+from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.core.record import mask_counts
+from torch_xdist.core.record.dispatch import record, write_handler
+from torch_xdist.core.trace.operators import Op
+
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit
+
+
+def native_batch_norm(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The schema hides that the running statistics are written; the `legit` overload says it."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if mean is None or var is None:
+        return _BATCH_NORM.no_stats(x, weight, bias, training, momentum, eps)
+    return _BATCH_NORM.default(x, weight, bias, mean, var, training, momentum, eps)
+
+
+def polygamma_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The functional form takes its arguments in another order."""
+    target, n = (*args, *kwargs.values())
+    writes.check_targets(op, [target])
+    result = torch.ops.aten.polygamma.default(n, target)
+    return writes.finish(op, [result.value], [target], is_out=False)
+
+
+def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Torch leaves out a `p` of one half, for which the functional form has no default."""
+    if len(args) == 1 and "p" not in kwargs:
+        args = (*args, 0.5)
+    return write_handler(op, args, kwargs)
+
+
+def index_put(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A mask may select another number of elements than there are values."""
+    mask_counts.check(args, kwargs)
+    return (write_handler if op.mutated else record)(op, args, kwargs)
+
+
+def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise torch's error for a matrix that cannot be factorized; reads `info`, as on cuda."""
+    info = args[0]
+    if not info.value.trace.is_symbolic:
+        op.func(host_value(info), *args[1:], **kwargs)
+
+
+def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Here the scalars are one CPU tensor, which torch reads as well."""
+    *lists, scalars = (*args, *kwargs.values())
+    packet = getattr(torch.ops.aten, op.func._schema.name.removeprefix("aten::"))
+    return packet.ScalarList(*lists, scalars.tolist())
+
+
+def sdp_choice(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    return 0
+
+
+def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return False
+
+
+HANDLERS = {
+    "aten._foreach_addcdiv.Tensor": foreach_with_scalars,
+    "aten._foreach_addcdiv_.Tensor": foreach_with_scalars,
+    "aten._foreach_addcmul.Tensor": foreach_with_scalars,
+    "aten._foreach_addcmul_.Tensor": foreach_with_scalars,
+    "aten._fused_sdp_choice.default": sdp_choice,
+    "aten._linalg_check_errors.default": linalg_check_errors,
+    "aten.bernoulli_.float": bernoulli_,
+    "aten.index_put.default": index_put,
+    "aten.index_put.out": index_put,
+    "aten.index_put_.default": index_put,
+    "aten.is_coalesced.default": is_coalesced,
+    "aten.native_batch_norm.default": native_batch_norm,
+    "aten.polygamma_.default": polygamma_,
+}

@@ -1,0 +1,195 @@
+"""Making the plan of a call that was never seen: the types of its results, and how to compute it.
+
+The types come from torch's own meta kernels, so a wrong call raises torch's own error at the user's
+line.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.record import abstract_results, cpu_only, lowering
+from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.trace.plans import (
+    GENERAL,
+    LIST,
+    NOTHING,
+    RESULT,
+    RESULTS,
+    SINGLE,
+    TUPLE,
+    WRITE,
+    CpuOnly,
+    Param,
+    Plan,
+    ScalarParam,
+)
+from torch_xdist.core.trace.tensor_types import (
+    TensorType,
+    dense_type,
+    overlaps,
+    tensor_type,
+    type_of_meta,
+)
+from torch_xdist.ops.table import SHAPED
+
+# Integers that are cheap to compile in and common as constants; others are runtime inputs.
+STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
+# Called from Python, an overload takes True for the integer 1, which promotes a bool tensor. torch
+# itself does not, and of those CPU torch has for bools this alone shows it.
+_POWER = torch.ops.aten.pow.Tensor_Scalar
+
+
+def is_input(value: Any, cls: type) -> bool:
+    """Whether a number may be an input of the program, instead of a constant in it."""
+    return cls is float or (cls is int and value not in STATIC_INTS and -(2**63) <= value < 2**63)
+
+
+def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | CpuOnly:
+    """Infer a call's results, and find out how to compute them."""
+    func = op.functional
+    template = _Template(op)
+    metas = [template.meta(a) for a in args]
+    named = {name: template.meta(a) for name, a in kwargs.items()}
+    if func is None or cpu_only.is_wanted(func, metas):
+        return CpuOnly()
+    try:
+        if str(func) in SHAPED:
+            check(func, metas, named)
+            result = abstract_results.of_lowering(str(func), metas, named)
+        else:
+            result = infer(func, metas, named)
+    except NotImplementedError:
+        return CpuOnly()
+    types, structure = types_of_results(result)
+    plan = Plan(
+        str(func),
+        op,
+        [template.param(a, op.runtime) for a in args],
+        {name: template.param(a, op.runtime) for name, a in kwargs.items()},
+        template.types,
+        types,
+        structure,
+    )
+    plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
+    plan.follows_default_dtype = _follows_default_dtype(plan)
+    plan.path = _path(plan, op)
+    return lowering.try_lowering(plan) or plan
+
+
+def _path(plan: Plan, op: Op) -> int:
+    """How dispatch.py may record it."""
+    if plan.is_random or plan.follows_default_dtype:
+        return GENERAL
+    if op.in_place:
+        return WRITE if _overwrites(plan) else GENERAL
+    if plan.structure == SINGLE:
+        return RESULT
+    return RESULTS if plan.types else GENERAL
+
+
+def _follows_default_dtype(plan: Plan) -> bool:
+    """Whether a result may have torch's default dtype: it is floating point, and no operand is."""
+    return any(t is not None and _is_inexact(t.dtype) for t in plan.types) and not any(
+        _is_inexact(t.dtype) for t in plan.operand_types
+    )
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _overwrites(plan: Plan) -> bool:
+    """Whether the result can take the place of the first operand as it is."""
+    if plan.structure != SINGLE or not plan.operand_types or plan.types[0] is None:
+        return False
+    result, target = plan.types[0], plan.operand_types[0]
+    return result.shape == target.shape and result.dtype == target.dtype and not overlaps(target)
+
+
+def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What torch's meta kernel says of the results.
+
+    Raises torch's own error for a wrong call, and NotImplementedError where only values tell.
+    """
+    if func is _POWER and metas[1].__class__ is bool:
+        return torch.empty_like(metas[0])
+    try:
+        with torch.no_grad():
+            return func(*metas, **named)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        # Meta kernels written in Python have words of their own: the CPU says torch's.
+        cpu_only.ask(func, metas, named)
+        if "meta" in str(error).lower():
+            raise NotImplementedError(str(error)) from error
+        raise
+
+
+def check(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> None:
+    """Raise torch's own error for a wrong call of an operator whose lowering tells its results."""
+    try:
+        func(*metas, **named)
+    except NotImplementedError:
+        return
+    except Exception:
+        with contextlib.suppress(NotImplementedError):
+            cpu_only.ask(func, metas, named)
+
+
+def types_of_results(result: Any) -> tuple[list[TensorType | None], int]:
+    """The types of what a meta kernel returned, and the structure they are handed back in."""
+    if isinstance(result, torch.Tensor):
+        return [_type_of_result(result)], SINGLE
+    if isinstance(result, tuple | list):
+        types: list[TensorType | None] = []
+        for entry in result:
+            for part in entry if isinstance(entry, tuple | list) else [entry]:
+                types.append(None if part is None else _type_of_result(part))
+        return types, LIST if isinstance(result, list) else TUPLE
+    return [], NOTHING
+
+
+def _type_of_result(meta: torch.Tensor) -> TensorType:
+    """The type of a fresh result: dense, at offset 0 of its own storage."""
+    if meta.storage_offset():
+        return dense_type(tuple(meta.shape), meta.dtype)
+    return type_of_meta(meta)
+
+
+class _Template:
+    """Turns arguments into meta tensors, and into what a plan keeps of them."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.types: list[TensorType] = []
+        self.params = 0
+
+    def meta(self, value: Any) -> Any:
+        if value.__class__ is XlaTensor:
+            self.types.append(value.value.type)
+            return value.value.type.meta
+        if isinstance(value, torch.Tensor):
+            type_ = tensor_type(tuple(value.shape), value.dtype, value.stride())
+            self.types.append(type_)
+            return type_.meta
+        if isinstance(value, list | tuple):
+            return type(value)(self.meta(part) for part in value)
+        if isinstance(value, torch.device):
+            return torch.device("meta")
+        return None if isinstance(value, torch.Generator) else value
+
+    def param(self, value: Any, is_runtime: bool) -> Any:
+        if isinstance(value, torch.Tensor):
+            self.params += 1
+            return Param(self.params - 1)
+        if isinstance(value, list | tuple):
+            return type(value)(self.param(part, self.op.runtime_lists) for part in value)
+        if isinstance(value, torch.Generator):
+            return None
+        cls = value.__class__
+        return ScalarParam(cls) if is_runtime and is_input(value, cls) else value

@@ -1,0 +1,155 @@
+"""How a plan is computed: its row of the lowering table, or torch's decomposition of it.
+
+`try_lowering` tries it on abstract arrays when the plan is made, so a lowering that does not fit is
+noticed at the user's line, where the CPU can still serve.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
+from torch._decomp import global_decomposition_table
+from torch._ops import OpOverload
+
+from torch_xdist.core.record import symbolic_trace
+from torch_xdist.core.record.promote import SELECTORS, computation_dtype
+from torch_xdist.core.trace.plans import Compute, CpuOnly, Param, Plan, ScalarParam, fill, fit
+from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.dtypes import to_jax
+from torch_xdist.ops import load_all
+from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
+
+load_all()
+_log = logging.getLogger(__name__)
+_STAND_INS = {float: 1.5, int: 3}
+_ABSTRACT_SCALARS = {
+    float: jax.ShapeDtypeStruct((), np.float64),
+    int: jax.ShapeDtypeStruct((), np.int64),
+}
+# Of several results in several dtypes: each is given the numbers as they are.
+_OF_LISTS = ("aten._foreach_", "aten._fused_")
+
+
+def try_lowering(plan: Plan) -> CpuOnly | None:
+    """Give a plan what computes it; returns what stands in its place where nothing does."""
+    plan.compute = _of_lowering(plan)
+    if plan.compute is None:
+        plan.compute = _of_decomposition(plan)
+        return _tried(plan, is_ours=False) if plan.compute is not None else CpuOnly()
+    return _tried(plan, is_ours=True)
+
+
+def _tried(plan: Plan, *, is_ours: bool) -> CpuOnly | None:
+    assert plan.compute is not None
+    scalars = [_ABSTRACT_SCALARS[type_] for type_ in plan.scalar_types]
+    try:
+        jax.eval_shape(plan.compute, _abstract(plan.operand_types), scalars, _key(plan))
+    except NotImplementedError as error:
+        _log.debug("%r is not served: %s", plan, error)
+    except Exception as error:
+        _log.debug("%r cannot be lowered: %s: %s", plan, type(error).__name__, error)
+        return CpuOnly(error if is_ours else None)
+    else:
+        return None
+    return CpuOnly()
+
+
+def _abstract(types: Sequence[TensorType]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(type_.shape, to_jax(type_.dtype)) for type_ in types]
+
+
+def _key(plan: Plan) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0)) if plan.is_random else None
+
+
+def _of_lowering(plan: Plan) -> Compute | None:
+    lowering = LOWERINGS.get(plan.name)
+    if lowering is None:
+        return None
+    if plan.name in STRIDED:
+        contiguous = tuple(type_.meta.is_contiguous() for type_ in plan.operand_types)
+        lowering = partial(lowering, contiguous=contiguous)
+    takes_key = plan.name in RANDOM
+    dtype = _pointwise_dtype(plan) if plan.op is not None and plan.op.is_pointwise else None
+    number_dtype = None if plan.name.startswith(_OF_LISTS) else dtype or _number_dtype(plan)
+    selected = _selected_operands(plan) if dtype is not None else frozenset()
+
+    def compute(operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any) -> list[Any]:
+        if dtype is not None:
+            operands = [x if i in selected else x.astype(dtype) for i, x in enumerate(operands)]
+        given = iter(scalars if number_dtype is None else [n.astype(number_dtype) for n in scalars])
+        args = [fill(mark, operands, given) for mark in plan.args]
+        kwargs = {name: fill(mark, operands, given) for name, mark in plan.kwargs.items()}
+        return fit(plan, lowering(key, *args, **kwargs) if takes_key else lowering(*args, **kwargs))
+
+    return compute
+
+
+def _pointwise_dtype(plan: Plan) -> np.dtype | None:
+    types = [k for i, k in enumerate(plan.operand_types) if i not in _selected_operands(plan)]
+    out = plan.types[0]
+    if not types or out is None:
+        return to_jax(out.dtype) if out is not None and out.dtype is not torch.bool else None
+    scalars = [
+        _STAND_INS[m.type] if isinstance(m, ScalarParam) else m
+        for m in plan.args
+        if isinstance(m, ScalarParam | int | float | complex)
+    ]
+    return to_jax(computation_dtype([k.meta for k in types], scalars, out.dtype, plan.name))
+
+
+def _selected_operands(plan: Plan) -> frozenset[int]:
+    """Operands that choose between others, by their schema names."""
+    assert plan.op is not None
+    func = plan.op.functional
+    assert func is not None
+    named = dict(zip((a.name for a in func._schema.arguments), plan.args)) | plan.kwargs
+    return frozenset(
+        mark.index for name, mark in named.items() if name in SELECTORS and isinstance(mark, Param)
+    )
+
+
+def _number_dtype(plan: Plan) -> np.dtype:
+    out = next((k for k in plan.types if k is not None), None)
+    if out is None:
+        return np.dtype(np.float64)
+    half = out.dtype in (torch.float16, torch.bfloat16)
+    return np.dtype(np.float32) if half else to_jax(out.dtype)
+
+
+def _made_of_others(func: OpOverload) -> Callable[..., Any] | None:
+    """An operator's own implementation, where that serves every device: it calls other operators.
+
+    That of torch's own may reach for the memory of its operands; those of libraries and of users
+    (`torch.library.custom_op`) do not, and what reads a value fails on paper.
+    """
+    if func._can_decompose():
+        return func.decompose
+    key = DispatchKey.CompositeExplicitAutograd
+    if func.namespace == "aten" or not _dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        return None
+    return partial(func._op_dk, key)
+
+
+def _of_decomposition(plan: Plan) -> Compute | None:
+    func = plan.op.functional if plan.op is not None else None
+    if func is None:
+        return None
+    decompose = global_decomposition_table["post_autograd"].get(func) or _made_of_others(func)
+    if decompose is None or plan.scalar_types:
+        return None
+    try:
+        subgraph = symbolic_trace.decomposition(plan, decompose)
+    except Exception as error:
+        _log.debug("%r cannot be decomposed: %s: %s", plan, type(error).__name__, error)
+        return None
+
+    def compute(operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any) -> list[Any]:
+        return fit(plan, subgraph.compute(operands, key))
+
+    return compute

@@ -1,0 +1,174 @@
+"""How a program is compiled and called, by where its ranks meet.
+
+- no collectives: an ordinary program of this rank's device.
+- host: the same, in which collectives call into shared memory.
+- mesh: one program over the first device of every rank. A local buffer [s0, ...] is this rank's
+  shard of a global array [ranks * s0, ...]; a 0-d one travels as [1].
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from torch_xdist import world
+from torch_xdist.collectives import inside
+from torch_xdist.collectives.mesh import lowering as mesh_lowering
+from torch_xdist.collectives.mesh import transport as mesh
+from torch_xdist.collectives.mesh.agreement import Call
+from torch_xdist.collectives.shared_memory import transport as shared_memory
+from torch_xdist.core.run.jax_internals import callable_of
+from torch_xdist.progress import PROGRESS
+
+_UNNUMBERED = np.zeros(1, np.uint32)  # the launch of a program in which nobody meets
+# step(donated, kept, floats, ints) -> the results
+Step = Callable[[Any, Any, Any, Any], Any]
+
+
+def executable(step: Step, calls: Sequence[Call], device: jax.Device) -> "OnDevice | OnMesh":
+    """How to compile and run `step`, which holds these collectives, on this process' rank."""
+    if not calls:
+        return OnDevice(step, device)
+    count = world.world_size()
+    if count == 1 or world.transport() == "host":
+        return OnHost(step, device, count)
+    return OnMesh(step, count, calls)
+
+
+class OnDevice:
+    """A program of one device."""
+
+    def __init__(self, step: Callable[..., Any], device: jax.Device, donated: int = 0) -> None:
+        # Said outright, or JAX would compile again where a leaf was not put there by name.
+        there = SingleDeviceSharding(device)
+        self._function = jax.jit(
+            step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
+        )
+        self._compiled: Any = None
+
+    def lower(self, signature: Sequence[Any]) -> Any:
+        """The program for arguments of these shapes, as JAX lowers it."""
+        return self._function.lower(*signature)
+
+    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+        """Compile it; returns what runs it."""
+        self._compiled = self.lower(signature).compile()
+        return callable_of(self._compiled)
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs."""
+        return self._compiled.memory_analysis()
+
+
+class OnHost(OnDevice):
+    """A program whose collectives call into shared memory."""
+
+    def __init__(self, step: Step, device: jax.Device, count: int) -> None:
+        def traced_step(launch: Any, donated: Any, kept: Any, floats: Any, ints: Any) -> Any:
+            with inside.program("host", count, launch) as traced:
+                return step(donated, kept, floats, ints), traced.token
+
+        super().__init__(traced_step, device, donated=1)
+        self._count = count
+
+    def lower(self, signature: Sequence[Any]) -> Any:
+        """The program for arguments of these shapes, as JAX lowers it."""
+        return super().lower((_UNNUMBERED, *signature))
+
+    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+        """Compile it; what runs it says which launch of this rank it is."""
+        program = super().compile(signature)
+
+        def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+            if self._count == 1:
+                return program(_UNNUMBERED, donated, kept, floats, ints)[0]
+            with shared_memory.endpoint(world.rank()).launch(PROGRESS.where) as launch:
+                # The token that comes back says when the collectives are done.
+                results, launch.result = program(launch.operand(), donated, kept, floats, ints)
+                return results
+
+        return run
+
+
+class OnMesh:
+    """The step as one program over the mesh of ranks."""
+
+    def __init__(self, step: Step, count: int, calls: Sequence[Call]) -> None:
+        self._step = step
+        self._calls = calls
+        self._count = count
+        self._mesh = mesh.devices()
+        self._sharding = NamedSharding(self._mesh, PartitionSpec(mesh_lowering.AXIS))
+        self._is_gloo = self._mesh.devices.flat[0].platform == "cpu"
+        self._is_new = True
+        self._scalar_results: list[bool] = []
+        self._compiled: Any = None
+
+    def lower(self, signature: Sequence[Any]) -> Any:
+        """The program for local arguments of these shapes, as JAX lowers it."""
+        donated, kept, floats, ints = signature
+        flags = [x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept]
+        # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
+        rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in (floats, ints)]
+        wide = jax.tree.map(self._wide_type, (list(donated), list(kept), *rows))
+        return self._built(*flags).lower(*wide)
+
+    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+        """Compile it; returns what runs it."""
+        self._compiled = self.lower(signature).compile()
+        return self._run
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs."""
+        return self._compiled.memory_analysis()
+
+    def _run(self, donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+        agreement, launches = mesh.joined()
+        with launches.next(PROGRESS.where) as launch:
+            # On the CPU, who is here sooner waits outside gloo, which gives up on a late rank.
+            agreement.launch(launch, self._calls, meets=self._is_new or self._is_gloo)
+            self._is_new = False
+            *results, launch.result = self._compiled(
+                [self._wide(x) for x in donated],
+                [self._wide(x) for x in kept],
+                self._wide(jax.numpy.asarray(floats[None])),
+                self._wide(jax.numpy.asarray(ints[None])),
+            )
+        return [self._local(x, flag) for x, flag in zip(results, self._scalar_results)]
+
+    def _built(self, donated_flags: list[bool], kept_flags: list[bool]) -> Any:
+        def traced_step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
+            inner = _narrowed(donated, donated_flags), _narrowed(kept, kept_flags)
+            with inside.program("mesh", self._count):
+                results = self._step(*inner, floats[0], ints[0])
+            self._scalar_results = [x.ndim == 0 for x in results]
+            # The last one is nobody's, so it is never donated: it tells when the program is done.
+            return [*[x[None] if x.ndim == 0 else x for x in results], jax.numpy.zeros(1)]
+
+        spec = PartitionSpec(mesh_lowering.AXIS)
+        sharded = jax.shard_map(
+            traced_step, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return jax.jit(sharded, donate_argnums=(0,))
+
+    def _wide_type(self, local: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        first, *rest = local.shape or (1,)
+        shape = (self._count * first, *rest)
+        return jax.ShapeDtypeStruct(shape, local.dtype, sharding=self._sharding)
+
+    # Costs some 10 us per leaf. Keeping the pairs would keep them alive: a global array holds its
+    # shards.
+    def _wide(self, local: jax.Array) -> jax.Array:
+        piece = local.reshape(1) if local.ndim == 0 else local
+        shape = (self._count * piece.shape[0], *piece.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, [piece])
+
+    def _local(self, wide: jax.Array, is_scalar: bool) -> jax.Array:
+        piece = wide.addressable_data(0)
+        return piece.reshape(()) if is_scalar else piece
+
+
+def _narrowed(arrays: Sequence[jax.Array], flags: Sequence[bool]) -> list[jax.Array]:
+    return [x[0] if flag else x for x, flag in zip(arrays, flags)]

@@ -1,0 +1,45 @@
+"""The record of cuts: why each pending tape ran, and where in the user's code.
+
+Every cut has a named reason and the user's file:line; the last thousand are in `LOG`, the counts in
+`REASONS` and, as `Cut.REASON`, in the metrics. `device_trace.py` is the only place that cuts.
+"""
+
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from torch_xdist import metrics
+from torch_xdist.core.run.user_frames import user_line
+from torch_xdist.progress import PROGRESS
+
+# The reason of the cut that ends a step, of one that a value was read by in Python, ...
+SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
+# Another thread needed a value of this one's.
+OTHER_THREAD = "other thread"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One cut: why, where in the user's code, how many rows ran, and whether XLA compiled."""
+
+    reason: str
+    where: str
+    rows: int
+    compiled: bool
+    fingerprint: str
+
+
+LOG: deque[Cut] = deque(maxlen=1000)
+REASONS: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+def note(reason: str, rows: int, compiled: bool, fingerprint: str) -> Cut:
+    """Enter a cut that is about to run."""
+    cut = Cut(reason, user_line(), rows, compiled, fingerprint)
+    with _lock:
+        REASONS[reason] += 1
+    metrics.count(f"Cut.{reason}")
+    LOG.append(cut)
+    PROGRESS.where = cut.where
+    return cut

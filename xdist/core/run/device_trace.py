@@ -1,0 +1,347 @@
+"""The trace of a device: cutting it, which is the only way that pending rows run.
+
+A cut is a transaction. It takes the tape out of the trace, compiles, and runs; where anything fails
+before XLA began to run, the tape goes back, every tensor is what it was, and the cut can be asked
+for again. Threads have a trace each, so what one records does not depend on the others; a value
+that is pending in another thread's trace is computed there when it is needed.
+"""
+
+import os
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from torch_xdist import settings
+from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.core.run import cuts, program, reports
+from torch_xdist.core.run.cuts import Cut
+from torch_xdist.core.run.interpreter import rows_of
+from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
+from torch_xdist.core.trace.plans import PLANS
+from torch_xdist.core.trace.trace import Tape, Trace
+from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
+from torch_xdist.errors import CutError, DeviceError, ValueLostError
+from torch_xdist.progress import PROGRESS
+
+IN_FORKED_CHILD = (
+    "xla: this process was forked from one that had used an xla device, whose threads are not here;"
+    " use the device in the parent alone, or start processes with xmp.spawn or"
+    " multiprocessing.get_context('spawn')"
+)
+# How many failed epochs a trace can explain.
+_EXPLAINED = 16
+
+
+class DeviceTrace(Trace):
+    """What one thread recorded for one device, and how it runs.
+
+    Attributes:
+        cut_count: how often it was cut.
+        last_cut: the record of the last one.
+    """
+
+    __slots__ = ("__weakref__", "_lost", "_process", "cut_count", "last_cut")
+
+    def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
+        super().__init__(device, device.random, limit)
+        self.cut_count = 0
+        self.last_cut: Cut | None = None
+        # Why the values of an epoch are gone.
+        self._lost: dict[int, str] = {}
+        self._process = os.getpid()
+
+    def cut(
+        self, reason: str, wanted: Sequence[Value] = (), *, cause: str = reports.USER
+    ) -> list[jax.Array]:
+        """Run every pending row once; returns the buffers of the wanted values.
+
+        Every living value of the trace holds a buffer afterwards. Exception: wanted values that
+        need none of the pending collectives are computed by themselves, and all stays pending.
+
+        Args:
+            cause: who asked for a sync (see `reports`).
+        """
+        if os.getpid() != self._process:
+            raise DeviceError(IN_FORKED_CHILD)
+        while True:
+            tape = self.tape
+            slots = [self.slot_of(value) for value in wanted]
+            with self.lock:
+                if self.tape is not tape:
+                    continue
+                if slots and tape.collectives:
+                    needed = needed_rows(tape, slots)
+                    if not has_collective(tape, needed):
+                        return self._run_part(tape, slots, needed, reason, cause)
+                return self._run_all(tape, slots, reason, cause)
+
+    def _run_part(
+        self, tape: Tape, slots: Sequence[int], needed: set[int], reason: str, cause: str
+    ) -> list[jax.Array]:
+        """Run only these rows of a tape, which stays as it is."""
+        part = Tape()
+        places = copy_rows(tape, needed, part)
+        return _Run(self, part, ()).results([places[slot] for slot in slots], reason, cause)
+
+    def _run_all(
+        self, tape: Tape, slots: Sequence[int], reason: str, cause: str
+    ) -> list[jax.Array]:
+        """Run a tape in whose place a new one goes."""
+        run = _Run(self, tape, ())
+        try:
+            self.tape = Tape()
+            run.live = program.live_values(tape)
+            return run.results(slots, reason, cause)
+        except BaseException as error:
+            if run.is_done:
+                raise
+            is_gone = any(buffer.is_deleted() for buffer in tape.buffers.values())
+            # What was exchanged with other ranks cannot be exchanged again by this one alone.
+            if is_gone or (run.is_entered and tape.collectives):
+                loss = self._loss(run, error)
+                if loss is error:
+                    raise
+                raise loss from error
+            self._restore(tape)
+            raise
+
+    def _restore(self, tape: Tape) -> None:
+        """Put a tape back; what was recorded meanwhile goes behind it."""
+        if self.tape is tape:
+            return
+        late, self.tape = self.tape, tape
+        if late.entries:
+            slots = [value.slot for value in late.values if value.epoch == late.epoch]
+            self._absorb(late, late.values, needed_rows(late, [*slots, *late.collectives]))
+
+    def _absorb(self, source: Tape, values: Sequence[Value], slots: set[int]) -> None:
+        """Record rows of another tape anew on this trace's; values pending there come along."""
+        pending = [value for value in values if value.epoch == source.epoch]
+        while True:
+            tape = self.tape
+            places = copy_rows(source, slots, tape)
+            for value in pending:
+                self.list_value(value, tape)
+                if self.tape is tape and value.epoch == source.epoch:
+                    value.slot, value.epoch = places[value.slot], tape.epoch
+            pending = [value for value in pending if value.epoch == source.epoch]
+            if self.tape is tape or not pending:
+                return
+
+    def _loss(self, run: "_Run", error: BaseException) -> BaseException:
+        """The error of a program that failed after it had taken over its leaves."""
+        gone = Counter(repr(value.type) for value in run.live)
+        named = ", ".join(f"{n} x {type_}" if n > 1 else type_ for type_, n in gone.items())
+        where = run.cut.where if run.cut is not None else ""
+        text = (
+            f"the program of {where} failed while it ran ({type(error).__name__}: {error}), when"
+            f" its operands were used up. Gone are the values of {len(run.live)} tensors:"
+            f" {named or 'none'}; load them anew, from a checkpoint for example"
+        )
+        self._lost[run.tape.epoch] = text
+        while len(self._lost) > _EXPLAINED:
+            del self._lost[next(iter(self._lost))]
+        if not isinstance(error, Exception) or isinstance(error, CollectiveError):
+            error.add_note(text)
+            return error
+        return ValueLostError(f"{self.device}: {text}")
+
+    def fetch(self, value: Value) -> jax.Array:
+        """The buffer of a root that was pending here when it was looked at.
+
+        Another thread may be running it at this moment, or have moved it to its own trace. Raises
+        ValueLostError where the program that should have made it failed.
+        """
+        with self.lock:
+            if value.trace is self and value.buffer is None and value.epoch == self.tape.epoch:
+                self._run_for_another(value)
+            owner, buffer = value.trace, value.buffer
+        if buffer is not None:
+            return buffer
+        if owner is not self:
+            return owner.fetch(value)
+        raise ValueLostError(
+            f"{self.device}: a tensor {value.type!r} has lost its value: "
+            + self._lost.get(value.epoch, "its storage was freed, or it was never written")
+        )
+
+    def _run_for_another(self, value: Value) -> None:
+        """Compute one value for another thread, at a moment that is not this trace's choice."""
+        tape = self.tape
+        needed = needed_rows(tape, [value.slot])
+        if has_collective(tape, needed):
+            self._run_all(tape, (), cuts.OTHER_THREAD, reports.USER)
+            return
+        (buffer,) = self._run_part(tape, [value.slot], needed, cuts.OTHER_THREAD, reports.USER)
+        if value.epoch == tape.epoch:
+            value.buffer = buffer
+        # What nobody waits for any more would hold its operands until this thread cuts.
+        self.tape = Tape()
+        live = program.live_values(tape)
+        kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
+        self._absorb(tape, live, kept)
+
+    def trim(self) -> None:
+        """Run the tape because it has grown to the limit."""
+        self.cut(cuts.LIMIT)
+
+
+class _Run:
+    """One tape on its way through XLA.
+
+    Attributes:
+        live: the values that get a buffer.
+        is_entered: whether XLA began to run it.
+        is_done: whether the live values have their buffers.
+        cut: its record, once it is compiled.
+    """
+
+    def __init__(self, trace: DeviceTrace, tape: Tape, live: Sequence[Value]) -> None:
+        self.trace = trace
+        self.tape = tape
+        self.live = live
+        self.is_entered = False
+        self.is_done = False
+        self.cut: Cut | None = None
+
+    def results(self, slots: Sequence[int], reason: str, cause: str) -> list[jax.Array]:
+        """The buffers of these slots; the living values get theirs."""
+        tape = self.tape
+        wanted = dict.fromkeys([*[value.slot for value in self.live], *slots])
+        # What is a leaf already stays as it is: the program neither returns nor donates it.
+        found = {slot: tape.buffers[slot] for slot in wanted if slot in tape.buffers}
+        outs = [slot for slot in wanted if slot not in found]
+        if outs or tape.collectives:
+            self._launch(outs, found, reason, cause)
+        self._hand_over(found)
+        return [found[slot] for slot in slots]
+
+    def _launch(
+        self, outs: Sequence[int], found: dict[int, jax.Array], reason: str, cause: str
+    ) -> None:
+        trace, tape = self.trace, self.tape
+        reports.before_run(tape, trace.device, outs)
+        launch = program.prepare(tape, trace.device, outs, may_donate=True)
+        compiled, is_new = program.find(launch)
+        rows = len(rows_of(launch.entries))
+        self.cut = trace.last_cut = cuts.note(reason, rows, is_new, compiled.fingerprint)
+        trace.cut_count += 1
+        self._note_collectives(compiled)
+        reports.at_run(launch, reason, cause, compiled, is_new)
+        results: list[list[jax.Array]] = []
+        self.is_entered = True
+        try:
+            program.execute(compiled, launch, results)
+        finally:
+            # Also where Ctrl-C came in between: the operands are gone.
+            if results:
+                found.update(zip(outs, results[0]))
+                self._hand_over(found)
+        if is_new:
+            PLANS.sweep()
+
+    def _hand_over(self, found: dict[int, Any]) -> None:
+        epoch = self.tape.epoch
+        for value in self.live:
+            buffer = found[value.slot]
+            # One that another thread wrote meanwhile is of another epoch.
+            if value.epoch == epoch:
+                value.buffer = buffer
+        self.is_done = True
+
+    def _note_collectives(self, compiled: program.Program) -> None:
+        count = len(self.tape.collectives)
+        if count:
+            PROGRESS.collective += count
+            PROGRESS.fingerprint = compiled.collectives
+            last = self.tape.entries[max(self.tape.collectives)]
+            PROGRESS.name = last[0].name.removeprefix("xla.")  # type: ignore[index]
+
+
+class _Nowhere(Trace):
+    """Where a thread records that has used no device: no value is of its device."""
+
+
+class _Here(threading.local):
+    """Where this thread records.
+
+    Attributes:
+        trace: into which it records at present: the trace of the device it used last, or that of
+            the function it is recording.
+        symbolic: the latter; None outside of such functions.
+        by_device: this thread's traces.
+    """
+
+    trace: Trace = _Nowhere(Device.__new__(Device), None)
+    symbolic: Trace | None = None
+
+    def __init__(self) -> None:
+        self.by_device: dict[Device, DeviceTrace] = {}
+
+
+HERE = _Here()
+
+
+def trace_of_thread(device: Device) -> DeviceTrace:
+    """This thread's trace of a device; never that of a function it is recording."""
+    trace = HERE.by_device.get(device)
+    if trace is None:
+        trace = HERE.by_device[device] = DeviceTrace(device, settings.current().trace_limit)
+        with _traces_lock:
+            _traces.add(trace)
+    return trace
+
+
+def trace_here(device: Device) -> Trace:
+    """Where this thread records for a device now; `HERE.trace` is that afterwards."""
+    trace = HERE.trace = HERE.symbolic or trace_of_thread(device)
+    return trace
+
+
+def traces_of(device: Device) -> list[DeviceTrace]:
+    """The traces of a device, of all threads, also of ended ones whose values live on."""
+    with _traces_lock:
+        return [trace for trace in _traces if trace.device is device]
+
+
+_traces: weakref.WeakSet[DeviceTrace] = weakref.WeakSet()
+_traces_lock = threading.Lock()
+
+
+def buffer_of(value: Value, reason: str = cuts.READ) -> jax.Array:
+    """The JAX array of a value, cutting its trace where it is pending."""
+    buffer = value.buffer
+    return buffer if buffer is not None else buffers_of([value], reason)[0]
+
+
+def buffers_of(values: Sequence[Value], reason: str = cuts.READ) -> list[jax.Array]:
+    """The JAX arrays of several values, with at most one cut per device.
+
+    Raises CutError where a value stands for one of a function that is being recorded.
+    """
+    found = {id(value): value.buffer for value in values}
+    pending: dict[Device, list[Value]] = {}
+    for value in values:
+        root = root_of(value)
+        if found[id(value)] is not None:
+            continue
+        if root.trace.is_symbolic and root.buffer is None:
+            raise CutError(
+                f"{reason}: the value of a tensor {value.type!r} was asked for in a function that"
+                " is being recorded (a body of control flow, a decomposition), where no tensor has"
+                " values; compute with tensors, torch.where for example, instead of Python numbers"
+            )
+        is_root = not isinstance(value, ViewValue)
+        if is_root and value.trace is not trace_of_thread(value.trace.device):
+            found[id(value)] = value.trace.fetch(value)
+        else:
+            pending.setdefault(value.trace.device, []).append(value)
+    for device, mine in pending.items():
+        buffers = trace_of_thread(device).cut(reason, mine)
+        found.update((id(value), buffer) for value, buffer in zip(mine, buffers))
+    return [found[id(value)] for value in values]  # type: ignore[misc]

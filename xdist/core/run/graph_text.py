@@ -1,0 +1,213 @@
+"""Pending graphs as text, dot, HLO and StableHLO, in the form torch_xla writes them.
+
+A graph is the rows that some slots of a tape need. Nothing here runs it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_xdist import settings
+from torch_xdist.core.run import program
+from torch_xdist.core.run.interpreter import rows_of
+from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
+from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.values import Device, hardware_name
+
+_ELEMENTS = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.bool: "pred",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.int8: "s8",
+    torch.int16: "s16",
+    torch.int32: "s32",
+    torch.int64: "s64",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+_LABEL_LIMIT = 64
+
+
+@dataclass(slots=True)
+class Node:
+    """One row or leaf of a graph.
+
+    `operands` are (node, which of its results); `attributes` print behind the operands.
+    """
+
+    op: str
+    shape: str
+    outputs: int = 1
+    operands: list[tuple["Node", int]] = field(default_factory=list)
+    attributes: list[tuple[str, str]] = field(default_factory=list)
+    number: int = -1
+
+
+def shape_text(kind: TensorType | None) -> str:
+    """A type as XLA prints it: f32[3,4]{1,0}."""
+    if kind is None:
+        return "token[]"
+    element = _ELEMENTS.get(kind.dtype, str(kind.dtype).removeprefix("torch."))
+    sizes = ",".join(map(str, kind.shape))
+    layout = ",".join(str(d) for d in reversed(range(len(kind.shape))))
+    return f"{element}[{sizes}]" + (f"{{{layout}}}" if kind.shape else "")
+
+
+def _nodes(tape: Tape, device: Device, roots: Sequence[int]) -> list[Node]:
+    """The nodes that lead to the root slots, operands before users, numbered."""
+    made: dict[int, tuple[Node, int]] = {}
+    for slot, entry in enumerate(tape.entries):
+        if slot in tape.buffers:
+            place = [("device", hardware_name(device.jax))]
+            leaf = Node("xla::device_data", shape_text(entry[0]), attributes=place)  # type: ignore
+            made[slot] = (leaf, 0)
+    for start, row in rows_of(tape.entries):
+        plan: Plan = row[0]
+        node = Node(
+            _op_name(plan),
+            _shapes(plan.types),
+            outputs=len(plan.types),
+            operands=[made[operand] for operand in row[1:]],
+            attributes=_attributes(plan),
+        )
+        for offset in range(len(plan.types)):
+            made[start + offset] = (node, offset)
+    ends = [made[slot][0] for slot in roots]
+    order = _post_order(ends)
+    for number, node in enumerate(order):
+        node.number = number
+    for number, node in enumerate(ends):
+        node.attributes = [*node.attributes, ("ROOT", str(number))]
+    return order
+
+
+def _op_name(plan: Plan) -> str:
+    if plan.name.startswith("aten."):
+        return "aten::" + plan.name.split(".")[1]
+    return "xla::" + plan.name.split(".")[-1]
+
+
+def _shapes(kinds: Sequence[TensorType | None]) -> str:
+    if len(kinds) == 1:
+        return shape_text(kinds[0])
+    return f"({', '.join(map(shape_text, kinds))})"
+
+
+def _attributes(plan: Plan) -> list[tuple[str, str]]:
+    """The static arguments by the schema's names; tensors and runtime scalars are operands."""
+    found = [("num_outputs", str(len(plan.types)))] if len(plan.types) > 1 else []
+    names = [a.name for a in plan.op.func._schema.arguments] if plan.op else []
+    pairs = [*zip(names, plan.args), *plan.kwargs.items()]
+    return found + [(n, _value_text(v)) for n, v in pairs if _is_static(v)]
+
+
+def _is_static(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_static, value))
+    return value is not None and not isinstance(value, Param | ScalarParam)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_value_text, value))})"
+    return str(value).removeprefix("torch.")
+
+
+def _post_order(roots: Sequence[Node]) -> list[Node]:
+    """Operands before users, the last operand of a node first, as torch's lazy tensors do."""
+    order: list[Node] = []
+    state: dict[int, bool] = {}  # id -> done
+    for root in roots:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if id(node) not in state:
+                state[id(node)] = False
+                stack.extend(o for o, _ in node.operands if id(o) not in state)
+                continue
+            stack.pop()
+            if not state[id(node)]:
+                state[id(node)] = True
+                order.append(node)
+    return order
+
+
+def _text(nodes: Sequence[Node]) -> str:
+    lines = ["IR {"]
+    for node in nodes:
+        operands = ", ".join(
+            f"%{o.number}.{k}" if o.outputs > 1 else f"%{o.number}" for o, k in node.operands
+        )
+        tags = "".join(f", {name}={value}" for name, value in node.attributes)
+        lines.append(f"  %{node.number} = {node.shape} {node.op}({operands}){tags}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _dot(nodes: Sequence[Node]) -> str:
+    lines = ["digraph G {"]
+    for node in nodes:
+        parts = [node.op, node.shape, *(_shortened(n, v) for n, v in node.attributes)]
+        label = "\\n".join(parts)
+        lines.append(f'  node{node.number} [label="{label}"]')
+    for node in reversed(nodes):
+        for index, (operand, output) in enumerate(node.operands):
+            label = _edge_label(node, index, operand, output)
+            lines.append(f"  node{operand.number} -> node{node.number}{label}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _shortened(name: str, value: str) -> str:
+    return f"{name}={value if len(value) < _LABEL_LIMIT else value[:_LABEL_LIMIT] + '...'}"
+
+
+def _edge_label(node: Node, index: int, operand: Node, output: int) -> str:
+    parts = [f"i={index}"] if len(node.operands) > 1 else []
+    parts += [f"o={output}"] if operand.outputs > 1 else []
+    return f' [label="{",".join(parts)}"]' if parts else ""
+
+
+def _lowered(tape: Tape, device: Device, roots: Sequence[int]) -> Any:
+    launch = program.prepare(tape, device, tuple(dict.fromkeys(roots)), may_donate=False)
+    return program.lowered(launch)
+
+
+def render(tape: Tape, device: Device, roots: Sequence[int], format: str) -> str:
+    """The graph that leads to the root slots of a tape, as text, dot, hlo or stablehlo."""
+    if format == "text":
+        return _text(_nodes(tape, device, roots))
+    if format == "dot":
+        return _dot(_nodes(tape, device, roots))
+    if format == "hlo":
+        return _lowered(tape, device, roots).compiler_ir("hlo").as_hlo_text()
+    if format == "stablehlo":
+        return _lowered(tape, device, roots).as_text()
+    raise RuntimeError(
+        f"Invalid save graph format: {format}; use one of {', '.join(settings.GRAPH_FORMATS)}"
+    )
+
+
+def block(
+    tape: Tape, device: Device, roots: Sequence[int], frames: Sequence[str], name: str = ""
+) -> str:
+    """One entry of XLA_SAVE_TENSORS_FILE: where the graph was run, its hashes, and its text."""
+    graph = render(tape, device, roots, settings.current().graph_format)
+    digest = hashlib.sha256(graph.encode()).hexdigest()[:32]
+    named = f"[Graph Name: {name}\n]" if name else ""
+    lines = "".join(f"  {frame}\n" for frame in frames)
+    return (
+        f"[ScheduleSyncTensorsGraph]\n{named}TensorsGraphInfo:\n{lines}\n"
+        f"Root Hashes: ({digest})\n\n## BEGIN_GRAPH\n{graph}\n"
+        f"Graph Hash: {digest}\n\n## END_GRAPH\n\n"
+    )

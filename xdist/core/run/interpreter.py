@@ -1,0 +1,74 @@
+"""Walking the rows of a tape through their lowerings, on JAX arrays."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from torch_xdist.core.trace.plans import Plan
+from torch_xdist.core.trace.trace import Row, Tape
+
+
+class ScalarFeed:
+    """The runtime scalars of a program, handed out in the order its rows use them."""
+
+    def __init__(self, floats: Any, ints: Any) -> None:
+        self.floats = floats
+        self.ints = ints
+        self.next_float = 0
+        self.next_int = 0
+
+    def take(self, type_: type) -> Any:
+        if type_ is float:
+            self.next_float += 1
+            return self.floats[self.next_float - 1]
+        self.next_int += 1
+        return self.ints[self.next_int - 1]
+
+    def key(self) -> jax.Array:
+        """The key of a random row: its seed and its counter."""
+        seed, counter = self.take(int), self.take(int)
+        return jax.random.fold_in(jax.random.key(seed), counter)
+
+
+def interpret(entries: Sequence[Row | None], env: dict[int, Any], scalars: ScalarFeed) -> None:
+    """Compute every row, entering its results into `env`, which holds the leaves."""
+    for slot, entry in enumerate(entries):
+        if entry is None or entry[0].__class__ is not Plan:
+            continue
+        plan = entry[0]
+        given = [scalars.take(type_) for type_ in plan.scalar_types]
+        key = scalars.key() if plan.is_random else None
+        assert plan.compute is not None
+        results = plan.compute([env[operand] for operand in entry[1:]], given, key)
+        env.update(enumerate(results, slot))
+
+
+def rows_of(entries: Sequence[Row | None]) -> list[tuple[int, Row]]:
+    """The rows among the entries, each with its first slot: no leaves, no further results."""
+    return [
+        (slot, entry)
+        for slot, entry in enumerate(entries)
+        if entry is not None and entry[0].__class__ is Plan
+    ]
+
+
+def scalar_types(plan: Plan) -> tuple[type, ...]:
+    """The types of what a row is fed with: its runtime scalars, then seed and counter."""
+    return (*plan.scalar_types, int, int) if plan.is_random else plan.scalar_types
+
+
+def scalars_of(tape: Tape, entries: Sequence[Row | None]) -> tuple[list[float], list[int]]:
+    """What the rows are fed with, as a program takes it: floats and ints apart, in order.
+
+    A row whose recording was interrupted has none; nobody reads its results, so zeros do.
+    """
+    floats: list[float] = []
+    ints: list[int] = []
+    for slot, row in rows_of(entries):
+        types = scalar_types(row[0])
+        if types:
+            given = tape.scalars.get(slot) or (0,) * len(types)
+            for type_, number in zip(types, given):
+                (floats if type_ is float else ints).append(number)
+    return floats, ints

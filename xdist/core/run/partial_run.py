@@ -1,0 +1,53 @@
+"""The rows that some values need, taken out of a tape.
+
+Where a value is read while collectives are pending, only these run, so that the pending program
+stays the same on every rank. And where another thread needs a value, only these run, so that its
+moment does not change what the recording thread's programs are.
+"""
+
+from collections.abc import Sequence
+
+from torch_xdist.core.run.interpreter import rows_of
+from torch_xdist.core.trace.trace import Tape
+
+
+def needed_rows(tape: Tape, wanted: Sequence[int]) -> set[int]:
+    """The first slots of the rows that the wanted slots need, and the leaves they read."""
+    first_of = {}
+    for slot, row in rows_of(tape.entries):
+        first_of.update(dict.fromkeys(range(slot, slot + max(1, len(row[0].types))), slot))
+    needed: set[int] = set()
+    waiting = list(wanted)
+    while waiting:
+        slot = waiting.pop()
+        first = first_of.get(slot, slot)
+        if first not in needed:
+            needed.add(first)
+            if slot in first_of:
+                waiting.extend(tape.entries[first][1:])  # type: ignore[index]
+    return needed
+
+
+def has_collective(tape: Tape, slots: set[int]) -> bool:
+    """Whether one of these rows exchanges data with other ranks."""
+    return not slots.isdisjoint(tape.collectives)
+
+
+def copy_rows(source: Tape, slots: set[int], target: Tape) -> dict[int, int]:
+    """Append rows and leaves of one tape to another; returns the new slot of each old one."""
+    places: dict[int, int] = {}
+    for slot in sorted(slots):
+        entry = source.entries[slot]
+        assert entry is not None
+        if slot in source.buffers:
+            places[slot] = target.enter(entry[0], source.buffers[slot])
+            continue
+        plan, *operands = entry
+        first = target.add_row(
+            plan,
+            [places[operand] for operand in operands],
+            source.scalars.get(slot, ()),
+            source.collectives.get(slot, ""),
+        )
+        places.update((slot + i, first + i) for i in range(max(1, len(plan.types))))
+    return places

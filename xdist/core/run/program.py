@@ -1,0 +1,203 @@
+"""Programs: a tape compiled by XLA, cached by what it was made of.
+
+A cut asks `prepare` for a launch, `find` for its program (which compiles where none is cached) and
+`execute` for the results. Until `execute` nothing has happened that could not be done again.
+"""
+
+import hashlib
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from torch_xdist import metrics
+from torch_xdist.core.run import collective_program
+from torch_xdist.core.run.interpreter import ScalarFeed, interpret, rows_of, scalars_of
+from torch_xdist.core.run.jax_internals import in_one_call, tracing_settings
+from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
+from torch_xdist.core.trace.plans import PLANS, Plan
+from torch_xdist.core.trace.trace import Row, Tape
+from torch_xdist.core.trace.values import Device, Value
+from torch_xdist.progress import PROGRESS
+
+# A buffer that nobody else holds is given away even where no result has its shape.
+warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+
+PROGRAMS = ProgramCache()
+# Buffers whose memory another framework was given: XLA must not write to it. By id.
+_exported: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+@dataclass(slots=True)
+class Launch:
+    """What one cut runs.
+
+    Attributes:
+        leaves: the slots of the leaves, and for each whether its buffer is donated.
+        outs: the slots whose values are wanted.
+        donated, kept: the leaves' buffers.
+    """
+
+    tape: Tape
+    device: Device
+    entries: tuple[Row | None, ...]
+    leaves: tuple[tuple[int, bool], ...]
+    outs: tuple[int, ...]
+    donated: tuple[jax.Array, ...]
+    kept: tuple[jax.Array, ...]
+
+    def key(self) -> tuple[Any, ...]:
+        """What determines the program; JAX's own settings for tracing are part of it."""
+        return self.entries, self.leaves, self.outs, self.device.index, tracing_settings()
+
+
+def export(buffer: jax.Array) -> jax.Array:
+    """The buffer, whose memory is from now on never given away."""
+    _exported[id(buffer)] = buffer
+    return buffer
+
+
+def live_values(tape: Tape) -> list[Value]:
+    """The pending values of a tape that something besides it still refers to, in order."""
+    # Stands for a value that only the tape refers to. How many references `getrefcount` counts
+    # then depends on the release of Python and on debuggers, so it is measured, not known.
+    unreferenced = [Value.__new__(Value)]
+    listed = [*tape.values, unreferenced[0]]
+    counts = [sys.getrefcount(value) for value in listed]
+    least = counts[-1]
+    return [
+        value
+        for value, count in zip(listed, counts)
+        # One that was written since, or whose storage was freed, is of another epoch.
+        if count > least and value.epoch == tape.epoch and value.buffer is None
+    ]
+
+
+def prepare(tape: Tape, device: Device, outs: Sequence[int], *, may_donate: bool) -> Launch:
+    """Decide which buffers are donated: those that nobody but the tape holds."""
+    slots = sorted(tape.buffers)
+    unreferenced = [object()]
+    buffers: list[Any] = [*map(tape.buffers.__getitem__, slots), unreferenced[0]]
+    counts = [sys.getrefcount(buffer) for buffer in buffers]
+    least = counts.pop() if may_donate else -1
+    buffers.pop()
+    mask = [count <= least for count in counts]
+    if _exported:
+        mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
+    return Launch(
+        tape,
+        device,
+        tuple(tape.entries),
+        tuple(zip(slots, mask)),
+        tuple(outs),
+        tuple([b for b, give in zip(buffers, mask) if give]),
+        tuple([b for b, give in zip(buffers, mask) if not give]),
+    )
+
+
+def find(launch: Launch) -> tuple[Program, bool]:
+    """The program of a launch, and whether it was compiled just now."""
+    key = launch.key()
+    program = PROGRAMS.get(key)
+    if program is not None:
+        metrics.count("CachedCompile")
+        return program, False
+    metrics.count("UncachedCompile")
+    program = make(launch)
+    PROGRESS.compiling = True
+    started = time.perf_counter()
+    try:
+        program.run = program.executable.compile(_signature(launch, program))
+    finally:
+        PROGRESS.compiling = False
+    metrics.observe("CompileTime", time.perf_counter() - started)
+    dropped, full = PROGRAMS.put(key, program)
+    PLANS.hold(program.plans)
+    for other in dropped:
+        PLANS.release(other.plans)
+    if full:
+        warn_full(full)
+    return program, True
+
+
+def make(launch: Launch) -> Program:
+    """The program of a launch, not compiled yet."""
+    entries = launch.entries
+    given = [slot for slot, give in launch.leaves if give]
+    held = [slot for slot, give in launch.leaves if not give]
+    outs = launch.outs
+
+    def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
+        env = dict(zip(given, donated))
+        env.update(zip(held, kept))
+        interpret(entries, env, ScalarFeed(floats, ints))
+        return [env[slot] for slot in outs]
+
+    rows = rows_of(entries)
+    places = launch.tape.collectives
+    calls = [(call(row[0]), places.get(slot, "")) for slot, row in rows if row[0].is_collective]
+    floats, ints = scalars_of(launch.tape, entries)
+    return Program(
+        executable=collective_program.executable(step, calls, launch.device.jax),
+        outs=outs,
+        fingerprint=_digest(describe(row) for _, row in rows),
+        collectives=_digest(call for call, _ in calls) if calls else "",
+        plans=frozenset(row[0] for _, row in rows),
+        scalars=(len(floats), len(ints)),
+    )
+
+
+def lowered(launch: Launch) -> Any:
+    """The program of a launch as JAX lowers it; nothing is compiled or kept."""
+    program = make(launch)
+    return program.executable.lower(_signature(launch, program))
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def describe(row: Row) -> str:
+    """One row in words, the same on every rank that records the same."""
+    plan: Plan = row[0]
+    return f"{plan!r} {plan.args} {sorted(plan.kwargs.items())} {row[1:]}"
+
+
+def call(plan: Plan) -> str:
+    """A collective in words, the same on every rank that records the same."""
+    return f"{plan!r} {plan.args[-1]}".removeprefix("xla.")
+
+
+def _signature(launch: Launch, program: Program) -> tuple[Any, ...]:
+    floats, ints = program.scalars
+    arguments = launch.donated, launch.kept, np.empty(floats), np.empty(ints, np.int64)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+
+
+def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndarray]:
+    """What the rows are fed with, as the program takes it."""
+    scalars = launch.tape.scalars
+    numbers = [number for slot in sorted(scalars) for number in scalars[slot]]
+    floats = [number for number in numbers if number.__class__ is float]
+    ints = [number for number in numbers if number.__class__ is not float]
+    if (len(floats), len(ints)) != program.scalars:
+        floats, ints = scalars_of(launch.tape, launch.entries)  # type: ignore[assignment]
+    return np.asarray(floats, np.float64), np.asarray(ints, np.int64)
+
+
+def execute(program: Program, launch: Launch, results: list[list[jax.Array]]) -> None:
+    """Run a program; its results are then the one element of `results`.
+
+    The call returns before the device is done. The donated buffers are gone as soon as it began,
+    so it hands the results over without coming back to Python, where Ctrl-C could drop them.
+    """
+    floats, ints = scalar_arrays(launch, program)
+    started = time.perf_counter()
+    in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
+    metrics.observe("ExecuteTime", time.perf_counter() - started)

@@ -1,0 +1,146 @@
+"""The compiled programs of this process, by key; the least recently used ones make room.
+
+A program holds memory and, on the CPU, memory maps: XLA maps each compiled kernel on its own, about
+150 maps for a network of twelve convolutions. The kernel allows a process 65 530 of them, and XLA
+ends the process with a segmentation fault where it gets no more. A training whose shapes always
+differ would come there after some hundred programs, so maps bound the cache as well as a number.
+"""
+
+import heapq
+import sys
+import threading
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_xdist import metrics, settings
+
+Key = tuple[Any, ...]
+# Reading how many maps there are takes 1.6 us a map, so it is not done at every compilation.
+_PROGRAMS_PER_LOOK = 16
+# Of the maps the kernel allows: the rest is for what is compiled until the next look.
+_SHARE_OF_MAPS = 0.5
+
+
+@dataclass(slots=True)
+class Program:
+    """One compiled tape.
+
+    Attributes:
+        executable: how it is lowered and compiled (see `collective_program`).
+        outs: the slots whose values it returns.
+        fingerprint: of all it computes; the same on every rank that recorded the same.
+        collectives: the fingerprint of its collectives alone, in which ranks must agree; "" for
+            none.
+        plans: of its rows.
+        scalars: how many floats and ints it takes.
+        run: `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars,
+            and returns the value of each slot of `outs`.
+    """
+
+    executable: Any
+    outs: tuple[int, ...]
+    fingerprint: str
+    collectives: str
+    plans: frozenset[Any]
+    scalars: tuple[int, int]
+    run: Any = None
+    # When it was last asked for, by the clock of the cache.
+    used: int = 0
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs."""
+        return self.executable.memory()
+
+
+class ProgramCache:
+    """Programs by key, at most XLA_COMPILATION_CACHE_SIZE of them."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Key, Program] = {}
+        self._time = 0
+        self._until_look = _PROGRAMS_PER_LOOK
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def values(self) -> Iterable[Program]:
+        """The programs, in the order they were made."""
+        return self._programs.values()
+
+    def clear(self) -> None:
+        """Forget every program; what runs at the moment runs on."""
+        self._programs.clear()
+
+    def get(self, key: Key) -> Program | None:
+        """The program of a key, which counts as a use, or None."""
+        program = self._programs.get(key)
+        if program is not None:
+            self._time = program.used = self._time + 1
+        return program
+
+    def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
+        """Keep a program; returns what made room for it (the least recently used), and why."""
+        with self._lock:
+            dropped, full = self._make_room()
+            self._time = program.used = self._time + 1
+            self._programs[key] = program
+        return dropped, full
+
+    def _make_room(self) -> tuple[list[Program], str]:
+        dropped: list[Program] = []
+        full = ""
+        limit = settings.current().cache_size
+        surplus = len(self._programs) + 1 - limit
+        if surplus > 0:
+            dropped += self._drop(surplus)
+            full = f"{limit} programs (XLA_COMPILATION_CACHE_SIZE)"
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self._until_look = _PROGRAMS_PER_LOOK
+            allowed = allowed_maps()
+            if used_maps() > allowed * _SHARE_OF_MAPS:
+                # Half at once, so that the next compilations need not look again.
+                held = len(self._programs)
+                dropped += self._drop(held - held // 2)
+                full = f"half of the {allowed} memory maps of a process (vm.max_map_count)"
+        return dropped, full
+
+    def _drop(self, count: int) -> list[Program]:
+        oldest = heapq.nsmallest(count, self._programs.items(), key=lambda item: item[1].used)
+        for key, _ in oldest:
+            del self._programs[key]
+        metrics.count("EvictedProgram", len(oldest))
+        return [program for _, program in oldest]
+
+
+def used_maps() -> int:
+    """How many memory maps this process has; 0 where the system does not say."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def allowed_maps() -> int:
+    """How many memory maps a process may have; no limit where the system does not say."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def warn_full(full: str) -> None:
+    """Say that programs had to go, and what to do."""
+    # Python shows a warning of one text once.
+    warnings.warn(
+        f"torch_xdist: the cache of compiled programs is full with {full}; the least recently used"
+        " make room and are compiled again when they come back. Programs differ where shapes or"
+        " Python numbers differ from step to step: pad the batches (pad_to= of the loaders), or"
+        " raise the limit. The counter EvictedProgram says how many went",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,134 @@
+"""What torch finds as `torch.xla`: the functions every device module has."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_xdist.core.devices import device as devices
+from torch_xdist.core.devices import rng, steps
+
+# Activation checkpointing saves a device's random state only where its module says so.
+_initialized = True
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return devices.is_started()
+
+
+def _is_in_bad_fork() -> bool:
+    return devices.is_forked()
+
+
+def device_count() -> int:
+    return devices.device_count()
+
+
+def current_device() -> int:
+    return devices.default_index()
+
+
+def set_device(target: Any) -> None:
+    devices.set_default_index(devices.index_of(target))
+
+
+@contextlib.contextmanager
+def device(target: Any) -> Iterator[None]:
+    before = devices.default_index()
+    set_device(target)
+    try:
+        yield
+    finally:
+        devices.set_default_index(before)
+
+
+def synchronize(target: Any = None) -> None:
+    """Run what is pending and wait until the device is done."""
+    steps.wait_device_ops([] if target is None else [target])
+
+
+def get_rng_state(target: Any = None) -> torch.Tensor:
+    """The stream's state as a CPU tensor, as every device module gives it."""
+    return torch.tensor([rng.get_rng_state(target)], dtype=torch.int64).view(torch.uint8)
+
+
+def set_rng_state(state: torch.Tensor, target: Any = None) -> None:
+    rng.set_rng_state(int(state.cpu().view(torch.int64).item()), target)
+
+
+def manual_seed(seed: int) -> None:
+    rng.seed_all(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    rng.seed_all(seed)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def empty_cache() -> None:
+    """JAX frees buffers with their last reference; there is no cache of ours to empty."""
+
+
+class Event:
+    """A point in the work of a stream. There is one stream, so nothing has to wait for it."""
+
+    def __init__(self, *options: Any, **named: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> "Event":
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing: what is recorded later runs later."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was recorded so far."""
+        synchronize()
+
+
+class Stream:
+    """The order of a device's work, which is the order of its calls."""
+
+    def __init__(self, *options: Any, **named: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing, as `Event.wait`."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing, as `Event.wait`."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was recorded so far."""
+        synchronize()
+
+
+_STREAM = Stream()
+
+
+def current_stream(target: Any = None) -> Stream:
+    """The only one."""
+    return _STREAM
+
+
+@contextlib.contextmanager
+def stream(chosen: Any) -> Iterator[None]:
+    """Nothing changes inside."""
+    yield

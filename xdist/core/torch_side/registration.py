@@ -1,0 +1,140 @@
+"""Teaching torch the device "xla": guard, factories, device module, seeds, autocast.
+
+Imported once by `import torch_xla`; it starts no JAX backend, no thread and no network.
+"""
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._library import simple_registry
+
+from torch_xdist.core.composites import (
+    attention,
+    chunked_losses,
+    composite_outs,
+    optimizers,
+    recurrent,
+    sparse,
+    sparse_math,  # noqa: F401 its kernels
+)
+from torch_xdist.core.devices import precision, rng, torch_generator
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.jax_side import control_flow
+from torch_xdist.core.record import dispatch, handlers_copy, handlers_schema, handlers_storage
+from torch_xdist.core.torch_side import (
+    autocast,
+    device_module,
+    factories,
+    lazy_modules,
+    tensor_methods,
+)
+from torch_xdist.errors import DeviceError
+
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+_keep: list[Any] = []
+
+
+def register() -> None:
+    """Make `device="xla"` work in this process; a second call changes nothing."""
+    if _keep:
+        return
+    for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse):
+        dispatch.install(handlers.HANDLERS)
+    XlaTensor.__torch_dispatch__ = staticmethod(dispatch.dispatch)  # type: ignore[method-assign]
+    tensor_methods.register()
+    _share_guard()
+    factories.register()
+    composite_outs.register()
+    chunked_losses.register()
+    optimizers.register()
+    _serve_control_flow()
+    lazy_modules.register()
+    attention.register()
+    recurrent.register()
+    torch._register_device_module("xla", device_module)
+    torch_generator.register()
+    _follow_seeds()
+    precision.follow_torch()
+    _pass_autocast()
+    _skip_dispatch_rules()
+
+
+def _share_guard() -> None:
+    """Let "xla" without an index find a device guard: that of `lazy`, which does nothing.
+
+    torch's registry is an array of pointers by device type.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    count = max(_XLA, _LAZY) + 1
+    registry = (ctypes.c_void_p * count).in_dll(library, _GUARDS)
+    if not registry[_LAZY]:
+        raise DeviceError(
+            f"torch {torch.__version__}: its registry of device guards has no entry for `lazy`; "
+            "this release of torch cannot carry the xla device; use torch 2.9 to 2.15"
+        )
+    if not registry[_XLA]:
+        registry[_XLA] = registry[_LAZY]
+
+
+def _skip_dispatch_rules() -> None:
+    """Answer at once when torch asks, per call, for a custom operator's rule for our class.
+
+    Nobody registers rules for it, and the look-up takes half as long as recording a row.
+    """
+    find_rule = simple_registry.find_torch_dispatch_rule
+
+    def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> Any:
+        return None if torch_dispatch_class is XlaTensor else find_rule(op, torch_dispatch_class)
+
+    simple_registry.find_torch_dispatch_rule = find_torch_dispatch_rule
+
+
+def _serve_control_flow() -> None:
+    """Serve torch's control flow where an operand is ours."""
+    torch.cond = _either(control_flow.cond, torch.cond)
+    for name in ("while_loop", "scan"):
+        module = importlib.import_module(f"torch._higher_order_ops.{name}")
+        either = _either(getattr(control_flow, name), getattr(module, name))
+        setattr(module, name, either)
+        setattr(torch._higher_order_ops, name, either)
+
+
+def _either(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = ours if control_flow.has_ours(args, kwargs) else theirs
+        return chosen(*args, **kwargs)
+
+    return call
+
+
+# c10::DeviceType; fixed since torch 1.9 and part of torch's serialized formats.
+_XLA, _LAZY = 9, 17
+
+
+def _follow_seeds() -> None:
+    """`torch.manual_seed` seeds the xla devices too, as it does cuda's."""
+    seed_torch = torch.random.manual_seed
+
+    def manual_seed(seed: int) -> torch.Generator:
+        rng.seed_all(int(seed))
+        return seed_torch(seed)
+
+    manual_seed.__doc__ = seed_torch.__doc__
+    torch.random.manual_seed = manual_seed
+    torch.manual_seed = manual_seed
+
+
+def _pass_autocast() -> None:
+    library = torch.library.Library("_", "IMPL", "AutocastXLA")
+    library.fallback(torch.library.fallthrough_kernel)
+    _keep.append(library)
+    autocast.register()
+
+
+register()

@@ -1,0 +1,165 @@
+"""Methods of device tensors that torch's C++ cannot answer for a wrapper: print, storage, data."""
+
+import functools
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from torch_xdist.core.alias import writes
+from torch_xdist.core.alias.storage import DeviceStorage, TypedDeviceStorage, address_of
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.errors import DeviceError
+
+_TYPE_NAMES = {
+    torch.float32: "FloatTensor", torch.float64: "DoubleTensor", torch.float16: "HalfTensor",
+    torch.bfloat16: "BFloat16Tensor", torch.int64: "LongTensor", torch.int32: "IntTensor",
+    torch.int16: "ShortTensor", torch.int8: "CharTensor", torch.uint8: "ByteTensor",
+    torch.bool: "BoolTensor", torch.complex64: "ComplexFloatTensor",
+    torch.complex128: "ComplexDoubleTensor",
+}  # fmt: skip
+
+
+def _repr(self: XlaTensor, *, tensor_contents: Any = None) -> str:
+    host = host_value(self).detach()
+    text = torch._tensor_str._str(host, tensor_contents=tensor_contents)
+    notes = [f"device='{self.device}'"]
+    if self.grad_fn is not None:
+        notes.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+    elif self.requires_grad:
+        notes.append("requires_grad=True")
+    if text.endswith(")"):
+        text = f"{text[:-1]}, {', '.join(notes)})"
+    if isinstance(self, torch.nn.Parameter):
+        return f"Parameter containing:\n{text}"
+    return text
+
+
+def _type(self: XlaTensor, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+    if dtype is None:
+        return "torch.xla." + _TYPE_NAMES.get(self.dtype, f"{self.dtype}Tensor")
+    if isinstance(dtype, torch.dtype):
+        return self.to(dtype)
+    name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+    wanted = {f"torch.xla.{n}": d for d, n in _TYPE_NAMES.items()}
+    if name in wanted:
+        return self.to(wanted[name])
+    return self.cpu().type(dtype)
+
+
+def _numpy(self: XlaTensor, *, force: bool = False) -> Any:
+    if force:
+        return host_value(self).numpy()
+    raise TypeError(
+        f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+        "tensor to host memory first."
+    )
+
+
+def _array(self: XlaTensor, dtype: Any = None) -> Any:
+    return _numpy(self)
+
+
+def _set_data(self: XlaTensor, value: torch.Tensor) -> None:
+    if value.__class__ is not XlaTensor:
+        raise DeviceError(
+            f"{self.device}: cannot set .data of a device tensor to a {value.type()}; move the "
+            "value with .to('xla') first"
+        )
+    writes.set_value(self, value.value)
+
+
+def _get_data(self: XlaTensor) -> XlaTensor:
+    return wrap(self.value)
+
+
+_saving = threading.local()
+
+
+def _reduce(self: XlaTensor, protocol: Any) -> Any:
+    """In a file of `torch.save` a CPU tensor, which loads where we are not; else the device's."""
+    host = host_value(self)
+    if not getattr(_saving, "depth", 0):
+        args = (host, self.dtype, str(self.device), self.requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, args
+    if isinstance(self, torch.nn.Parameter):
+        return torch._utils._rebuild_parameter, (host, self.requires_grad, OrderedDict())
+    return host.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+
+def _marking(save: Any) -> Any:
+    """A writer of torch's that says to `_reduce` that it is one."""
+
+    @functools.wraps(save)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        _saving.depth = getattr(_saving, "depth", 0) + 1
+        try:
+            return save(*args, **kwargs)
+        finally:
+            _saving.depth -= 1
+
+    return marked
+
+
+def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
+    known = memo.get(id(self))
+    if known is not None:
+        return known
+    if not self.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment.  If you were attempting to deepcopy a module, this may be "
+            "because of a torch.nn.utils.weight_norm usage"
+        )
+    with torch.no_grad():
+        copy = self.clone()
+    for name, value in self.__dict__.items():
+        if name != "value":
+            copy.__dict__[name] = value
+    copy.requires_grad_(self.requires_grad)
+    if self.grad is not None:
+        copy.grad = _deepcopy(self.grad, memo)  # type: ignore[arg-type]
+    memo[id(self)] = copy
+    return copy  # type: ignore[return-value]
+
+
+def _flatten(self: XlaTensor) -> tuple[list[str], torch.dtype]:
+    """Makes `Module.to` swap parameters in place, so that their identity and ties survive."""
+    return [], self.dtype
+
+
+def register() -> None:
+    """Enter the methods into the class."""
+    methods = {
+        "__repr__": _repr,
+        "type": _type,
+        "numpy": _numpy,
+        "__array__": _array,
+        "__reduce_ex__": _reduce,
+        "__deepcopy__": _deepcopy,
+        "__tensor_flatten__": _flatten,
+        "__tensor_unflatten__": staticmethod(_unflatten),
+        "tolist": lambda self: host_value(self).tolist(),
+        "untyped_storage": lambda self: DeviceStorage(self.value),
+        "storage": lambda self: DeviceStorage(self.value),
+        "_typed_storage": lambda self: TypedDeviceStorage(self),
+        "data_ptr": lambda self: address_of(self.value),
+        "data": property(_get_data, _set_data),
+        "is_shared": lambda self: False,
+        "pin_memory": lambda self, device=None: self,
+        "xla": lambda self, *_, **__: self,
+    }
+    for name, method in methods.items():
+        setattr(XlaTensor, name, method)
+    for name in ("_save", "_legacy_save"):
+        setattr(torch.serialization, name, _marking(getattr(torch.serialization, name)))
+    torch.Tensor.xla = lambda self, index=None: self.to(  # type: ignore[attr-defined]
+        "xla" if index is None else torch.device("xla", index)
+    )
+
+
+def _unflatten(inner: Any, dtype: torch.dtype, outer_size: Any, outer_stride: Any) -> torch.Tensor:
+    """What torch.compile traces with in the place of a device tensor: its type, no values."""
+    return torch.empty_strided(outer_size, outer_stride, dtype=dtype, device="meta")

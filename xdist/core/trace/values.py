@@ -1,0 +1,96 @@
+"""Values: what device tensors point at.
+
+A `Value` is the content of one storage: a JAX buffer, or the slot of the row that will make it.
+Tensors that share memory share the value, or have a `ViewValue` that reads it through a view step.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import torch
+
+from torch_xdist.core.trace.tensor_types import TensorType
+
+
+class Device:
+    """One xla device.
+
+    Attributes:
+        index: in this process.
+        jax: JAX's device.
+        random: its random numbers.
+        torch, lazy: what its tensors say they are on, and what they are on underneath.
+    """
+
+    __slots__ = ("index", "jax", "lazy", "random", "torch")
+
+    def __init__(self, index: int, jax_device: jax.Device, random: Any) -> None:
+        self.index = index
+        self.jax = jax_device
+        self.random = random
+        self.torch = torch.device("xla", index)
+        self.lazy = torch.device("lazy", index)
+
+    def __repr__(self) -> str:
+        return f"xla:{self.index}"
+
+
+def hardware_name(device: jax.Device) -> str:
+    """A JAX device as torch_xla names it: "CPU:0", "TPU:3", "CUDA:1"."""
+    platform = device.platform.upper()
+    return f"{'CUDA' if platform == 'GPU' else platform}:{device.id}"
+
+
+class Value:
+    """The content of a storage.
+
+    `buffer` is it where it is known. Otherwise it is pending: `trace` has a tape whose epoch is
+    `epoch`, and `slot` is its place there. A value with a buffer has a slot too once it was an
+    operand. A write in place moves it to another slot and raises `generation`, by which views
+    notice. `listed` is the last epoch whose tape lists it.
+    """
+
+    __slots__ = (
+        "__weakref__", "address", "buffer", "epoch", "generation", "listed", "slot", "trace",
+        "type",
+    )  # fmt: skip
+    parent: ClassVar["Value | None"] = None
+
+    # `trace` is a Trace, which is made of values.
+    def __init__(self, type_: TensorType, trace: Any, slot: int = -1, epoch: int = 0) -> None:
+        self.type = type_
+        self.trace = trace
+        self.slot = slot
+        self.epoch = epoch
+        self.listed = epoch
+        self.buffer: jax.Array | None = None
+        self.generation = 0
+
+
+class ViewValue(Value):
+    """A value that reads and writes through `parent` by one view step, a plan of a view operator.
+
+    Its slot is a cache, good while `seen` is the root's generation. It has no buffer and no
+    generation of its own, so those of its fields stay unset. A class of views whose reading is
+    more than one row of one operand has a `reader`, which records it and sets the slot.
+    """
+
+    __slots__ = ("parent", "root", "seen", "step")
+    buffer: None = None  # type: ignore[misc]
+    reader: ClassVar[Callable[[Any, Any], int] | None] = None
+
+    def __init__(self, type_: TensorType, parent: Value, step: Any) -> None:
+        self.type = type_
+        self.trace = parent.trace
+        self.slot = -1
+        self.epoch = 0
+        self.parent = parent  # type: ignore[misc]
+        self.root: Value = parent.root if parent.parent is not None else parent  # type: ignore[attr-defined]
+        self.step = step
+        self.seen = -1
+
+
+def root_of(value: Value) -> Value:
+    """The value that owns the storage a value looks into."""
+    return value.root if isinstance(value, ViewValue) else value

@@ -1,0 +1,37 @@
+"""Tensors shared with other frameworks by DLPack."""
+
+from typing import Any
+
+import jax
+import torch
+
+from torch_xdist import dtypes
+from torch_xdist.core.devices import device
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.run import program
+from torch_xdist.core.run.device_trace import buffer_of
+from torch_xdist.core.trace.tensor_types import dense_type
+from torch_xdist.core.trace.values import Value
+
+
+def to_dlpack(tensor: torch.Tensor) -> Any:
+    """A DLPack capsule of the tensor's buffer; its value is computed now. Shares memory."""
+    if not isinstance(tensor, XlaTensor):
+        raise TypeError(
+            f"to_dlpack: the tensor is on {tensor.device}; move it to an xla device, or use"
+            " torch.to_dlpack"
+        )
+    return program.export(buffer_of(tensor.value)).__dlpack__()
+
+
+def from_dlpack(exporter: Any) -> torch.Tensor:
+    """A device tensor of what another framework exports (an object with `__dlpack__`).
+
+    The values are copied where the memory lies on another device, or is not aligned for XLA.
+    """
+    array = jax.dlpack.from_dlpack(exporter)
+    index = device.default_index()
+    type_ = dense_type(tuple(array.shape), dtypes.to_torch(array.dtype))
+    value = Value(type_, device.trace_of(index))
+    value.buffer = jax.device_put(array, device.jax_device(index))
+    return wrap(value)

@@ -1,0 +1,89 @@
+"""The pending graphs of tensors, by torch_xla's names; `core/run/graph_text.py` writes them.
+
+Nothing here runs a graph: asking for the text of a tensor leaves it pending.
+"""
+
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torch_xdist import settings
+from torch_xdist.core.devices import device
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.run.device_trace import trace_of_thread
+from torch_xdist.core.run.graph_text import render
+from torch_xdist.core.run.program import live_values
+from torch_xdist.errors import DeviceError
+
+_numbers = itertools.count()
+
+
+def _graph(tensors: Sequence[torch.Tensor], format: str) -> str:
+    for tensor in tensors:
+        if not isinstance(tensor, XlaTensor):
+            raise DeviceError(
+                f"graph: Input tensor is not an XLA tensor: {tensor.type()}; move it to an xla"
+                " device"
+            )
+    values = [tensor.value for tensor in tensors]  # type: ignore[attr-defined]
+    devices = {value.trace.device for value in values}
+    if len(devices) != 1:
+        raise DeviceError(
+            f"graph: {len(tensors)} tensors of {len(devices)} devices; give one or more tensors of"
+            " one device"
+        )
+    trace = trace_of_thread(values[0].trace.device)
+    roots = [trace.slot_of(value) for value in values]
+    return render(trace.tape, trace.device, roots, format)
+
+
+def text_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The pending graph of the tensors as lines `%N = shape op(operands), tag=value`."""
+    return _graph(tensors, "text")
+
+
+def dot_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The pending graph of the tensors for Graphviz."""
+    return _graph(tensors, "dot")
+
+
+def hlo_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The pending graph of the tensors as XLA's HLO text."""
+    return _graph(tensors, "hlo")
+
+
+def graph_hash(tensors: Sequence[torch.Tensor]) -> str:
+    """32 hexadecimal digits, equal for equal graphs."""
+    return hashlib.sha256(_graph(tensors, "text").encode()).hexdigest()[:32]
+
+
+def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The pending graph of the tensors (default: of this thread's device) as StableHLO text."""
+    if tensors:
+        return _graph(tensors, "stablehlo")
+    trace = trace_of_thread(device.device_at(device.default_index()))
+    roots = [value.slot for value in live_values(trace.tape)]
+    return render(trace.tape, trace.device, roots, "stablehlo")
+
+
+def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
+    """`get_stablehlo`, encoded."""
+    return get_stablehlo(tensors).encode()
+
+
+def save_tensors_graph(
+    save_dir: str | os.PathLike[str], name: str, tensors: Sequence[torch.Tensor]
+) -> None:
+    """Write the pending graph into `save_dir/{name}-{thread}-{number}.{format}`.
+
+    The format is SAVE_GRAPH_FMT: text (the default), dot or hlo.
+    """
+    format = settings.getenv_as("SAVE_GRAPH_FMT", str, "text")
+    graph = _graph(tensors, format)
+    file = f"{name}-{threading.get_ident()}-{next(_numbers)}.{format}"
+    Path(save_dir, file).write_text(graph)

@@ -1,0 +1,129 @@
+"""The private calls that torch_xla's documents tell users to make, answered by the core."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist import __version__, world
+from torch_xdist.core.devices import device, device_names, rng, steps, transfer
+from torch_xdist.core.run.device_trace import buffers_of
+from torch_xdist.errors import CutError
+from torch_xdist.torch_xla_compat import runtime_facts
+
+
+def _xla_get_devices() -> list[str]:
+    """["xla:0", ...]."""
+    return [str(d) for d in device.devices()]
+
+
+def _xla_real_devices(devices: Sequence[str] | None = None) -> list[str]:
+    """["CPU:0", ...]: the hardware behind the devices, or behind all."""
+    return device_names.xla_real_devices(devices)
+
+
+def _xla_get_default_device() -> str:
+    """This thread's device."""
+    return str(device.device())
+
+
+def _xla_get_replication_devices_count() -> int:
+    """How many ranks train together; 0 for one alone, as torch_xla answers."""
+    return world.world_size() if world.world_size() > 1 else 0
+
+
+def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
+    """A number that tensors share exactly when they share memory."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The size of one dim, as a tensor on the device."""
+    return torch.tensor(tensor.size(dim), device=tensor.device)
+
+
+def _xla_set_rng_seed(seed: int, device_: str = "") -> None:
+    """Seed one device, or this thread's."""
+    rng.set_rng_state(seed, device_ or None)
+
+
+def _xla_get_rng_seed(device_: str = "") -> int:
+    """The state of one device's random numbers."""
+    return rng.get_rng_state(device_ or None)
+
+
+def _xla_sync_multi(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[str] = (),
+    wait: bool = True,
+    sync_xla_data: bool = True,
+) -> None:
+    """Compute these tensors now."""
+    cells = [t.value for t in tensors]  # type: ignore[attr-defined]
+    for buffer in buffers_of(cells, reason="sync_multi") if cells else ():
+        if wait:
+            buffer.block_until_ready()
+
+
+def _xla_step_marker(device_: str = "", devices: Sequence[str] = (), wait: bool = True) -> None:
+    """End the step of one device, or of this thread's."""
+    steps.sync(wait=wait, device_=device_ or None)
+
+
+def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
+    """Block until everything launched is done."""
+    steps.wait_device_ops(devices)
+
+
+def _xla_tensors_from_aten(
+    tensors: Sequence[torch.Tensor], devices: Sequence[str]
+) -> list[torch.Tensor]:
+    """Each tensor on the device of the same place in `devices`."""
+    return [transfer.to_device(tensor, where) for tensor, where in zip(tensors, devices)]
+
+
+def _xla_set_mat_mul_precision(precision: str) -> None:
+    """`torch_xla.backends.set_mat_mul_precision`."""
+    runtime_facts.set_mat_mul_precision(precision)
+
+
+def _xla_set_use_full_mat_mul_precision(use_full_mat_mul_precision: bool = True) -> None:
+    """Exact float32 products, or the hardware's default."""
+    runtime_facts.set_mat_mul_precision("highest" if use_full_mat_mul_precision else "default")
+
+
+def _get_git_revs() -> dict[str, str]:
+    """The versions of this package and of torch, in the place of git revisions."""
+    return {"xla": __version__, "torch": torch.__version__}
+
+
+def _set_allow_execution(allow: bool) -> bool:
+    """Forbid programs to run outside sync; only True, which changes nothing, is supported."""
+    if not allow:
+        raise CutError(
+            "_set_allow_execution(False): executions are forbidden per function here; use"
+            " torch_xla.compile(full_graph=True)"
+        )
+    return True
+
+
+def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
+    """How a tensor is sharded: "", for it is whole on its rank."""
+    return ""
+
+
+def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """`_get_xla_sharding_spec` of each."""
+    return ["" for _ in tensors]
+
+
+def use_spmd(*args: Any, **kwargs: Any) -> None:
+    """SPMD is not part of this version: raises NotImplementedError."""
+    raise NotImplementedError(
+        "use_spmd: one process per device is what this version runs; start ranks with xmp.spawn"
+    )
+
+
+def is_spmd() -> bool:
+    """False: each process drives its own device."""
+    return False

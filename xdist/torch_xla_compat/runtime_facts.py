@@ -1,0 +1,100 @@
+"""The runtime by torch_xla's names: platform, topology, cache, precision.
+
+What can still be chosen is chosen before the first use of a device; later it is an error.
+"""
+
+import os
+from typing import Any
+
+import jax
+import torch
+
+from torch_xdist import metrics, settings
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.devices.precision import PRECISIONS, choose, chosen
+from torch_xdist.core.trace.values import hardware_name
+from torch_xdist.errors import DeviceError
+
+
+def device_type() -> str:
+    """CPU, TPU or CUDA: from PJRT_DEVICE where it is set, else the platform that was found."""
+    named = settings.pjrt_device()
+    return named.split("_")[0].upper() if named else devices_here.device_type()
+
+
+def set_device_type(pjrt_device: str) -> None:
+    """Choose the platform, before the first use of a device.
+
+    Raises DeviceError (a RuntimeError) where another platform already runs.
+    """
+    if devices_here.is_started() and devices_here.device_type() != pjrt_device.upper():
+        raise DeviceError(
+            f"set_device_type({pjrt_device!r}): the runtime is already initialised with"
+            f" {devices_here.device_type()}; call it before the first use of an xla device"
+        )
+    settings.set_platform(pjrt_device)
+
+
+def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> None:
+    """Keep compiled programs in the folder `path`, and find those of earlier runs there.
+
+    With `readonly` nothing is added. Call it before the first use of a device: programs compiled
+    earlier are not in the cache.
+    """
+    if devices_here.is_started():
+        raise DeviceError(
+            "initialize_cache: a device is already in use; call it before the first one"
+        )
+    settings.set_cache(os.fspath(path), readonly)
+
+
+def get_num_cached_compilation_graph() -> int:
+    """How many programs this process has compiled."""
+    return metrics.counter_value("UncachedCompile") or 0
+
+
+def is_bf16_supported() -> bool:
+    """True where bfloat16 tensors can be made, which is everywhere."""
+    return torch.tensor([1.0], dtype=torch.bfloat16, device="xla").dtype == torch.bfloat16
+
+
+def runtime_device_attributes(device: str | torch.device) -> dict[str, Any]:
+    """What JAX knows about one device: id, kind, process, and coordinates on a TPU."""
+    return _attributes(devices_here.jax_device(devices_here.index_of(device)))
+
+
+def global_runtime_device_attributes() -> list[dict[str, Any]]:
+    """`runtime_device_attributes` of every device of the job that JAX can see."""
+    devices_here.start()
+    return [_attributes(d) for d in jax.devices()]
+
+
+def _attributes(jax_device: jax.Device) -> dict[str, Any]:
+    facts = {
+        "name": hardware_name(jax_device),
+        "device_kind": jax_device.device_kind,
+        "process_index": jax_device.process_index,
+    }
+    for name in ("coords", "core_on_chip", "slice_index"):
+        value = getattr(jax_device, name, None)
+        if value is not None:
+            facts[name] = value
+    return facts
+
+
+def set_mat_mul_precision(precision: str) -> None:
+    """How exact a float32 matrix product is on hardware with less exact units.
+
+    Args:
+        precision: "default", "high" or "highest". Programs compiled before keep theirs.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"set_mat_mul_precision({precision!r}): it must be one of {', '.join(PRECISIONS)}"
+        )
+    choose(precision)
+
+
+def get_mat_mul_precision() -> str:
+    """ "default", "high" or "highest"."""
+    return chosen()

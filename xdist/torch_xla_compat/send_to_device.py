@@ -1,0 +1,33 @@
+"""Move host data to a device, by torch_xla's name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.arena import ToXlaTensorArena
+from torch_xdist.core.devices import transfer
+
+
+def send_cpu_data_to_device(
+    datas: Sequence[Any] | torch.Tensor,
+    device: str | torch.device,
+    input_sharding: Any = None,
+) -> list[Any]:
+    """The data with its tensors on `device`, as a list; a single tensor gives a list of one.
+
+    Args:
+        datas: batches: tensors, or nested lists and dicts of them.
+        input_sharding: an object with `apply(tensor)`, called on each moved tensor.
+    """
+
+    def move(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        moved = transfer.all_to_device(tensors, device)
+        if input_sharding is not None:
+            for tensor in moved:
+                input_sharding.apply(tensor)
+        return moved  # type: ignore[return-value]
+
+    arena = ToXlaTensorArena(move, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu")
+    batches = [datas] if isinstance(datas, torch.Tensor) else list(datas)
+    return arena.transform(batches)
