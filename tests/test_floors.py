@@ -21,7 +21,9 @@ FLOORS = {
 # What needs neither torch nor jax, so that the launcher may use it.
 LIGHT = {"torch_xdist", "torch_xdist.settings", "torch_xdist.world", "torch_xdist.progress"}
 # The folders of xdist/, ground first; the modules beside them are the ground.
-ROOMS = ["ops", "core", "names", "files", "ranks", "debug", "training", "checkpoint"]
+ROOMS = ["ops", "core", "torch_xla_compat", "files", "ranks", "debug", "training", "checkpoint"]
+# The folders of xdist/core/, ground first.
+CORE = ["trace", "run", "devices", "alias", "record", "jax_side", "composites", "torch_side"]
 HEAVY = {"torch", "jax", "jaxlib"}
 # Imports inside functions: optional packages, and the parts a process may not need.
 LATE = {
@@ -99,6 +101,34 @@ def room(module: str) -> int:
 def test_a_file_of_the_device_imports_only_its_own_folder_and_lower_ones(module):
     ours = top_level(module) & set(of_floor("torch_xdist"))
     assert {name for name in ours if room(name) > room(module)} == set()
+
+
+def core_room(module: str) -> int:
+    """Where a module of xdist/core/ stands among its folders."""
+    return CORE.index(module.split(".")[2])
+
+
+OF_CORE = [m for m in FILES if m.startswith("torch_xdist.core.")]
+
+
+@pytest.mark.parametrize("module", [m for m in OF_CORE if m.count(".") > 2])
+def test_a_file_of_the_core_imports_only_its_own_folder_and_lower_ones(module):
+    ours = {name for name in top_level(module) if name.startswith("torch_xdist.core.")}
+    assert {name for name in ours if core_room(name) > core_room(module)} == set()
+
+
+def test_every_folder_of_the_core_has_its_place():
+    folders = {file.parent.name for file in (ROOT / "xdist/core").glob("*/__init__.py")}
+    assert folders == set(CORE)
+
+
+def test_a_folder_holds_no_more_files_than_a_newcomer_can_tell_apart():
+    rooms = [ROOT / "xdist/core" / name for name in CORE]
+    rooms += [
+        f.parent for top in ("launcher", "collectives") for f in (ROOT / top).glob("*/__init__.py")
+    ]
+    crowded = {room.name: len(list(room.glob("*.py"))) - 1 for room in rooms}
+    assert {name: n for name, n in crowded.items() if n > 15} == {}
 
 
 def test_every_folder_of_the_device_has_its_place():

@@ -23,14 +23,14 @@ from torch_xdist.core.trace.plans import (
     GENERAL,
     LIST,
     PLANS,
-    RESULT,
     RESULTS,
     SINGLE,
     TUPLE,
+    WRITE,
     CpuOnly,
     Plan,
 )
-from torch_xdist.core.trace.trace import OtherDevice
+from torch_xdist.core.trace.trace import OtherDevice, Row, Tape, Trace
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import NoLoweringError
 from torch_xdist.ops.refused import REFUSED
@@ -53,19 +53,15 @@ def dispatch(
         op = func._xdist
     except AttributeError:
         op = learn(func)
+    kwargs = kwargs or _NO_KWARGS
     if op.handler is not None:
-        return op.handler(op, args, kwargs or _NO_KWARGS)
+        return op.handler(op, args, kwargs)
     trace = HERE.trace
     tape = trace.tape
     epoch = tape.epoch
-    key, slots, values, numbers = [op], [], args, None
-    if kwargs:
-        key.extend(kwargs)
-        values = (*args, *kwargs.values())
-    else:
-        kwargs = _NO_KWARGS
+    key, slots, numbers = [op, *kwargs], [], None
     try:
-        for a in values:
+        for a in (*args, *kwargs.values()) if kwargs else args:
             cls = a.__class__
             if cls is XlaTensor:
                 value = a.value
@@ -95,52 +91,61 @@ def dispatch(
     plan = _known(key)  # type: ignore[arg-type]
     if plan is None:
         plan = plan_of(key, op, args, kwargs)  # type: ignore[arg-type]
-    path = plan.path
-    if path is GENERAL:
-        return op.general(op, args, kwargs)
-    # From here on what `Trace.record` and `Trace.write` do, without their frames.
-    row = (plan, *slots)
     entries = tape.entries
     slot = len(entries)
-    if slot >= trace.limit:
+    if plan.path is GENERAL or slot >= trace.limit:
         return op.general(op, args, kwargs)
-    if path is RESULTS:
+    # What `Trace.record` does, without its frame.
+    row = (plan, *slots)
+    if plan.path is RESULTS:
         entries += (row, *plan.further)
     else:
         entries.append(row)
-    if entries[slot] is not row:
-        return dispatch(func, types, args, kwargs)
-    if numbers is not None:
+    if numbers is not None and entries[slot] is row:
         tape.scalars[slot] = numbers
-    if path is RESULT:
-        type_ = plan.types[0]
-        value = _new(Value)
-        value.type, value.trace, value.slot, value.epoch = type_, trace, slot, epoch
-        value.listed, value.buffer, value.generation = epoch, None, 0
-        tape.values.append(value)
-        result = _make(
-            XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,
-            trace.device.lazy, False, False, None, False, False, AUTOCAST_KEYS,
-        )  # fmt: skip
-        result.value = value
-    elif path is RESULTS:
-        result = pack(plan, trace.new_values(plan.types, tape, slot))
+    if plan.path is WRITE:
+        if overwritten(args[0], plan, trace, tape, slot, row):
+            return args[0]
     else:
-        result = args[0]
-        value = result.value
-        if value.parent is not None or trace.is_symbolic:
-            (value,) = trace.new_values(plan.types, tape, slot)
-            if trace.tape is tape:
-                write(result.value, value)
-                return result
-        elif value.listed != epoch:
+        type_ = plan.types[0]
+        if plan.path is RESULTS:
+            result = pack(plan, trace.new_values(plan.types, tape, slot))
+        else:
+            value = _new(Value)
+            value.type, value.trace, value.slot, value.epoch = type_, trace, slot, epoch
+            value.listed, value.buffer, value.generation = epoch, None, 0
             tape.values.append(value)
-            value.listed = epoch
-        if trace.tape is tape:
-            value.trace, value.slot, value.generation = trace, slot, value.generation + 1
-            value.epoch, value.buffer = epoch, None
+            result = _make(
+                XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,
+                trace.device.lazy, False, False, None, False, False, AUTOCAST_KEYS,
+            )  # fmt: skip
+            result.value = value
+        if trace.tape is tape and entries[slot] is row:
             return result
-    return result if trace.tape is tape else dispatch(func, types, args, kwargs)
+    # Somebody recorded or cut meanwhile: see trace.py.
+    return dispatch(func, types, args, kwargs)
+
+
+def overwritten(
+    target: XlaTensor, plan: Plan, trace: Trace, tape: Tape, slot: int, row: Row
+) -> bool:
+    """Let a tensor hold the result of the row; False where it does not stand at that slot."""
+    value = target.value
+    if value.parent is not None or trace.is_symbolic:
+        result = trace.new_value(plan.types[0], tape, slot)  # type: ignore[arg-type]
+        if trace.tape is not tape or tape.entries[slot] is not row:
+            return False
+        write(value, result)
+        return True
+    if value.listed != tape.epoch:
+        tape.values.append(value)
+        value.listed = tape.epoch
+    if trace.tape is not tape or tape.entries[slot] is not row:
+        return False
+    # Nothing comes between these: they neither call nor jump back.
+    value.trace, value.slot, value.generation = trace, slot, value.generation + 1
+    value.epoch, value.buffer = tape.epoch, None
+    return True
 
 
 def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
