@@ -34,10 +34,10 @@ def make_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any] | None = None)
         key = (op, value.type, *[tuple(a) if a.__class__ is list else a for a in args[1:]])
     if kwargs:
         key = (*key, *kwargs.items())
-    step = _plans.get(key)
+    step: Any = _plans.get(key)
     if step is None:
         step = PLANS.find(key, lambda: _make_step(op, value.type, args, kwargs or {}))
-    return wrap(ViewValue(step.types[0], value, step))  # type: ignore[arg-type]
+    return wrap(ViewValue(step.types[0], value, step))
 
 
 def _make_step(op: Op, parent: TensorType, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:

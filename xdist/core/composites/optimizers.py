@@ -137,7 +137,7 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
     plan = PLANS.find(("adam", form, types), lambda: _make_plan(form, types, len(scalars)))
     trace = trace_here(values[0].trace.device)
     results = trace.record(plan, values, scalars)
-    count = form.count
+    count = form.members
     targets = [*values[:count], *values[2 * count :]]
     for target, result in zip(targets, results):
         if target.parent is not None:
@@ -153,17 +153,17 @@ class _Form(NamedTuple):
     """What makes one update another program than the next.
 
     Attributes:
-        count: how many parameters.
+        members: how many parameters.
     """
 
-    count: int
+    members: int
     amsgrad: bool
     decays: bool
     decoupled: bool
 
 
 def _make_plan(form: _Form, types: tuple[TensorType, ...], scalars: int) -> Plan:
-    written = [*types[: form.count], *types[2 * form.count :]]
+    written = [*types[: form.members], *types[2 * form.members :]]
     outs = [dense_type(type_.shape, type_.dtype) for type_ in written]
     args = (*map(Param, range(len(types))), *[ScalarParam(float)] * scalars)
     update = functools.partial(_update, form)
@@ -173,7 +173,7 @@ def _make_plan(form: _Form, types: tuple[TensorType, ...], scalars: int) -> Plan
 def _update(form: _Form, *args: Any) -> list[Any]:
     """The update of every parameter: params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, one by one."""
     arrays, scalars = args[:-8], args[-8:]
-    lists = [arrays[i : i + form.count] for i in range(0, len(arrays), form.count)]
+    lists = [arrays[i : i + form.members] for i in range(0, len(arrays), form.members)]
     updated = [_update_one(form, members, scalars) for members in zip(*lists)]
     return [value for result in zip(*updated) for value in result]
 

@@ -83,7 +83,7 @@ def sparse(
         tuple(size),
         dtype=values.dtype,
         layout=torch.sparse_coo,
-        device=values.value.trace.device.lazy,
+        device=values.value.trace.device.lazy,  # type: ignore[attr-defined]
         dispatch_layout=True,
         _extra_dispatch_keys=AUTOCAST_KEYS,
     )

@@ -59,7 +59,9 @@ def dispatch(
     trace = HERE.trace
     tape = trace.tape
     epoch = tape.epoch
-    key, slots, numbers = [op, *kwargs], [], None
+    key: Any = [op, *kwargs]
+    slots: list[int] = []
+    numbers: tuple[float, ...] | None = None
     try:
         for a in (*args, *kwargs.values()) if kwargs else args:
             cls = a.__class__
@@ -87,10 +89,10 @@ def dispatch(
                 return op.general(op, args, kwargs)
     except OtherDevice:
         return op.general(op, args, kwargs)
-    key = tuple(key)  # type: ignore[assignment]
-    plan = _known(key)  # type: ignore[arg-type]
+    key = tuple(key)
+    plan: Any = _known(key)
     if plan is None:
-        plan = plan_of(key, op, args, kwargs)  # type: ignore[arg-type]
+        plan = plan_of(key, op, args, kwargs)
     entries = tape.entries
     slot = len(entries)
     if plan.path is GENERAL or slot >= trace.limit:
@@ -107,7 +109,7 @@ def dispatch(
         if overwritten(args[0], plan, trace, tape, slot, row):
             return args[0]
     else:
-        type_ = plan.types[0]
+        type_: Any = plan.types[0]
         if plan.path is RESULTS:
             result = pack(plan, trace.new_values(plan.types, tape, slot))
         else:

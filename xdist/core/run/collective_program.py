@@ -79,7 +79,7 @@ class OnHost(OnDevice):
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; what runs it says which launch of this rank it is."""
-        program = super().compile(signature)
+        program: Any = super().compile(signature)
 
         def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
             if self._count == 1:

@@ -70,5 +70,8 @@ def scalars_of(tape: Tape, entries: Sequence[Row | None]) -> tuple[list[float], 
         if types:
             given = tape.scalars.get(slot) or (0,) * len(types)
             for type_, number in zip(types, given):
-                (floats if type_ is float else ints).append(number)
+                if type_ is float:
+                    floats.append(number)
+                else:
+                    ints.append(number)  # type: ignore[arg-type]
     return floats, ints

@@ -86,7 +86,7 @@ def op_of(func: OpOverload | str) -> Op:
     if isinstance(func, str):
         namespace, packet, overload = func.split(".")
         func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    op = _ops.get(func)  # type: ignore[call-overload]
+    op = _ops.get(func)  # type: ignore[arg-type]
     return op if op is not None else _ops.setdefault(func, Op(func))  # type: ignore[arg-type]
 
 

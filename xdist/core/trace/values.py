@@ -56,6 +56,8 @@ class Value:
         "type",
     )  # fmt: skip
     parent: ClassVar["Value | None"] = None
+    # Unset until somebody asks for it.
+    address: int
 
     # `trace` is a Trace, which is made of values.
     def __init__(self, type_: TensorType, trace: Any, slot: int = -1, epoch: int = 0) -> None:
