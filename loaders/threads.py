@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from torch_xdist import world
 from torch_xdist.collectives.messages import communicator
-from torch_xdist.core import device
+from torch_xdist.core.devices import device, steps
 
 EXIT_WAIT_S = 10.0
 
@@ -61,7 +61,7 @@ def complete_own_work() -> None:
     The one place for it. A thread that trains gets values then, and not work that would become part
     of its step: programs stay the same from step to step, however far the loader is ahead.
     """
-    # A device has one trace for all threads yet, and a cut here would cut the step under way.
+    steps.run_own("loader")
 
 
 def live() -> list[FeedThread]:

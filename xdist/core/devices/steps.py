@@ -9,7 +9,7 @@ from torch_xdist import metrics, settings
 from torch_xdist.core.devices import device
 from torch_xdist.core.run import closures, program, reports
 from torch_xdist.core.run.cuts import SYNC
-from torch_xdist.core.run.device_trace import trace_of_thread, traces_of
+from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
 from torch_xdist.progress import PROGRESS
 
 
@@ -39,6 +39,13 @@ def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
             value.buffer.block_until_ready()
     reports.at_sync()
     closures.run_step_closures()
+
+
+def run_own(reason: str) -> None:
+    """Run what this thread has recorded, on any device."""
+    for trace in HERE.by_device.values():
+        if trace.tape.entries:
+            trace.cut(reason)
 
 
 def run_pending(reason: str, devices: Sequence[object] = ()) -> None:
