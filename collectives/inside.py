@@ -49,7 +49,7 @@ class Program:
     Attributes:
         kind: "host" or "mesh".
         world_size: the number of ranks.
-        token: what the next collective waits for, the number of the launch; uint32 [1].
+        token: what the next collective waits for, the operand of the launch; uint32 [1].
     """
 
     kind: str

@@ -16,22 +16,20 @@ which of them takes a task is chance. Called by both transports.
 import concurrent.futures.thread
 import contextlib
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-_REMEMBERED = 256  # launches whose line is still known; far more than can be under way at once
+_REMEMBERED = 256  # launches that can be found; far more than can be under way at once
 _THREADS = 24  # names of launching threads that are told to the other ranks
 _MAIN = "MainThread"
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-@dataclass(slots=True)
 class Launch:
-    """One program with collectives that a thread launches.
+    """One program with collectives that a thread launches; a context manager around that.
 
     Attributes:
         number: counts the launches of this rank, from 1.
@@ -42,80 +40,117 @@ class Launch:
         result: set by who launches: an array that the program gives. None: nothing to wait for.
     """
 
-    number: int
-    where: str
-    thread: str
-    threads: tuple[str, ...]
-    is_of_another_thread: bool = False
-    result: Any = None
+    # Made for every step: plain attributes, and no generator around the launch.
+    __slots__ = (
+        "_launches",
+        "is_of_another_thread",
+        "number",
+        "result",
+        "thread",
+        "threads",
+        "where",
+    )
 
-    def operand(self) -> np.ndarray:
-        """The number as an operand of the program; uint32 [1]."""
-        return np.array([self.number], np.uint32)
+    def __init__(self, launches: "Launches", where: str) -> None:
+        self._launches, self.where = launches, where
+        self.number = 0
+        self.result: Any = None
+        self.thread = ""
+        self.threads: tuple[str, ...] = ()
+        self.is_of_another_thread = False
 
-    @property
-    def thread_text(self) -> str:
-        """ " in thread 'A'", for messages; empty for the main thread."""
-        return f" in thread {self.thread!r}" if self.thread != _MAIN else ""
+    def __enter__(self) -> "Launch":
+        self._launches.begin(self)
+        return self
 
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._launches.end(self)
+        if error is not None:
+            self._launches.explain(error)
 
-@dataclass(slots=True)
-class _Last:
-    thread: int = 0
-    result: Any = None
+    def operand(self) -> Any:
+        """What the program carries, by which its collectives find this launch; uint32 [1]."""
+        return self._launches.operand(self.number % _REMEMBERED + 1)
 
 
 class Launches:
-    """The launches of one rank."""
+    """The launches of one rank.
 
-    def __init__(self) -> None:
+    Args:
+        explain: called with an error that ended a launch; may raise a better one.
+        to_device: makes an operand of a numpy array, once for each.
+    """
+
+    def __init__(
+        self,
+        explain: Callable[[BaseException], None] = lambda error: None,
+        to_device: Callable[[np.ndarray], Any] = lambda array: array,
+    ) -> None:
+        self.explain, self._to_device = explain, to_device
+        self._operands: dict[int, Any] = {}
         # A finalizer that syncs may launch while its own thread launches.
         self._lock = threading.RLock()
         self._count = 0
-        self._last = _Last()
-        self._recent: OrderedDict[int, Launch] = OrderedDict()
-        self._names: deque[str] = deque(maxlen=_THREADS)
-        self._threads: tuple[tuple[int | None, ...], tuple[str, ...]] = (), ()
+        self._thread = 0  # of the last one
+        self._result: Any = None
+        self._recent: list[Launch | None] = [None] * (_REMEMBERED + 1)
+        self._launched: deque[str] = deque(maxlen=_THREADS)
+        self._alive: list[threading.Thread] = []
+        self._name = ""
+        self._names: tuple[str, ...] = ()
 
-    @contextlib.contextmanager
-    def next(self, where: str) -> Iterator[Launch]:
-        """The next launch of this thread, while which no other thread launches."""
-        with self._lock:
-            thread = threading.current_thread()
-            is_other = self._last.thread != thread.ident
-            if is_other:
+    def next(self, where: str) -> Launch:
+        """The next launch of this thread; while it is entered, no other thread launches."""
+        return Launch(self, where)
+
+    def begin(self, launch: Launch) -> None:
+        """Wait until it is the turn of this thread."""
+        self._lock.acquire()
+        try:
+            thread = threading.get_ident()
+            if thread != self._thread:
+                launch.is_of_another_thread = True
                 self._wait_for_the_last()
+                self._thread = thread
+            alive = threading.enumerate()
+            if launch.is_of_another_thread or alive != self._alive:
+                self._look_at_threads(alive)
             self._count += 1
-            name = thread_name(thread)
-            launch = Launch(self._count, where, name, self._all_threads(name), is_other)
-            self._recent[launch.number] = launch
-            if len(self._recent) > _REMEMBERED:
-                self._recent.popitem(last=False)
-            self._last.thread = thread.ident or 0
-            yield launch
-            self._last.result, launch.result = launch.result, None
+            launch.number, launch.thread, launch.threads = self._count, self._name, self._names
+            self._recent[self._count % _REMEMBERED + 1] = launch
+        except BaseException:
+            self._lock.release()
+            raise
 
-    def found(self, number: int) -> Launch | None:
-        """The launch of this number; None where it is none, or long past."""
-        return self._recent.get(number)
+    def end(self, launch: Launch) -> None:
+        """Let the next one launch."""
+        self._result, launch.result = launch.result, None
+        self._lock.release()
+
+    def operand(self, place: int) -> Any:
+        """The operand of a launch; an array from before is passed 15 us sooner than a new one."""
+        found = self._operands.get(place)
+        if found is None:
+            found = self._operands[place] = self._to_device(np.array([place], np.uint32))
+        return found
+
+    def found(self, place: int) -> Launch | None:
+        """The launch whose operand this is; None for 0: of a program that was not launched here."""
+        return self._recent[place]
 
     def _wait_for_the_last(self) -> None:
-        if self._last.result is not None:
+        if self._result is not None:
             # How it ended is told to the thread that launched it.
             with contextlib.suppress(Exception):
-                self._last.result.block_until_ready()
-        self._last = _Last()
+                self._result.block_until_ready()
+        self._result = None
 
-    def _all_threads(self, name: str) -> tuple[str, ...]:
-        if name not in self._names:
-            self._names.append(name)
-            self._threads = (), ()
-        alive = threading.enumerate()
-        idents = tuple([thread.ident for thread in alive])
-        if idents != self._threads[0]:
-            kept = dict.fromkeys([*reversed(self._names), *map(thread_name, alive)])
-            self._threads = idents, tuple(kept)[:_THREADS]
-        return self._threads[1]
+    def _look_at_threads(self, alive: list[threading.Thread]) -> None:
+        self._alive, self._name = alive, thread_name(threading.current_thread())
+        if self._name not in self._launched:
+            self._launched.append(self._name)
+        names = dict.fromkeys([*reversed(self._launched), *map(thread_name, alive)])
+        self._names = tuple(names)[:_THREADS]
 
 
 def thread_text(name: str) -> str:

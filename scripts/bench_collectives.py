@@ -58,20 +58,23 @@ def _rank(rank: int, ranks: int, job: str, port: int, sizes: list[float], repeat
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    shared_memory.join(rank, ranks, job)
+    end = shared_memory.join(rank, ranks, job)
 
-    def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        with inside.program("host", ranks) as traced:
+    def program(launch: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with inside.program("host", ranks, launch) as traced:
             reduced = inside.all_reduce([x], "sum")[0]
             return reduced, traced.token
 
-    reduce = jax.jit(program, donate_argnums=0)
+    reduce = jax.jit(program, donate_argnums=1)
     for megabytes in sizes:
         count = max(int(megabytes * 1e6 / 4), 1)
         state = {"ours": jnp.zeros(count, jnp.float32), "gloo": torch.zeros(count)}
 
         def ours(state: dict[str, Any] = state) -> None:
-            state["ours"] = jax.block_until_ready(reduce(state["ours"])[0])
+            # As the device launches a step.
+            with end.launch("") as launch:
+                state["ours"], launch.result = reduce(launch.operand(), state["ours"])
+            jax.block_until_ready(state["ours"])
 
         def gloo(state: dict[str, Any] = state) -> None:
             dist.all_reduce(state["gloo"])

@@ -5,16 +5,15 @@ the group's first collective. The rank is not part of the program, so the same c
 serves every rank.
 """
 
-import contextlib
 import functools
 import json
 import mmap
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,6 +58,11 @@ class Spec:
 
 
 @functools.lru_cache(maxsize=4096)
+def _exact(spec: Spec) -> bytes:
+    return spec.encoded().encode()
+
+
+@functools.lru_cache(maxsize=4096)
 def decoded(text: bytes) -> Spec:
     """The spec that `encoded` wrote."""
     op, title, reduction, group_lists, sources, channel, what = json.loads(text)
@@ -79,6 +83,7 @@ class Endpoint:
     Args:
         life: whether the others live; None: they are threads of this process.
         spin_s: how long to look before sleeping; 0 where ranks share cores or the GIL.
+        to_device: makes operands of launches of numpy arrays.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class Endpoint:
         *,
         life: Life | None = None,
         spin_s: float = 0.0,
+        to_device: Callable[[np.ndarray], Any] = np.asarray,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.statuses = statuses
@@ -98,39 +104,41 @@ class Endpoint:
         self._point_to_point = point_to_point
         self._segments: dict[tuple[int, ...], Segment] = {}
         self._lock = threading.Lock()
-        self._launches = Launches()
-        self._newest = 0
+        self._launches = Launches(self._explain, to_device)
+        self._newest: Launch | None = None
         self._errors: deque[BaseException] = deque(maxlen=_ERRORS_KEPT)
 
-    @contextlib.contextmanager
-    def launch(self, where: str) -> Iterator[Launch]:
-        """The launch of a program, which `where` calls; errors of its collectives come as they are.
+    def launch(self, where: str) -> Launch:
+        """The launch of a program, which `where` calls, around it; errors of its collectives come
+        as they are.
 
         The program takes `Launch.operand()` as its token.
         """
-        with self._launches.next(where) as launch:
-            try:
-                yield launch
-            except (RuntimeError, ValueError) as error:
-                # The runtime ran it on this thread, and made an error of its own of it.
-                raise self.error_behind(error) or error from None
+        return self._launches.next(where)
+
+    def _explain(self, error: BaseException) -> None:
+        # The runtime ran the program on this thread, and made an error of its own of ours.
+        own = self.error_behind(error) if isinstance(error, RuntimeError | ValueError) else None
+        if own is not None and own is not error:
+            raise own from None
 
     def error_behind(self, error: BaseException) -> BaseException | None:
         """The error of a collective that the runtime's error stands for; None: of none."""
         text = str(error)
         return next((own for own in self._errors if ffi.text_of(own) in text), None)
 
-    def run(self, spec: Spec, number: int, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    def run(self, spec: Spec, place: int, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
         """Take part in one collective; blocks until the other members of the group have come.
 
-        `number` is that of the launch; 0 where the program was not launched through `launch`.
+        `place` is what `Launch.operand` holds; 0 where the program was not launched through it.
         """
         with self._lock:
+            launch = self._launches.found(place)
             try:
                 if spec.op in ("send", "recv"):
-                    self._send_or_receive(spec, self._launches.found(number), xs, outs)
+                    self._send_or_receive(spec, launch, xs, outs)
                 else:
-                    self._run(spec, number, xs, outs)
+                    self._run(spec, launch, xs, outs)
             except BaseException as error:
                 # What it was in stays said, for the rank that waits for this one elsewhere.
                 self.statuses.fail()
@@ -138,31 +146,34 @@ class Endpoint:
                 raise
             self.statuses.clear()
 
-    def _run(self, spec: Spec, number: int, xs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    def _run(
+        self, spec: Spec, launch: Launch | None, xs: list[np.ndarray], outs: list[np.ndarray]
+    ) -> None:
         shared = self._segment(group_of(self.rank, spec.groups, self.world_size))
         try:
-            self._check_order(spec, number)
-            shared.caller = self._caller(spec, number)
+            if launch is not None:
+                self._check_order(spec, launch)
+            shared.caller = self._caller(spec, launch)
             self._compute(shared, spec, xs, outs)
         except BaseException as error:
             shared.fail(error)
             raise
 
-    def _check_order(self, spec: Spec, number: int) -> None:
-        if 0 < number < self._newest:
-            late, other = self._launches.found(number), self._launches.found(self._newest)
-            raise CollectiveError(
-                f"{spec.title} of launch #{number} ({late and late.where}) comes after collectives "
-                f"of launch #{self._newest} ({other and other.where}): the runtime has changed the "
-                "order of programs, in which the ranks match their collectives; please report this"
-            )
-        self._newest = max(self._newest, number)
+    def _check_order(self, spec: Spec, launch: Launch) -> None:
+        newest = self._newest
+        if newest is None or newest.number <= launch.number:
+            self._newest = launch
+            return
+        raise CollectiveError(
+            f"{spec.title} of launch #{launch.number} ({launch.where}) comes after collectives of "
+            f"launch #{newest.number} ({newest.where}): the runtime has changed the order of "
+            "programs, by which the ranks match their collectives; please report this"
+        )
 
-    def _caller(self, spec: Spec, number: int) -> Caller:
-        launch = self._launches.found(number)
-        exact = json.dumps([spec.groups, spec.sources]).encode()
+    def _caller(self, spec: Spec, launch: Launch | None) -> Caller:
+        exact = _exact(spec)
         if launch is None:
-            return Caller(what=spec.what, exact=exact)
+            return Caller("", spec.what, exact)
         if self._life is None:
             # Each rank is a thread, and all of them are threads of one process.
             return Caller(launch.where, spec.what, exact)

@@ -12,6 +12,7 @@ XLA's thread: handing it over would cost more (100 us) than it could win.
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any
@@ -217,13 +218,10 @@ def _arrays(values: _Values) -> list[np.ndarray]:
 def _array(buffer: _Buffer) -> np.ndarray:
     dtype = _DTYPES[buffer.dtype]
     shape = tuple(buffer.dims[: buffer.rank])
-    count = 1
-    for size in shape:
-        count *= size
-    if not count:
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
         return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data)
-    return np.frombuffer(memory, dtype).reshape(shape)
+    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(buffer.data))
 
 
 @functools.cache

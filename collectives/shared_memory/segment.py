@@ -15,6 +15,7 @@ itself into a barrier, or skipped the next. Taking that back could pair its next
 so the group has failed for good: every member that waits in it, or calls it again, gets the reason.
 """
 
+import functools
 import json
 import mmap
 import struct
@@ -159,11 +160,10 @@ class Segment:
         fingerprint = zlib.crc32(sentence.encode()) << 32 | exact
         where = f" ({caller.where})" if caller.where else ""
         text = f"{sentence} #{self._calls}{where}{caller.thread_text}".encode()
-        known = [_number(name) for name in caller.threads] if caller.thread else []
-        text = text[: _NOTE_BYTES - _NOTE_HEAD.size - 4 * len(known)]
-        head = _NOTE_HEAD.pack(fingerprint, _number(caller.thread), len(known), len(text))
-        packed = head + struct.pack(f"={len(known)}I", *known) + text
-        self._note = np.frombuffer(packed, np.uint8)
+        thread, known = _numbers(caller.thread, caller.threads)
+        text = text[: _NOTE_BYTES - _NOTE_HEAD.size - len(known)]
+        head = _NOTE_HEAD.pack(fingerprint, thread, len(known) // 4, len(text))
+        self._note = np.frombuffer(head + known + text, np.uint8)
 
     def check(self) -> None:
         """After the barrier: raise MismatchError unless all members announced the same.
@@ -356,6 +356,10 @@ class Segment:
         return self._sentence(member, count) if count else "its start"
 
 
-def _number(name: str) -> int:
-    """A thread's name as it is compared; 0: of none."""
-    return zlib.crc32(name.encode(errors="replace")) or 1 if name else 0
+@functools.lru_cache(maxsize=64)
+def _numbers(thread: str, threads: tuple[str, ...]) -> tuple[int, bytes]:
+    """Names of threads as they are compared: that of the caller (0: none), and the known ones."""
+    if not thread:
+        return 0, b""
+    numbers = [zlib.crc32(name.encode(errors="replace")) or 1 for name in (thread, *threads)]
+    return numbers[0], struct.pack(f"={len(threads)}I", *numbers[1:])

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from torch_xdist.collectives.errors import CollectiveError
@@ -108,6 +109,7 @@ def join(
         PointToPoint(rank, sender.deliver, arrays),
         life=peers,
         spin_s=_spin_s(world_size),
+        to_device=jnp.asarray,
     )
     ffi.register(CALL, _serve)
     communicator.use(messages)
@@ -185,6 +187,6 @@ def _spin_s(world_size: int) -> float:
 
 def _serve(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], spec: bytes, device: int):
     # The last operand and result is the token that keeps the collectives of a program in order;
-    # its value is the number of the launch.
-    number = int(inputs[-1][0])
-    endpoint(device).run(decoded(spec), number, list(inputs[:-1]), list(outputs[:-1]))
+    # it is the operand of the launch.
+    place = int(inputs[-1][0])
+    endpoint(device).run(decoded(spec), place, list(inputs[:-1]), list(outputs[:-1]))

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from torch_xdist.collectives.launches import Launches, are_crossed, thread_name
+from torch_xdist.collectives.launches import Launches, are_crossed, thread_name, thread_text
 
 
 class Result:
@@ -73,7 +73,7 @@ def test_an_error_in_a_launch_lets_the_next_thread_go_on():
     with pytest.raises(RuntimeError, match="no memory"), launches.next(""):
         raise RuntimeError("no memory")
     with launches.next("") as launch:
-        assert launch.operand().tolist() == [2] and launch.operand().dtype == np.uint32
+        assert launch.number == 2
 
 
 def test_a_launch_knows_its_line_and_the_threads_of_the_rank():
@@ -86,19 +86,22 @@ def test_a_launch_knows_its_line_and_the_threads_of_the_rank():
     in_thread(evaluate, "evaluation").join(20)
     with launches.next("train.py:9") as launch:
         assert {"evaluation", "MainThread"} <= set(launch.threads)
-        assert launch.thread_text == ""
-    assert found[0].thread_text == " in thread 'evaluation'"
-    assert launches.found(1).where == "eval.py:3" and launches.found(2).where == "train.py:9"
-    assert launches.found(3) is None
+        assert thread_text(launch.thread) == ""
+    assert thread_text(found[0].thread) == " in thread 'evaluation'"
 
 
-def test_launches_long_past_are_forgotten():
-    launches = Launches()
-    for _ in range(300):
-        with launches.next(""):
-            pass
-    assert launches.found(1) is None and launches.found(300) is not None
-    assert len(launches._recent) == 256
+def test_a_launch_is_found_by_its_operand_until_it_is_long_past():
+    launches, first, second = Launches(), [], []
+    for turns in (first, second):
+        for number in range(256):
+            with launches.next(f"train.py:{number}") as launch:
+                turns.append(launch)
+                assert launch.operand().dtype == np.uint32
+                assert launches.found(int(launch.operand()[0])) is launch
+    # The operands are arrays from before, and 0 is that of no launch.
+    assert [one.operand() for one in first] == [one.operand() for one in second]
+    assert launches.found(int(first[7].operand()[0])) is second[7]
+    assert launches.found(0) is None
 
 
 def test_the_workers_of_a_pool_are_one_thread():
@@ -206,3 +209,31 @@ def test_threads_that_race_never_get_each_others_sums(pool):
         assert len(found) == 200
         assert {total for name, total in found if name == "A"} <= {2.0, "MismatchError"}
         assert {total for name, total in found if name == "B"} <= {20.0, "MismatchError"}
+
+
+def out_of_order(rank, size):
+    """The runtime brings a collective of the second program, then one of the first."""
+    from torch_xdist.collectives.errors import CollectiveError
+    from torch_xdist.collectives.shared_memory import transport
+    from torch_xdist.collectives.shared_memory.endpoint import Spec
+
+    end, spec = transport.endpoint(), Spec("all_reduce", "all_reduce(sum)", "sum")
+    places = []
+    for where in ("train.py:1", "eval.py:2"):
+        with end.launch(where) as launch:
+            places.append(int(launch.operand()[0]))
+    x = np.ones(2, np.float32)
+    for place in reversed(places):
+        try:
+            end.run(spec, place, [x], [x])
+        except CollectiveError as error:
+            return str(error)
+    return None
+
+
+def test_programs_that_the_runtime_runs_in_another_order_are_an_error(pool):
+    told = pool.run(1, out_of_order)[0]
+    assert (
+        "all_reduce(sum) of launch #1 (train.py:1) comes after collectives of launch #2 (ev" in told
+    )
+    assert "the runtime has changed the order of programs" in told

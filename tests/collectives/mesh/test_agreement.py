@@ -8,7 +8,7 @@ from pretend_store import PretendClient
 
 from torch_xdist.collectives import wait_report
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.launches import Launch
+from torch_xdist.collectives.launches import Launch, Launches
 from torch_xdist.collectives.mesh import agreement, key_value_store
 from torch_xdist.collectives.mesh.agreement import Agreement
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
@@ -17,7 +17,10 @@ SUM, MAX = ("all_reduce(f32[2]) sum", "train.py:7"), ("all_reduce(f32[2]) max", 
 
 
 def numbered(number, thread="MainThread", threads=("MainThread",), is_other=False):
-    return Launch(number, "", thread, threads, is_other)
+    launch = Launch(Launches(), "")
+    launch.number, launch.thread, launch.threads = number, thread, threads
+    launch.is_of_another_thread = is_other
+    return launch
 
 
 def launching(launches):
