@@ -1,7 +1,7 @@
 """How far this rank is: read by the launcher's heartbeat, written at cuts and collectives."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -11,8 +11,9 @@ class Progress:
 
     `collective` counts the collective rows launched, `fingerprint` and `name` are those of the last
     program with collectives and of its last collective; `where` is the user's file:line. While this
-    rank waits inside a collective for others that are late, `waits_for` names them. `starting`:
-    this rank is in the start of its device, where it meets the others for the first time.
+    rank waits for others that it cannot go on without, `waits_for` names them, and `waits_in` the
+    call, where it is none of those collectives. `starting`: this rank is in the start of its
+    device, where it meets the others for the first time.
     """
 
     step: int = 0
@@ -24,6 +25,7 @@ class Progress:
     compiling: bool = False
     starting: bool = False
     waits_for: tuple[int, ...] = ()
+    waits_in: str = ""
 
     def resume(self, step: int) -> None:
         """Training goes on after this step: a checkpoint of it was restored."""
@@ -37,6 +39,15 @@ class Progress:
             yield
         finally:
             self.starting = False
+
+    @contextlib.contextmanager
+    def wait(self, ranks: Iterable[int], call: str = "") -> Iterator[None]:
+        """Around a wait for these ranks."""
+        self.waits_for, self.waits_in = tuple(ranks), call
+        try:
+            yield
+        finally:
+            self.waits_for, self.waits_in = (), ""
 
 
 PROGRESS = Progress()

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch_xdist.collectives.errors import MismatchError
 from torch_xdist.collectives.groups import ranks_text
 from torch_xdist.collectives.messages.message_queue import MessageQueue
+from torch_xdist.progress import PROGRESS
 
 
 class Communicator(Protocol):
@@ -81,7 +82,9 @@ def exchange(tag: str, payload: bytes = b"", ranks: tuple[int, ...] | None = Non
         RankLostError: a rank ended without calling.
     """
     here = current()
-    return here.exchange(tag, payload, ranks or tuple(range(here.world_size)))
+    ranks = ranks or tuple(range(here.world_size))
+    with PROGRESS.wait((rank for rank in ranks if rank != here.rank), f"rendezvous {tag!r}"):
+        return here.exchange(tag, payload, ranks)
 
 
 def all_gather(tag: str, number: int) -> list[int]:

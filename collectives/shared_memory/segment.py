@@ -33,6 +33,7 @@ from torch_xdist.collectives.groups import ranks_text
 from torch_xdist.collectives.launches import are_crossed
 from torch_xdist.collectives.shared_memory import futex
 from torch_xdist.collectives.wait_report import WaitReport
+from torch_xdist.progress import PROGRESS
 
 _PAGE = 4096
 _COUNT, _FAILED = 0, 64  # 64 bytes apart, so that they do not share a line
@@ -272,6 +273,12 @@ class Segment:
         while time.monotonic() - start_s < self._spin_s:
             if not self._is_behind(member):
                 return
+        try:
+            self._sleep_until(member, start_s)
+        finally:
+            PROGRESS.waits_for = ()
+
+    def _sleep_until(self, member: int, start_s: float) -> None:
         report = WaitReport(self.ranks[self.member], start_s)
         address = self._bytes.ctypes.data + member * _PAGE + _COUNT
         elsewhere: Callable[[int], str] | None = None
@@ -285,6 +292,9 @@ class Segment:
                 self._refuse_if_ended(now_s - start_s)
                 raise self._failure()
             if now_s - start_s > _LOOK_S:
+                PROGRESS.waits_for = tuple(
+                    self.ranks[m] for m in self._others if self._is_behind(m)
+                )
                 self._refuse_if_ended(now_s - start_s)
                 if elsewhere is None:
                     elsewhere = self._watch.begin(self.ranks, self._call())

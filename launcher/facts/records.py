@@ -30,9 +30,9 @@ class Heartbeat:
 
     state is "outside" (no step yet), "starting" (in the start of its device), "running",
     "compiling" or "waiting" (in the collective named). `seq` is the number of that collective.
-    `waits_for` names the ranks that it has been waiting for inside it, where that is known;
-    `by_all` is true where every collective needs every rank. `recent` holds (seq, fingerprint) of
-    the last programs with collectives, oldest first.
+    `waits_in` names the call where it is none of those, `waits_for` the ranks that it waits for,
+    where that is known; `by_all` is true where every collective needs every rank. `recent` holds
+    (seq, fingerprint) of the last programs with collectives, oldest first.
     """
 
     step: int = 0
@@ -41,6 +41,7 @@ class Heartbeat:
     collective: str = ""
     where: str = ""
     resumed: int | None = None
+    waits_in: str = ""
     waits_for: tuple[int, ...] = ()
     by_all: bool = False
     recent: tuple[tuple[int, str], ...] = ()
@@ -61,7 +62,7 @@ class Heartbeat:
                 known[name] = int(known.get(name, 0))
             if known.get("resumed") is not None:
                 known["resumed"] = int(known["resumed"])
-            for name in ("state", "collective", "where"):
+            for name in ("state", "collective", "where", "waits_in"):
                 known[name] = str(known.get(name, cls.__dataclass_fields__[name].default))
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"heartbeat: {_short(data)} cannot be read: {error}") from error

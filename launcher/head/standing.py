@@ -182,7 +182,8 @@ def _phrase_of(beat: Heartbeat) -> tuple[int, str]:
     if beat.state == "compiling":
         return 5, f"compiles for step {beat.step + 1}{where}"
     if beat.state == "waiting":
-        return 6, f"waits in {beat.collective or 'a collective'} #{beat.seq}{where}"
+        call = beat.waits_in or f"{beat.collective or 'a collective'} #{beat.seq}"
+        return 6, f"waits in {call}{where}"
     return 4, f"is in step {beat.step + 1}{where}"
 
 

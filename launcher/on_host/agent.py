@@ -29,6 +29,8 @@ from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
 from torch_xdist.system.process import Child, Process
 
 _STACKS_S = 0.4
+# Heartbeats of several ranks go to the head in one message.
+_BUNDLE_S = 0.2
 # A process that a rank left behind may hold its pipe open.
 _LOG_WAIT_S = 0.3
 # Messages that may wait for a slow head before lines are left to the files.
@@ -260,6 +262,7 @@ class Agent:
         for message, blobs, _ in received:
             if message["op"] == "beat":
                 self._beats[rank.rank] = {"heartbeat": message["heartbeat"]}
+                self._next_beat_s = min(self._next_beat_s, time.monotonic() + _BUNDLE_S)
                 continue
             if message["op"] == "failed" and message.get("traceback"):
                 self._pump.note(rank.rank, message["traceback"])
@@ -324,8 +327,11 @@ class Agent:
     def _on_nursery_end(self, fd: int) -> None:
         """Somebody killed the nursery: its ranks die with it (their death signal)."""
         self._forget(fd)
-        while self._to_nursery.fileno() in self._selector.get_map():
-            self._on_nursery(self._to_nursery.fileno())
+        # A fork of it may still hold its end of the socket: until nothing more is there.
+        while received := self._to_nursery.read_ready()[0]:
+            for frame in received:
+                self._hear(frame)
+        self._forget(self._to_nursery.fileno())
         if not self._stopping:
             self._send({"op": "broken", "text": "the nursery, the parent of the ranks, has died"})
         for rank in self._ranks.values():

@@ -63,6 +63,7 @@ def read(main_thread: int) -> dict[str, Any]:
         "state": state,
         "collective": str(progress.name),
         "where": own or str(progress.where) or line(frame),
+        "waits_in": str(progress.waits_in),
         "waits_for": list(progress.waits_for) if state == "waiting" else [],
         "by_all": bool(seq) and _needs_all(),
         "recent": list(_recent),

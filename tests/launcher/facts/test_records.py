@@ -40,7 +40,9 @@ def test_a_failure_survives_its_json(failure):
 
 
 def test_a_heartbeat_survives_its_json():
-    beat = Heartbeat(58, "waiting", 59, "all_reduce", "f, train.py:7", 40, (2,), True, ((58, "x"),))
+    beat = Heartbeat(
+        58, "waiting", 59, "all_reduce", "f, train.py:7", 40, "rendezvous", (2,), True, ((58, "x"),)
+    )
     assert Heartbeat.from_json(json.loads(json.dumps(asdict(beat)))) == beat
     assert Heartbeat.from_json({"mood": "bad"}) == Heartbeat()
 

@@ -35,12 +35,14 @@ def test_every_state_has_its_words():
         Seen(5, exit_code=-9),
         Seen(6),
         Seen(7, beat=Heartbeat(where="data.py:10")),
+        Seen(8, beat=Heartbeat(58, "waiting", 59, "all_reduce", waits_in="rendezvous 'saved'")),
     ]
     assert standing(ranks) == (
         "rank 5 has ended; rank 4 is stopped (T) after step 58; "
         "rank 7 has not come to its first step (data.py:10); "
         "rank 0 starts its device, where all ranks meet; "
-        f"rank 1 is in step 59; rank 2 compiles for step 1; rank 3 waits in all_reduce #59 ({AT})"
+        f"rank 1 is in step 59; rank 2 compiles for step 1; rank 3 waits in all_reduce #59 ({AT}); "
+        "rank 8 waits in rendezvous 'saved'"
     )
 
 
