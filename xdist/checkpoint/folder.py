@@ -17,6 +17,7 @@ from pathlib import Path
 from torch_xdist.errors import CheckpointError
 
 _STEP = re.compile(r"step-(\d+)")
+_ABANDONED = "abandoned-"
 _FILE = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 
 
@@ -81,6 +82,16 @@ def make(folder: Path) -> None:
         raise CheckpointError(
             f"checkpoint.save: {folder} cannot be made ({error}); choose another directory"
         ) from error
+
+
+def abandon(folder: Path, after: int) -> None:
+    """Rename the steps after this one, so that they are no steps any more; nothing is deleted."""
+    for step in steps(folder):
+        if step > after:
+            old, number = step_folder(folder, step), 1
+            while (new := folder / f"{_ABANDONED}{old.name}.{number}").exists():
+                number += 1
+            old.rename(new)
 
 
 def remove(folder: Path, step: int) -> None:

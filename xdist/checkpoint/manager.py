@@ -37,6 +37,9 @@ from torch_xdist.checkpoint.state import (
 from torch_xdist.collectives.messages import communicator
 from torch_xdist.core.devices import device
 from torch_xdist.errors import CheckpointError
+from torch_xdist.progress import PROGRESS
+
+_UNREADABLE = -1
 
 
 class CorruptCheckpointWarning(UserWarning):
@@ -81,6 +84,7 @@ class CheckpointManager:
         self._rank = world.rank() if rank is None else rank
         self._ranks = world.world_size() if world_size is None else world_size
         self._is_clean = False
+        self._resumed: int | None = None  # an older step than the newest was restored
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         if keep < 0:
@@ -96,13 +100,16 @@ class CheckpointManager:
         """Save objects with state_dict and load_state_dict, and plain values, as one step.
 
         The random states of torch, Python, numpy and the devices are always saved. A save under way
-        is waited for.
+        is waited for. The first save after an older step was restored puts the later ones aside, as
+        `abandoned-step-...`: they belong to a training that is not gone on with. Then, and only
+        then, the ranks wait for each other.
 
         Raises: CheckpointError where this step is complete already, a value cannot be saved, or the
             save before could not be written.
         Cost: cuts the trace if a tensor is pending; asynchronous: device memory for a copy.
         """
         self.wait()
+        self._leave_abandoned_steps()
         if folders.ranks_of(self._folder, step) == self._ranks:
             raise CheckpointError(
                 f"checkpoint.save: step {step} is complete in {self._folder}; save another step, or"
@@ -141,10 +148,12 @@ class CheckpointManager:
             saved, or a state saved for each rank by another number of ranks.
         """
         self.wait()
-        candidates = [step] if step is not None else reversed(self.steps())
+        complete = self.steps()
+        candidates = [step] if step is not None else reversed(complete)
         for candidate in candidates:
             reader, error = self._opened(candidate)
-            if not self._agree(error is None):
+            newest = self._gathered(max(complete, default=0) if error is None else _UNREADABLE)
+            if min(newest) == _UNREADABLE:
                 if step is not None:
                     raise error or _of_another_rank(candidate)
                 warnings.warn(
@@ -153,7 +162,11 @@ class CheckpointManager:
                 )
                 continue
             assert reader is not None
-            return self._applied(reader, things)
+            restored = self._applied(reader, things)
+            self._resumed = restored.step if restored.step < max(newest) else None
+            PROGRESS.resume(restored.step)
+            return restored
+        PROGRESS.resumed = PROGRESS.resumed or 0
         return None
 
     def latest(self) -> int | None:
@@ -163,6 +176,15 @@ class CheckpointManager:
     def steps(self) -> list[int]:
         """The complete steps, ascending."""
         return folders.complete_steps(self._folder)
+
+    def _leave_abandoned_steps(self) -> None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            return
+        if self._rank == 0:
+            folders.abandon(self._folder, resumed)
+        # A rank that wrote before would have its file renamed with the old ones.
+        self._gathered(resumed)
 
     def _owners(self, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """The rank that writes each tensor: for replicated ones the ranks share the bytes."""
@@ -200,12 +222,12 @@ class CheckpointManager:
         except CheckpointError as error:
             return None, error
 
-    def _agree(self, fine: bool) -> bool:
-        """Whether every rank could read the step."""
+    def _gathered(self, number: int) -> list[int]:
+        """The number of every rank; they wait for each other."""
         if self._ranks == 1 or world.world_size() == 1:
-            return fine
+            return [number]
         device.start()
-        return all(communicator.all_gather("checkpoint.restore", int(fine)))
+        return communicator.all_gather("checkpoint", number)
 
     def _applied(self, reader: "_Reader", things: dict[str, Any]) -> Restored:
         """Everything is read before the first object is changed."""

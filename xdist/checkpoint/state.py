@@ -80,21 +80,21 @@ def collected(
 
 
 def _split(
-    value: Any, path: str, tensors: dict[str, torch.Tensor], seen: dict[int, dict[str, Any]]
+    value: Any, path: str, tensors: dict[str, torch.Tensor], seen: dict[Any, dict[str, Any]]
 ) -> Any:
     """`value` as plain data with markers for its tensors, which go into `tensors` by path."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if isinstance(value, torch.Tensor):
-        if id(value) in seen:
-            return dict(seen[id(value)])
+        if (same := _memory(value)) in seen:
+            return dict(seen[same])
         mark = {
             MARK: path,
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape),
         }
         tensors[path] = value
-        seen[id(value)] = mark
+        seen[same] = mark
         return mark
     if isinstance(value, Mapping):
         return {
@@ -107,6 +107,19 @@ def _split(
         ]
         return items if isinstance(value, list) else tuple(items)
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """What is equal for two tensors that are one: tied parameters are, under several names.
+
+    `state_dict` makes new tensors, of the same memory.
+    """
+    if isinstance(tensor, XlaTensor):
+        return id(getattr(tensor, "cell", tensor))
+    if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return id(tensor)
+    where = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _joined(path: str, key: Any, tensors: Mapping[str, Any]) -> str:

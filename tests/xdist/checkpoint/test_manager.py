@@ -306,6 +306,34 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
         CheckpointManager(tmp_path / "file", asynchronous=False).save(1)
 
 
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_tied_parameters_are_written_once(tmp_path, device):
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).to(device)
+    model[1].weight = model[0].weight
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, model=model)
+    names = File(folders.rank_file(tmp_path, 1, 0, 1)).names()
+    assert [name for name in names if name.startswith("model")] == ["model.0.weight"]
+    twin = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).to(device)
+    CheckpointManager(tmp_path).restore(model=twin)
+    for layer in range(2):
+        assert torch.equal(twin[layer].weight.cpu(), model[0].weight.cpu())
+
+
+def test_views_of_one_memory_that_differ_are_all_written(tmp_path):
+    whole = torch.arange(4.0)
+    parts = {"whole": whole, "head": whole[:2], "tail": whole[2:], "grid": whole.view(2, 2)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, it=Holder({**parts, "same": whole.detach()}))
+    names = File(folders.rank_file(tmp_path, 1, 0, 1)).names()
+    assert {name for name in names if name.startswith("it")} == {f"it.{name}" for name in parts}
+    holder = Holder()
+    CheckpointManager(tmp_path).restore(it=holder)
+    assert {name: t.tolist() for name, t in holder.state.items()} == {
+        name: t.tolist() for name, t in {**parts, "same": whole}.items()
+    }
+
+
 def test_an_error_of_the_writing_thread_is_raised_by_the_next_call(tmp_path):
     (tmp_path / "file").touch()
     manager = CheckpointManager(tmp_path / "file")
