@@ -207,6 +207,7 @@ class Screen:
         self._live = self._out.isatty() and self._err.isatty()
         self._ranks = ranks
         self._status = ""
+        self._is_drawn = False
         self._told_s = time.monotonic()
         self._last: tuple[int, float] | None = None
         self._step_s: float | None = None
@@ -275,14 +276,17 @@ class Screen:
         if not self._live:
             _put(stream, text)
             return
-        _put(stream, _CLEAR + cleaned(text))
+        if text or not self._composer.is_open:
+            _put(stream, _CLEAR * self._is_drawn + cleaned(text))
+            self._is_drawn = False
         # A prompt must be the last thing there: what is typed stands behind it.
         if self._status and not self._composer.is_open:
             _put(self._err, self._status[: shutil.get_terminal_size().columns - 1])
+            self._is_drawn = True
 
     def _end_status(self) -> None:
-        if self._live:
-            self._status = ""
+        if self._is_drawn:
+            self._status, self._is_drawn = "", False
             _put(self._out, _CLEAR)
 
 
