@@ -23,6 +23,7 @@ from torch_xdist.collectives.groups import ranks_text
 from torch_xdist.collectives.launches import Launch, are_crossed, thread_text
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 from torch_xdist.collectives.wait_report import WaitReport
+from torch_xdist.progress import PROGRESS
 
 _LOOK_S = 0.5
 # Without a sign of life: compilations and imports may hold its threads for a while.
@@ -169,6 +170,10 @@ class _Wait:
 
     def end(self, agreement: Agreement) -> Posted:
         """What the other rank runs as its program of this number, new or not."""
+        with PROGRESS.wait((self._other,)):
+            return self._end(agreement)
+
+    def _end(self, agreement: Agreement) -> Posted:
         while True:
             # Asked before one more look: it may have posted just before it ended.
             has_ended = agreement.has_ended(self._other)

@@ -14,7 +14,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_xdist.launcher.facts.settings import environment
+from torch_xdist.launcher.on_host import nursery
 from torch_xdist.launcher.on_host.started_rank import OomWatch, StartedRank
 from torch_xdist.system import process_tree
 from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
@@ -232,7 +231,8 @@ class Agent:
         ours, theirs = socket.socketpair()
         log, log_write = os.pipe2(os.O_CLOEXEC)
         stacks = os.memfd_create("xla-run-stacks", os.MFD_CLOEXEC)
-        rank = StartedRank(number, Link(ours), stacks, is_program)
+        error_file = facts["env"].get("TORCHELASTIC_ERROR_FILE", "")
+        rank = StartedRank(number, Link(ours), stacks, is_program, error_file)
         self._ranks[number] = rank
         has_stdin = has_stdin and self._stdin >= 0
         self._pump.add(number, log, interactive=has_stdin)
@@ -311,17 +311,17 @@ class Agent:
         rank.told = True
         if rank.program and rank.code == 0:
             self._send({"op": "finished", "rank": rank.rank})
+        elif (error := rank.told_error()) is not None:
+            facts = {"kind": "exception", "exit_code": rank.code, **error}
+            self._send({"op": "failed", "rank": rank.rank, **facts})
         was_killed = rank.code == -signal.SIGKILL and not rank.stopped
-        self._send(
-            {
-                "op": "ended",
-                "rank": rank.rank,
-                "code": rank.code,
-                "stopped": rank.stopped,
-                "oom": was_killed and self._oom.killed(),
-                "tail": self._pump.tail(rank.rank),
-            }
-        )
+        facts = {
+            "code": rank.code,
+            "stopped": rank.stopped,
+            "oom": was_killed and self._oom.killed(),
+            "tail": self._pump.tail(rank.rank),
+        }
+        self._send({"op": "ended", "rank": rank.rank, **facts})
         self._check_all_ended()
 
     def _on_nursery_end(self, fd: int) -> None:
@@ -403,23 +403,6 @@ class Agent:
         os._exit(0)
 
 
-def start_nursery(job_id: str, warmth: str, mark: str) -> tuple[Child, Link]:
-    """Start the import of torch and jax before anything else: it takes longest."""
-    ours, theirs = socket.socketpair()
-    name, value = mark.split("=")
-    nursery = Child.start(
-        [
-            *(sys.executable, "-P", "-m", "torch_xdist.launcher.on_host.nursery"),
-            *(str(theirs.fileno()), warmth, mark, str(os.getpid())),
-        ],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        env={**environment(), "XLA_RUN_JOB_ID": job_id, name: value},
-    )
-    theirs.close()
-    return nursery, Link(ours)
-
-
 def main() -> None:
     """`python -m torch_xdist.launcher.on_host.agent JOB_ID warm|cold MARK [NURSERY_PID SOCKET]`.
 
@@ -429,10 +412,10 @@ def main() -> None:
     if forked:
         sock = socket.socket(fileno=int(forked[1]))
         sock.set_inheritable(False)
-        nursery, link = Child(int(forked[0])), Link(sock)
+        process, link = Child(int(forked[0])), Link(sock)
     else:
-        nursery, link = start_nursery(job_id, warmth, mark)
-    Agent(mark, nursery, link).run()
+        process, link = nursery.start(job_id, warmth, mark)
+    Agent(mark, process, link).run()
 
 
 if __name__ == "__main__":

@@ -72,12 +72,13 @@ def read(main_thread: int) -> dict[str, Any]:
 
 def _state(progress: Any, frame: FrameType | None) -> str:
     """A rank whose innermost Python frame is in jax or in the device waits for its results."""
+    # The first run of a program counts as its compilation, until it is known to wait.
+    if progress.waits_for:
+        return "waiting"
     if progress.compiling:
         return "compiling"
     if progress.starting:
         return "starting"
-    if progress.waits_for:
-        return "waiting"
     if progress.collective and frame is not None and _is_device_code(frame.f_code.co_filename):
         return "waiting"
     return "running" if progress.step or progress.collective else "outside"

@@ -13,15 +13,17 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from torch_xdist.launcher.facts.settings import STACK_SIGNAL
+from torch_xdist.launcher.facts.settings import STACK_SIGNAL, environment
 from torch_xdist.launcher.on_host.coordinator import CoordinatorStart
 from torch_xdist.system import process_tree
 from torch_xdist.system.frames import Frame, Link, Message
+from torch_xdist.system.process import Child
 
 
 class Nursery:
@@ -240,6 +242,23 @@ def _warn_of_threads(agent: Link) -> None:
             "process, and may hang in what those threads held: leave that module out"
         )
         agent.send({"op": "note", "text": text})
+
+
+def start(job_id: str, warmth: str, mark: str) -> tuple[Child, Link]:
+    """Start a nursery, before anything else: its imports take longest."""
+    ours, theirs = socket.socketpair()
+    name, value = mark.split("=")
+    nursery = Child.start(
+        [
+            *(sys.executable, "-P", "-m", "torch_xdist.launcher.on_host.nursery"),
+            *(str(theirs.fileno()), warmth, mark, str(os.getpid())),
+        ],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**environment(), "XLA_RUN_JOB_ID": job_id, name: value},
+    )
+    theirs.close()
+    return nursery, Link(ours)
 
 
 def main() -> None:

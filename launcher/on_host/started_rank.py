@@ -1,8 +1,11 @@
 """One rank as its agent knows it: its link, its process, its stacks, its memory."""
 
+import contextlib
+import json
 import os
 import re
 import signal
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from torch_xdist.system.frames import Link
 from torch_xdist.system.process import Process
 
 _MOST_STACK_BYTES = 1 << 16
+_MOST_ERROR_BYTES = 1 << 20
 
 
 @dataclass
@@ -26,6 +30,7 @@ class StartedRank:
     link: Link
     stacks: int
     program: bool = False
+    error_file: str = ""
     process: Process | None = None
     ended: bool = False
     told: bool = False
@@ -66,12 +71,37 @@ class StartedRank:
         data = os.pread(self.stacks, _MOST_STACK_BYTES, self._stacks_from)
         return data.decode(errors="replace")
 
+    def told_error(self) -> dict[str, str] | None:
+        """The error of a program that failed, where it has written one into its error file."""
+        failed = self.program and self.code > 0 and not self.stopped
+        return _told_error(self.error_file) if failed else None
+
     def close(self) -> None:
         """Give back its descriptors."""
         self.link.close()
         os.close(self.stacks)
         if self.process is not None:
             self.process.close()
+
+
+def _told_error(path: str, limit_s: float = 0.5) -> dict[str, str] | None:
+    """What a program has written into its TORCHELASTIC_ERROR_FILE, as torch's @record does.
+
+    In a thread: the disk may hang.
+    """
+    found: list[dict[str, str]] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            message = json.loads(Path(path).read_bytes()[:_MOST_ERROR_BYTES])["message"]
+            kind, colon, text = str(message["message"]).partition(": ")
+            trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
+            found.append({"type": kind, "message": text if colon else "", "traceback": trace})
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(limit_s)
+    return found[0] if found else None
 
 
 class OomWatch:

@@ -1,12 +1,13 @@
 """Runs a job from outside: a real `xla-run` or script, its time, its output, and its survivors."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,9 @@ class Ended:
 class Running:
     """A job that was started and can be disturbed."""
 
-    def __init__(self, command: list[str], folder: Path, environ: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], folder: Path, environ: dict[str, str], stdin: bytes = b""
+    ) -> None:
         self.folder = folder
         self.mark = f"XLA_RUN_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
@@ -52,14 +55,17 @@ class Running:
             **environ,
         }
         self.started_s = time.monotonic()
-        with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+        (folder / "in").write_bytes(stdin)
+        names = (("in", "rb"), ("out", "wb"), ("err", "wb"))
+        with contextlib.ExitStack() as files:
+            given, out, err = (files.enter_context(open(folder / n, mode)) for n, mode in names)
             self.process = subprocess.Popen(
                 command,
                 cwd=folder,
                 env=environ,
                 stdout=out,
                 stderr=err,
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 start_new_session=True,
             )
 
@@ -72,6 +78,18 @@ class Running:
             assert self.process.poll() is None, f"ended before {name}: {self.texts()}"
             time.sleep(0.02)
         return path.read_text()
+
+    def ask(self, *words: str) -> str:
+        """What `xla-run ps`, `stack`, ... say of this job."""
+        done = subprocess.run(
+            [*XLA_RUN, *words],
+            env={**os.environ, "XLA_RUN_STATE_DIR": str(self.folder)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def texts(self) -> str:
         return "\n".join(
@@ -131,22 +149,36 @@ def meet(count=None):
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """`start(body, "--nprocs", "2")`: run a script (with `fault`, `meet`, `say`) as ranks.
 
-    Without options the script itself is run; `before` is a command to run all of it under.
+    Without options the script itself is run; `before` is a command to run all of it under,
+    `arguments` are those of the script. As a `module` it is named to -m, as a `program` it is
+    executed and not run in a fork of the nursery. Without `dash` no -- stands before the command.
     """
     running: list[Running] = []
 
     def begin(
-        body: str, *options: str, env: dict[str, str] | None = None, before: tuple[str, ...] = ()
+        body: str,
+        *options: str,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+        arguments: Sequence[str] = (),
+        dash: bool = True,
+        module: bool = False,
+        program: bool = False,
+        stdin: bytes = b"",
     ) -> Running:
         folder = tmp_path / f"job{len(running)}"
         folder.mkdir(mode=0o700)
         script = folder / "train.py"
         script.write_text(_PRELUDE + textwrap.dedent(body))
-        command = [*XLA_RUN, *options, "--", sys.executable, str(script)]
+        # With an option of the interpreter a script is a program: it does not run in a fork.
+        words = [sys.executable, *(["-X", "utf8"] if program else []), str(script)]
+        words = ["train"] if module else words
+        command = [*XLA_RUN, *options, *(["--"] if dash and not module else []), *words]
         if not options:
             command = [sys.executable, str(script)]
-        running.append(Running([*before, *command], folder, env or {}))
-        return running[-1]
+        job = Running([*before, *command, *arguments], folder, env or {}, stdin)
+        running.append(job)
+        return job
 
     yield begin
     for job in running:

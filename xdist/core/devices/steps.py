@@ -28,12 +28,12 @@ def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
     reports.check_no_open_scope()
     trace = trace_of_thread(device.device_at(device.index_of(device_)))
     metrics.count("MarkStep")
-    PROGRESS.step += 1
     now = settings.current()
     if now.step_log:
         print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
     outputs = program.live_values(trace.tape) if wait or now.sync_wait else []
     trace.cut(SYNC, cause=cause)
+    PROGRESS.step += 1
     for value in outputs:
         if value.buffer is not None:
             value.buffer.block_until_ready()
