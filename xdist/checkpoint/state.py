@@ -115,7 +115,7 @@ def _memory(tensor: torch.Tensor) -> Any:
     `state_dict` makes new tensors, of the same memory.
     """
     if isinstance(tensor, XlaTensor):
-        return id(getattr(tensor, "cell", tensor))
+        return id(getattr(tensor, "value", tensor))
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return id(tensor)
     where = tensor.untyped_storage()._cdata, tensor.storage_offset()
