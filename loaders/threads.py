@@ -15,9 +15,8 @@ import time
 import weakref
 from collections.abc import Callable
 
-from torch_xdist import world
-from torch_xdist.collectives.messages import communicator
-from torch_xdist.core.devices import device, steps
+from torch_xdist.core.devices import steps
+from torch_xdist.core.devices.thread_identity import identity_of_thread
 
 EXIT_WAIT_S = 10.0
 
@@ -30,7 +29,7 @@ class FeedThread(threading.Thread):
     def __init__(self, name: str, target: Callable[[], None], stop: Callable[[], None]) -> None:
         super().__init__(name=name, target=target, daemon=True)
         self.stop = stop
-        self._become = _place_of_this_thread()
+        self._assume_identity = identity_of_thread()
 
     def start(self) -> None:
         """Start it, and remember it until it ended."""
@@ -39,20 +38,8 @@ class FeedThread(threading.Thread):
 
     def run(self) -> None:
         """Work as the rank, and on the device, of the thread that made this one."""
-        self._become()
+        self._assume_identity()
         super().run()
-
-
-def _place_of_this_thread() -> Callable[[], None]:
-    """Puts another thread in the place of this one."""
-    index, replica, speaks = device.default_index(), world.replica(), communicator.of_thread()
-
-    def become() -> None:
-        device.set_default_index(index)
-        world.be_replica(replica)
-        communicator.use(speaks, thread_only=True)
-
-    return become
 
 
 def complete_own_work() -> None:

@@ -40,6 +40,6 @@ def test_a_collate_fn_on_the_device_gives_the_same_programs_at_every_step():
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     log = list(cuts.LOG)[before:]
-    # What the model was made of, the step, and what the collate_fn does, whatever the threads' order.
+    # What the model was made of, the step, and what the collate_fn does, in any order of threads.
     assert sum(cut.compiled for cut in log) <= 3
     assert sum(cut.reason == "loader" for cut in log) == 20

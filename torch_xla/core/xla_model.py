@@ -3,6 +3,12 @@
 from torch_xdist.arena import (
     ToXlaTensorArena,
 )
+from torch_xdist.core.devices.closures import (
+    add_step_closure,
+)
+from torch_xdist.core.devices.closures import (
+    run_step_closures as run_step_closures,
+)
 from torch_xdist.core.devices.device_names import (
     get_memory_info,
     get_xla_supported_devices,
@@ -26,12 +32,6 @@ from torch_xdist.core.devices.steps import (
 )
 from torch_xdist.core.devices.steps import (
     wait_device_ops,
-)
-from torch_xdist.core.run.closures import (
-    add_step_closure,
-)
-from torch_xdist.core.run.closures import (
-    run_step_closures as run_step_closures,
 )
 from torch_xdist.debug.rate import (
     RateTracker,

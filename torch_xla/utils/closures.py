@@ -1,6 +1,6 @@
 """Closures that run after a step."""
 
-from torch_xdist.core.run.closures import (
+from torch_xdist.core.devices.closures import (
     AsyncClosureHandler,
     ClosureHandler,
 )

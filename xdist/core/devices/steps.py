@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import jax
 
 from torch_xdist import metrics, settings
-from torch_xdist.core.devices import device
-from torch_xdist.core.run import closures, program, reports
+from torch_xdist.core.devices import closures, device
+from torch_xdist.core.run import program, reports
 from torch_xdist.core.run.cuts import SYNC
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
 from torch_xdist.progress import PROGRESS

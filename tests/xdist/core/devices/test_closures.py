@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from torch_xdist.core.run import closures
+from torch_xdist.core.devices import closures
 
 
 @pytest.fixture(autouse=True)

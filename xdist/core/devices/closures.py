@@ -1,7 +1,8 @@
 """Closures that run after the next cut, with the values the step computed.
 
 Step closures belong to the thread that trains; synchronous ones run on it, asynchronous ones on
-one thread of their own, in order. `sync` calls `run_step_closures` after the cut.
+one thread of their own, in order, as the rank and on the device of the thread that trains. `sync`
+calls `run_step_closures` after the cut.
 """
 
 import threading
@@ -10,6 +11,7 @@ from queue import Queue
 from typing import Any
 
 from torch_xdist import settings
+from torch_xdist.core.devices.thread_identity import identity_of_thread
 
 Closure = Callable[[], None]
 
@@ -28,7 +30,7 @@ class ClosureHandler:
 
 
 class AsyncClosureHandler(ClosureHandler):
-    """Runs closures one after another on a thread of its own.
+    """Runs closures one after another on a thread of its own, each as the rank that gave it.
 
     Args:
         max_queue_size: how many closures may wait; `run` blocks beyond it. Default
@@ -56,7 +58,13 @@ class AsyncClosureHandler(ClosureHandler):
                     target=self._work, name="step closures", daemon=True
                 )
                 self._thread.start()
-        self._queue.put(closure)
+        assume_identity = identity_of_thread()
+
+        def as_the_giver() -> None:
+            assume_identity()
+            closure()
+
+        self._queue.put(as_the_giver)
 
     def wait(self) -> None:
         """Block until every closure handed over has run. Raises what one of them raised."""
