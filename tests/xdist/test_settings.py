@@ -80,15 +80,29 @@ ROOT = Path(__file__).parents[2]
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9]|RANK")
 
 
-def variables_read():
-    """Names of variables among the strings of the files that read the environment."""
-    files = [ROOT / "xdist/settings.py", ROOT / "xdist/world.py"]
-    strings = {
+def strings_in(tree):
+    return {
         node.value
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
+
+
+def variables_of_a_rank():
+    """What `from_environ` looks up; the record names also those that it only writes."""
+    tree = ast.parse((ROOT / "xdist/system/rank.py").read_text())
+    return {
+        text
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("_text", "_number")
+        for text in strings_in(node)
+    }
+
+
+def variables_read():
+    """Names of variables among the strings of the files that read the environment."""
+    strings = strings_in(ast.parse((ROOT / "xdist/settings.py").read_text()))
+    strings |= variables_of_a_rank()
     read_elsewhere = {
         name
         for file in (ROOT / "xdist").rglob("*.py")
