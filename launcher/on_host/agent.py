@@ -232,7 +232,7 @@ class Agent:
         log, log_write = os.pipe2(os.O_CLOEXEC)
         stacks = os.memfd_create("xla-run-stacks", os.MFD_CLOEXEC)
         error_file = facts["env"].get("TORCHELASTIC_ERROR_FILE", "")
-        rank = StartedRank(number, Link(ours), stacks, is_program, error_file)
+        rank = StartedRank(number, Link(ours), stacks, program=is_program, error_file=error_file)
         self._ranks[number] = rank
         has_stdin = has_stdin and self._stdin >= 0
         self._pump.add(number, log, interactive=has_stdin)

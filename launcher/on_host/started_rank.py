@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from torch_xdist.launcher.facts.settings import STACK_SIGNAL
@@ -29,6 +29,7 @@ class StartedRank:
     rank: int
     link: Link
     stacks: int
+    _: KW_ONLY
     program: bool = False
     error_file: str = ""
     process: Process | None = None

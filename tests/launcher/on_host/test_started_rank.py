@@ -70,7 +70,7 @@ def started():
         )
         ours, theirs = socket.socketpair()
         theirs.close()
-        rank = StartedRank(0, Link(ours), stacks, program, process)
+        rank = StartedRank(0, Link(ours), stacks, program=program, process=process)
         made_here.append(rank)
         rank.said = process._popen.stdout.readline().decode().strip()
         return rank
