@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "runs" / "tests"
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|deselected)\b")
 NOTHING_COLLECTED = 5
+# What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
+SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
 
 
 def main(arguments: list[str]) -> int:
-    run_all = "--all" in arguments
-    chosen = [a for a in arguments if a != "--all"]
-    options = [] if run_all else ["-m", "not long"]
+    options = next((SELECTED[a] for a in arguments if a in SELECTED), ["-m", "not long"])
+    chosen = [a for a in arguments if a not in SELECTED]
     started = time.monotonic()
     lanes: list[Lane] = []
     for side_by_side in lane_paths(chosen):

@@ -1,6 +1,19 @@
-"""What every test may count on."""
+"""What every test may count on, which tests prove a fault, and how long the long ones took."""
 
+import collections
 import signal
+from collections.abc import Generator
+
+import fault_table
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--faults-must-run",
+        action="store_true",
+        help="a skipped test that proves a fault of docs/failures.md counts as failed",
+    )
 
 
 def pytest_configure() -> None:
@@ -10,3 +23,46 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Before pytest's own, which selects by markers.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that docs/failures.md names."""
+    rows = fault_table.faults()
+    for item in items:
+        row = rows.get((item.path, getattr(item, "originalname", item.name)))
+        if row is not None:
+            item.add_marker(pytest.mark.fault(row))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where faults must run, a fault that is skipped is proved by nothing."""
+    report = yield
+    mark = item.get_closest_marker("fault")
+    if report.skipped and mark is not None and item.config.getoption("--faults-must-run"):
+        row: fault_table.Row = mark.args[0]
+        if not row.needs_hardware:
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            report.outcome = "failed"
+            report.longrepr = (
+                f'docs/failures.md names this test for "{row.fault}", but it was skipped here '
+                f"({why}); install what it needs, see .ci/install"
+            )
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long each test took that is marked `long`, setup and teardown included."""
+    taken_s: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and "long" in report.keywords:
+                taken_s[report.nodeid] += report.duration
+    if taken_s:
+        terminalreporter.section(f"{len(taken_s)} long tests took {sum(taken_s.values()):.0f} s")
+        for name, seconds in taken_s.most_common():
+            terminalreporter.write_line(f"{seconds:7.1f} s  {name}")

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="the notebook extra is not installed")
-nbformat = pytest.importorskip("nbformat", reason="the notebook extra is not installed")
-
 _CELLS = (
     "from torch_xdist.launcher.ways_in.spawn import spawn\nscale = 10",
     "class Row:\n    def __init__(self, value):\n        self.value = value\n"
@@ -21,6 +18,8 @@ _CELLS = (
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_cells_spawn_functions_and_classes_of_the_notebook_twice(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the notebook extra is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="the notebook extra is not installed")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in _CELLS])
     nbclient.NotebookClient(
         notebook, timeout=180, resources={"metadata": {"path": str(tmp_path)}}

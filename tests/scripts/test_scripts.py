@@ -1,6 +1,8 @@
 """The scripts around the suite: lanes, the environment's stamp, the digits."""
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +53,34 @@ def test_the_closing_line_adds_both_lanes_and_names_the_failed_one(lanes, tmp_pa
     out = capsys.readouterr().out
     assert "lane xdist failed with exit code 1; its log is xdist.log" in out
     assert out.splitlines()[-1].startswith("1 passed, 1 failed in ")
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--faults-must-run"], 1)])
+def test_a_skipped_proof_of_a_fault_fails_where_faults_must_run(tmp_path, options, code):
+    file = "tests/launcher/test_under_mpi.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "fault", *options, file]
+    # A machine without mpirun.
+    environ = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert "mpirun (openmpi-bin) is not installed" in done.stdout
+    assert ("install what it needs, see .ci/install" in done.stdout) == bool(code)
+
+
+def test_the_long_tests_are_listed_with_the_time_each_took(tmp_path):
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "fault_table.py").write_text("def faults(): return {}\n")
+    (tmp_path / "test_it.py").write_text(
+        "import time, pytest\n@pytest.mark.long\ndef test_slow(): time.sleep(0.3)\n"
+        "def test_quick(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert re.search(r" 1 long tests took 0 s =+\n +0\.3 s  test_it.py::test_slow\n", done.stdout)
+    assert "test_quick" not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["quickstart", "test", "check"])
