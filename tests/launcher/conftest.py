@@ -137,10 +137,10 @@ def say(name, text="x"):
     os.replace(os.path.join(FOLDER, name + ".tmp" + str(RANK)), os.path.join(FOLDER, name))
 def fault():
     say("fault", time.monotonic())
-def meet(count=None):
-    say("here-%d" % RANK)
-    count = count or int(os.environ["WORLD_SIZE"])
-    while not all(os.path.exists(os.path.join(FOLDER, "here-%d" % r)) for r in range(count)):
+def meet(place="here"):
+    say("%s-%d" % (place, RANK))
+    ranks = range(int(os.environ["WORLD_SIZE"]))
+    while not all(os.path.exists(os.path.join(FOLDER, "%s-%d" % (place, r))) for r in ranks):
         time.sleep(0.01)
 """
 

@@ -70,7 +70,7 @@ def test_a_rank_that_finishes_while_others_wait_for_it_fails_the_job_in_time(
     assert ended.after_fault_s < ALL_DOWN_S
     words = (
         r"xla-run: rank 1 \(host \S+, pid \d+\) finished early, while others still needed it: "
-        r"rank 1 left the loop after step 20; ranks 0, 2, 3 wait in all_reduce"
+        r"rank 1 left the loop after step 20; ranks? [023].* waits? in all_reduce #2[01] "
     )
     assert re.search(words, ended.err), ended.err
 

@@ -1,6 +1,9 @@
-"""Restarts: what is decided, and a job that crashes at step 50 and goes on from its checkpoint."""
+"""Restarts: what is decided, and jobs that train, crash, and go on from their checkpoint."""
 
+import re
 from collections.abc import Callable
+
+import pytest
 
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head.restarts import Again, Attempted, Enough, decide
@@ -64,30 +67,60 @@ def test_a_success_or_a_stop_is_the_end() -> None:
     assert decide([Attempted(143, None, 9)], 5) == Enough(143)
 
 
-def test_a_crash_at_step_50_resumes_at_the_checkpoint(run: Callable) -> None:
-    ended = run(
-        """
-        from torch_xdist.progress import PROGRESS
-        path = os.path.join(FOLDER, "checkpoint%d" % RANK)
-        first = int(open(path).read()) if os.path.exists(path) else 0
-        print("from step", first, "attempt", os.environ["XLA_RUN_ATTEMPT"])
-        meet()
-        for step in range(first, 80):
-            PROGRESS.step = step
-            if step % 10 == 0:
-                open(path, "w").write(str(step))
-            if step == 55 and first == 0 and RANK == 1:
-                time.sleep(0.5)
-                raise RuntimeError("cosmic ray")
-        print("done")
-        """,
-        *("--nprocs", "2", "--max-restarts", "3", "--beat-every", "0.1"),
-    )
+TRAIN = """
+import torch
+import torch_xla.core.xla_model as xm
+from torch_xdist.checkpoint import CheckpointManager
+
+device = xm.xla_device()
+model = torch.nn.Linear(4, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = {{"model": model, "optimizer": optimizer}}
+attempt = int(os.environ["XLA_RUN_ATTEMPT"])
+with CheckpointManager(FOLDER + "/checkpoints", replicated=("model", "optimizer")) as manager:
+    resumed = manager.restore(**job)
+    first = resumed.step if resumed else 0
+    print("attempt", attempt, "from step", first)
+    for step in range(first + 1, 81):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device=device)).square().mean().backward()
+        xm.optimizer_step(optimizer)
+        xm.mark_step()
+        if step % 10 == 0:
+            manager.save(step, **job)
+            manager.wait()
+            meet("saved-%d-%d" % (attempt, step))
+        if RANK == 1 and {crashes}:
+            raise RuntimeError("cosmic ray")
+print("done")
+"""
+TRAINS = ("--nprocs", "2", "--max-restarts", "5")
+WARM = {"XLA_RUN_PREIMPORT": "torch,jax,torch_xla.core.xla_model,torch.distributed.tensor"}
+
+
+@pytest.mark.long
+def test_a_job_that_resumes_and_gets_further_each_time_is_not_given_up(run: Callable) -> None:
+    # After the first attempt each makes 15 steps: fewer than that one, and yet it goes on.
+    crashes = "(attempt, step) in [(0, 55), (1, 65), (2, 75)]"
+    ended = run(TRAIN.format(crashes=crashes), *TRAINS, env=WARM)
     assert ended.code == 0, ended.err
-    assert "[1] from step 50 attempt 1" in ended.out
-    assert "[0] done" in ended.out and ended.out.count("[1] done") == 1
-    assert "restart 1 of 3 in 1 s" in ended.err
-    assert len(list(ended.folder.glob("logs/*/attempt-*"))) == 2
+    for attempt, step in enumerate([0, 50, 60, 70]):
+        assert f"[1] attempt {attempt} from step {step}\n" in ended.out
+    assert ended.out.count("done") == 2
+    assert re.search(r"rank 1 .* raised RuntimeError after step 55: cosmic ray", ended.err)
+    assert re.search(r"rank 1 .* raised RuntimeError after step 75: cosmic ray", ended.err)
+    assert "restart 3 of 5 in 4 s" in ended.err
+
+
+@pytest.mark.long
+def test_a_job_that_resumes_and_crashes_at_the_same_step_ends_with_77_after_three(
+    run: Callable,
+) -> None:
+    ended = run(TRAIN.format(crashes="step == 25"), *TRAINS, env=WARM)
+    assert ended.code == 77, ended.err
+    assert "[1] attempt 2 from step 20\n" in ended.out
+    assert "3 attempts ended without progress beyond step 25" in ended.err
+    assert len(list(ended.folder.glob("logs/*/attempt-*"))) == 3
 
 
 def test_a_job_that_always_crashes_ends_with_77_after_three(run: Callable) -> None:

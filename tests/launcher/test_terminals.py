@@ -162,7 +162,8 @@ def test_breakpoint_works_in_the_only_rank(at_terminal: Callable[..., Job]) -> N
     job = at_terminal(DEBUGGED, "-n", "1")
     job.wait_for("(Pdb) ")
     job.type("p x * 7\n")
-    job.wait_for("42\r\n(Pdb) ")
+    job.wait_for("42\r\n")
+    job.wait_for("(Pdb) ")
     job.type("c\n")
     assert "result 6" in job.read_to_the_end()
     assert job.process.wait(10) == 0
@@ -206,7 +207,8 @@ def test_breakpoint_works_in_a_function_with_one_rank(
     job = at_terminal(SPAWNED.format(how=how, call=call), words=(sys.executable, "train.py"))
     job.wait_for("(Pdb) ")
     job.type("p 6 * 7\n")
-    job.wait_for("42\r\n(Pdb) ")
+    job.wait_for("42\r\n")
+    job.wait_for("(Pdb) ")
     job.type("c\n")
     assert "ran" in job.read_to_the_end()
     assert job.process.wait(10) == 0

@@ -1,0 +1,213 @@
+"""`xla-run ps | logs | stop`, of jobs that run, that do not answer, and that have ended."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torch_xdist.launcher.on_host.log_files import TIME_MARK
+from torch_xdist.launcher.ways_in import job_commands
+from torch_xdist.system.process import Process
+
+XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
+TWO = ("--nprocs", "2")
+WAITS = """
+print("first of", RANK); print("second of", RANK); print("third of", RANK)
+say("up%d" % RANK)
+threading.Event().wait()
+"""
+
+
+def up(job) -> None:
+    job.wait_for("up0")
+    job.wait_for("up1")
+
+
+def rows(job, *options: str) -> list[dict]:
+    return [json.loads(line) for line in job.ask("ps", "--json", *options).splitlines()]
+
+
+# ---- ps ----------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_as_json_while_they_run_and_with_their_code_afterwards(
+    start: Callable,
+) -> None:
+    job = start(WAITS, *TWO, "--job-id", "nightly")
+    up(job)
+    (row,) = rows(job)
+    assert (row["job"], row["state"], row["ranks"], row["attempt"]) == ("nightly", "running", 2, 0)
+    assert row["up"] == 2 and row["exit_code"] is None and len(row["pids"]) == 2
+    assert row["pid"] == job.process.pid and row["argv"][-1].endswith("train.py")
+    assert "token" not in row
+    job.process.terminate()
+    assert job.end().code == 143
+    assert rows(job) == []
+    (row,) = rows(job, "--all")
+    assert (row["state"], row["exit_code"]) == ("ended", 143) and row["ended"] > row["started"]
+    assert re.search(r"nightly +ended \(143\) +2 ", job.ask("ps", "--all"))
+
+
+def test_a_job_whose_launcher_was_killed_is_called_so(start: Callable) -> None:
+    job = start(WAITS, *TWO)
+    up(job)
+    job.process.kill()
+    job.process.wait()
+    (row,) = rows(job, "--all")
+    assert row["state"] == "killed"
+
+
+def test_a_launcher_that_does_not_answer_hides_no_other_job(start: Callable) -> None:
+    silent = start(WAITS, *TWO, "--job-id", "silent")
+    up(silent)
+    state = {"XLA_RUN_STATE_DIR": str(silent.folder)}
+    well = start(WAITS, *TWO, "--job-id", "well", env=state)
+    up(well)
+    silent.process.send_signal(signal.SIGSTOP)
+    asked_s = time.monotonic()
+    states = {row["job"]: row["state"] for row in rows(silent)}
+    assert states == {"silent": "silent", "well": "running"}
+    assert time.monotonic() - asked_s < 3 * job_commands._STATUS_LIMIT_S
+    silent.process.send_signal(signal.SIGCONT)
+
+
+# ---- stop --------------------------------------------------------------------------------------
+
+SAVES = """
+def save(*_):
+    time.sleep(1)
+    say("saved%d" % RANK)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+def test_stop_returns_when_nothing_of_the_job_is_left(start: Callable) -> None:
+    job = start(SAVES + WAITS, *TWO, "--job-id", "stopped")
+    up(job)
+    with Process(job.process.pid) as launcher:
+        assert job.ask("stop", "stopped") == "job stopped: stopped\n"
+        assert launcher.ended()
+    assert not job.alive()
+    assert (job.folder / "saved0").exists() and (job.folder / "saved1").exists()
+    assert job.end().code == 143
+
+
+def test_stop_need_not_wait(start: Callable) -> None:
+    job = start(SAVES + WAITS, *TWO, "--job-id", "stopped")
+    up(job)
+    assert job.ask("stop", "stopped", "--no-wait") == "job stopped: told to stop\n"
+    assert job.process.poll() is None
+    assert job.end().code == 143
+
+
+def test_a_job_that_outlives_the_limit_of_its_stop_is_an_error(start: Callable) -> None:
+    job = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + WAITS, *TWO, "--job-id", "deaf")
+    up(job)
+    words = [*XLA_RUN, "stop", "deaf", "--limit", "1"]
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 73
+    assert "job deaf: told to stop, but it still runs; try --now" in done.stderr
+    job.ask("stop", "deaf", "--now")
+    assert job.end().code == 143
+
+
+# ---- logs --------------------------------------------------------------------------------------
+
+
+def test_the_last_lines_of_each_rank_or_of_one(start: Callable) -> None:
+    job = start(WAITS, *TWO, "--job-id", "told")
+    up(job)
+    end_s = time.monotonic() + 10
+    while job.ask("logs", "told").count("third") < 2:
+        assert time.monotonic() < end_s
+    last = "[0] second of 0\n[0] third of 0\n[1] second of 1\n[1] third of 1\n"
+    assert job.ask("logs", "told", "-n", "2") == last
+    assert job.ask("logs", "told", "--rank", "1", "--tail", "1") == "third of 1\n"
+    assert job.ask("logs", "told", "--tail", "0") == ""
+    assert job.ask("logs", "told", "--since", "10m").count("first") == 2
+    assert job.ask("logs", "told", "--since", "2100-01-01") == ""
+    job.process.terminate()
+    job.end()
+    assert job.ask("logs", "told", "-n", "2") == last, "after its end, too"
+
+
+def test_a_job_is_followed_in_whole_lines_to_its_end(start: Callable) -> None:
+    body = """
+    os.write(1, b"half ")
+    say("half%d" % RANK)
+    while not os.path.exists(FOLDER + "/go"): time.sleep(0.01)
+    os.write(1, b"of it\\nno end")
+    """
+    job = start(body, *TWO, "--job-id", "followed")
+    job.wait_for("half0")
+    job.wait_for("half1")
+    words = [*XLA_RUN, "logs", "followed", "--follow"]
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)}
+    follower = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
+    time.sleep(2 * job_commands._FOLLOW_S)
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    shown, _ = follower.communicate(timeout=30)
+    lines = ["[0] half of it", "[0] no end", "[1] half of it", "[1] no end"]
+    assert sorted(shown.splitlines()) == lines and follower.returncode == 0
+
+
+def test_each_attempt_has_its_own_log(start: Callable) -> None:
+    job = start(
+        "print('attempt', os.environ['XLA_RUN_ATTEMPT'])\n"
+        "if os.environ['XLA_RUN_ATTEMPT'] == '0': raise ValueError('once')",
+        *("-n", "1", "--max-restarts", "1", "--job-id", "twice"),
+    )
+    assert job.end().code == 0
+    assert job.ask("logs", "twice") == "attempt 1\n"
+    assert job.ask("logs", "twice", "--attempt", "0").startswith("attempt 0\n")
+    words = [*XLA_RUN, "logs", "twice", "--attempt", "7"]
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert re.search(r"job 'twice': no logs of attempt 7 in .*; there: 0, 1", done.stderr)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The logs of ranks 0, 2 and 10."""
+    for rank in (10, 0, 2):
+        (tmp_path / f"rank-{rank}.log").write_text("".join(f"line {n}\n" for n in range(100)))
+    return tmp_path
+
+
+def test_ranks_come_in_the_order_of_their_numbers(folder: Path) -> None:
+    paths = job_commands._log_paths(folder, None)
+    assert [path.name for path in paths] == ["rank-0.log", "rank-2.log", "rank-10.log"]
+
+
+def test_a_log_of_any_size_is_read_in_pages(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(job_commands, "_PAGE_BYTES", 64)
+    file = job_commands._LogFile(folder / "rank-0.log")
+    pages = list(file.pages(to_the_end=True))
+    assert len(pages) > 5 and all(page.endswith(b"\n") for page in pages)
+    assert b"".join(pages) == (folder / "rank-0.log").read_bytes()
+    file = job_commands._LogFile(folder / "rank-0.log")
+    file.start(20, None)
+    last = b"".join(b"line %d\n" % n for n in range(80, 100))
+    assert b"".join(file.pages(to_the_end=True)) == last
+
+
+def test_what_was_written_since_a_time_begins_at_its_mark(folder: Path) -> None:
+    marks = b"".join(TIME_MARK.pack(1000.0 + n, 7 * n) for n in range(5))
+    (folder / "rank-0.times").write_bytes(marks + b"half a mark")
+    file = job_commands._LogFile(folder / "rank-0.log")
+    # What was written in the second before may belong to it.
+    file.start(None, 1003.0)
+    assert file._at == 14
+    file.start(None, 0.0)
+    assert file._at == 0
