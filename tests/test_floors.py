@@ -21,7 +21,17 @@ FLOORS = {
 # What needs neither torch nor jax, so that the launcher may use it.
 LIGHT = {"torch_xdist", "torch_xdist.settings", "torch_xdist.world", "torch_xdist.progress"}
 # The folders of xdist/, ground first; the modules beside them are the ground.
-ROOMS = ["ops", "core", "torch_xla_compat", "files", "ranks", "debug", "training", "checkpoint"]
+ROOMS = [
+    "releases",
+    "ops",
+    "core",
+    "torch_xla_compat",
+    "files",
+    "ranks",
+    "debug",
+    "training",
+    "checkpoint",
+]
 # The folders of xdist/core/, ground first.
 CORE = ["trace", "run", "devices", "alias", "record", "jax_side", "composites", "torch_side"]
 HEAVY = {"torch", "jax", "jaxlib"}

@@ -5,25 +5,25 @@ gets both, over the backend "xla", and `distribute_tensor` does what it does on 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
+from torch_xdist.releases import patches
 
 
 def register() -> None:
     """Complete every mesh of "xla" that is made from now on; a second call changes nothing."""
     dispatch.install(_OF_FULLY_SHARD)
-    usual = DeviceMesh.__init__
-    if hasattr(usual, "__wrapped__"):
-        return
+    patches.wrap("torch.distributed.device_mesh.DeviceMesh.__init__", _completing)
 
+
+def _completing(usual: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(usual)
     def init(self: Any, device_type: str, *arguments: Any, **options: Any) -> None:
         usual(self, device_type, *arguments, **options)
@@ -33,7 +33,7 @@ def register() -> None:
 
             dtensors.register()
 
-    DeviceMesh.__init__ = init  # type: ignore[method-assign]
+    return init
 
 
 def _complete(

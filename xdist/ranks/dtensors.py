@@ -4,35 +4,36 @@ Imported with the first mesh, because torch's part takes seconds to import.
 """
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, _api, _random
+from torch.distributed.tensor import _api, _random
 
 from torch_xdist.core.devices import device
+from torch_xdist.releases import patches
 
 
 def register() -> None:
     """Complete torch's DTensor; a second call changes nothing."""
-    for function in (_api.distribute_tensor, _api.distribute_module):
-        _without_detour(inspect.unwrap(function))
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    handlers.update(_ARRIVING)
-    DTensor.device = property(lambda self: self._local_tensor.device)  # type: ignore[assignment]
-    if not isinstance(_random._rng_tracker, Streams):
-        _random._rng_tracker = Streams()
+    for name in ("distribute_tensor", "distribute_module"):
+        patches.wrap(f"{_api.__name__}.{name}.__code__", _without_detour)
+    patches.extend(f"{_TENSOR}.DTensor._op_dispatcher._custom_op_handlers", _ARRIVING)
+    patches.replace(f"{_TENSOR}.DTensor.device", property(lambda self: self._local_tensor.device))
+    patches.replace(f"{_random.__name__}._rng_tracker", Streams())
 
 
-def _without_detour(function: Callable[..., Any]) -> None:
+_TENSOR = "torch.distributed.tensor"
+
+
+def _without_detour(code: CodeType) -> CodeType:
     """Let it make DTensors on "xla", which it asks for by name, to leave it to torch_xla's SPMD.
 
     Many modules hold these functions by now, so it is their own constant that is changed.
     """
-    code = function.__code__
     constants = tuple("no device" if c == "xla" else c for c in code.co_consts)
-    function.__code__ = code.replace(co_consts=constants)
+    return code.replace(co_consts=constants)
 
 
 def _linear_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

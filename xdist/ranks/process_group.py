@@ -25,6 +25,7 @@ from torch_xdist.ranks import c10d_functional, collective_ops, device_mesh, torc
 from torch_xdist.ranks.c10d_work import Receiving, done, fill, finished, on_device
 from torch_xdist.ranks.messages import received, sent, shared
 from torch_xdist.ranks.reductions import Reduction, reduction
+from torch_xdist.releases import patches
 
 
 class ProcessGroupXla(dist.ProcessGroup):
@@ -361,6 +362,8 @@ def register() -> None:
         part.register()
     if "xla" in dist.Backend.backend_list:
         return
+    # What a group of ours does, metrics and the traces of its programs tell.
+    patches.extend("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS", ["xla"])
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
     for scheme in ("xla", "pjrt"):
         dist.register_rendezvous_handler(scheme, _xla_rendezvous)

@@ -5,19 +5,21 @@ would no longer belong together. `_is_sharded` marks such parameters and optimiz
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_xdist.ranks import collective_ops
+from torch_xdist.releases import patches
 
 
 def register() -> None:
     """Let torch's scaler share what it found; a second call changes nothing."""
-    usual = torch.amp.GradScaler._unscale_grads_
-    if hasattr(usual, "__wrapped__"):
-        return
+    patches.wrap("torch.amp.GradScaler._unscale_grads_", _sharing)
 
+
+def _sharing(usual: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(usual)
     def unscale(scaler: Any, optimizer: Any, *arguments: Any) -> dict[torch.device, torch.Tensor]:
         found = usual(scaler, optimizer, *arguments)
@@ -30,4 +32,4 @@ def register() -> None:
                 break
         return found
 
-    torch.amp.GradScaler._unscale_grads_ = unscale  # type: ignore[assignment, method-assign]
+    return unscale

@@ -5,6 +5,7 @@ the backward pass. Ranks may have batches of different sizes.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch_xdist.collectives import inside
 from torch_xdist.collectives.groups import Groups
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.ranks import collective_ops
+from torch_xdist.releases import patches
 
 
 class _Normalize(torch.autograd.Function):
@@ -118,10 +120,10 @@ def sync_batch_norm(
 
 def register() -> None:
     """Let `nn.SyncBatchNorm` take device tensors; a second call changes nothing."""
-    usual = nn.SyncBatchNorm.forward
-    if hasattr(usual, "__wrapped__"):
-        return
+    patches.wrap("torch.nn.SyncBatchNorm.forward", _of_all_ranks)
 
+
+def _of_all_ranks(usual: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(usual)
     def forward(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
         if input.__class__ is not XlaTensor:
@@ -135,7 +137,7 @@ def register() -> None:
             input, self.weight, self.bias, _tracked(self), _momentum(self), self.eps, groups
         )
 
-    nn.SyncBatchNorm.forward = forward  # type: ignore[method-assign]
+    return forward
 
 
 def _group(process_group: Any) -> tuple[int, Groups | None]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.torch_side import device_module
+from torch_xdist.releases import patches
 
 _NAME = "torch.distributed.fsdp._common_utils"
 
@@ -70,12 +71,10 @@ class _Handle:
 
 def _complete(module: Any) -> None:
     handle = module._FSDPDeviceHandle
-    usual = handle.from_device
-    if hasattr(usual, "__wrapped__"):
-        return
+    usual = handle.from_device  # bound to its class
 
     @functools.wraps(usual)
     def from_device(device: torch.device) -> Any:
         return handle(device, _Handle()) if device.type == "xla" else usual(device)
 
-    handle.from_device = from_device
+    patches.replace(f"{_NAME}._FSDPDeviceHandle.from_device", staticmethod(from_device))

@@ -12,6 +12,7 @@ import torch
 
 from torch_xdist.core.run.device_trace import buffers_of
 from torch_xdist.core.trace.values import Value
+from torch_xdist.releases import patches
 
 
 def extract_compiled_graph(
@@ -63,4 +64,4 @@ def register() -> None:
 
     torch's own backend of that name goes through AOT autograd, which cannot hold device tensors.
     """
-    torch.compile = compile  # type: ignore[assignment]
+    patches.replace("torch.compile", compile)

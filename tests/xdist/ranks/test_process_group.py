@@ -1,5 +1,7 @@
 """torch.distributed on the xla device, between real processes, against what c10d promises."""
 
+import subprocess
+import sys
 import types
 import warnings
 from collections.abc import Iterator
@@ -324,3 +326,17 @@ def test_more_ranks_than_the_launcher_started_are_refused(monkeypatch):
 def test_the_backend_is_registered_once():
     process_group.register()
     assert "xla" in dist.Backend.backend_list
+
+
+def test_importing_torch_xla_is_enough_for_a_process_group():
+    """torch 2.15 attaches a flight recorder to each group whose backend does not refuse it."""
+    code = """
+import torch, torch_xla, torch.distributed as dist
+dist.init_process_group("xla", init_method="xla://")
+x = torch.ones(2, device="xla")
+dist.all_reduce(x)
+print(x.tolist(), dist.get_backend(), dist.new_group([0]).size())
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[0] == "[1.0, 1.0] xla 1", done.stderr

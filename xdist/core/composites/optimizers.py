@@ -7,7 +7,6 @@ row for all parameters; what the row does not cover goes to torch's own function
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,36 +16,25 @@ import numpy as np
 import torch
 import torch.optim.adam as torch_adam
 import torch.optim.optimizer as torch_optimizer
-import torch.utils._foreach_utils as foreach_utils
 
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.plans import NOTHING, PLANS, Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
+from torch_xdist.releases import patches
 
 _multi_tensor_adam = torch_adam._multi_tensor_adam
 
 
 def register() -> None:
     """Enter the device into torch's lists; called once."""
-    for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
-        known = getattr(foreach_utils, name)
-        extended = _extended(known)
-        setattr(foreach_utils, name, extended)
-        if hasattr(torch_optimizer, name):
-            setattr(torch_optimizer, name, extended)
-    _extend_capturable()
-    torch_optimizer._foreach_supported_types.append(XlaTensor)  # type: ignore[arg-type]
-    foreach_utils._foreach_supported_types.append(XlaTensor)
-    torch_adam._multi_tensor_adam = multi_tensor_adam
-
-
-def _extend_capturable() -> None:
-    """Replace the function in every optimizer's module that imported it by name."""
-    for module in [m for n, m in sys.modules.items() if n.startswith("torch.optim.")]:
-        if hasattr(module, "_get_capturable_supported_devices"):
-            module._get_capturable_supported_devices = capturable_devices  # type: ignore[attr-defined]
+    for module in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+        patches.wrap(f"{module}._get_foreach_kernels_supported_devices", _extended)
+        patches.wrap(f"{module}._get_fused_kernels_supported_devices", _extended)
+        patches.extend(f"{module}._foreach_supported_types", [XlaTensor])
+    patches.replace("torch.optim.*._get_capturable_supported_devices", capturable_devices)
+    patches.replace("torch.optim.adam._multi_tensor_adam", multi_tensor_adam)
 
 
 _known_capturable = torch_optimizer._get_capturable_supported_devices

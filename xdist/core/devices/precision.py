@@ -3,6 +3,8 @@
 import jax
 import torch
 
+from torch_xdist.releases import patches
+
 PRECISIONS = ("default", "high", "highest")
 # torch's names: "medium" is one pass in bfloat16, which is what XLA does by default on a TPU.
 _OF_TORCH = {"highest": "highest", "high": "high", "medium": "default"}
@@ -30,4 +32,4 @@ def follow_torch() -> None:
             choose(_OF_TORCH[precision])
 
     set_float32_matmul_precision.__doc__ = set_torch.__doc__
-    torch.set_float32_matmul_precision = set_float32_matmul_precision
+    patches.replace("torch.set_float32_matmul_precision", set_float32_matmul_precision)

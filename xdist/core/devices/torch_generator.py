@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torch_xdist.releases import patches
+
 TorchGenerator = torch._C.Generator
 
 
@@ -51,4 +53,4 @@ XlaGenerator.__module__ = "torch"
 
 def register() -> None:
     """Make `torch.Generator` know the device."""
-    torch.Generator = XlaGenerator  # type: ignore[misc,assignment]
+    patches.replace("torch.Generator", XlaGenerator)

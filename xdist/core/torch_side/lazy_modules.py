@@ -15,6 +15,8 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     UninitializedTensorMixin,
 )
 
+from torch_xdist.releases import patches
+
 _MARK = "_xla_device"
 _get_device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 _get_is_xla = torch.Tensor.is_xla.__get__  # type: ignore[attr-defined]
@@ -115,8 +117,13 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def register() -> None:
     """Enter the methods into torch's classes; called once."""
-    UninitializedTensorMixin.__torch_function__ = classmethod(torch_function)  # type: ignore
-    UninitializedTensorMixin.materialize = materialize  # type: ignore[method-assign]
-    UninitializedParameter.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
-    for cls, by_default in ((UninitializedParameter, True), (UninitializedBuffer, False)):
-        cls.__new__ = staticmethod(_new(cls.__new__, by_default=by_default))  # type: ignore
+    new_parameter = _new(UninitializedParameter.__new__, by_default=True)
+    new_buffer = _new(UninitializedBuffer.__new__, by_default=False)
+    for name, method in (
+        ("UninitializedTensorMixin.__torch_function__", classmethod(torch_function)),
+        ("UninitializedTensorMixin.materialize", materialize),
+        ("UninitializedParameter.__new__", staticmethod(new_parameter)),
+        ("UninitializedParameter.__deepcopy__", _deepcopy),
+        ("UninitializedBuffer.__new__", staticmethod(new_buffer)),
+    ):
+        patches.replace(f"torch.nn.parameter.{name}", method)

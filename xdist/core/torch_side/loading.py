@@ -8,6 +8,7 @@ import torch
 from torch_xdist.arena import ToXlaTensorArena
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.devices import transfer
+from torch_xdist.releases import patches
 
 
 def to_device(data: Any, device: str | torch.device) -> Any:
@@ -50,4 +51,4 @@ def register() -> None:
     torch restores storages, which device tensors do not have, so the file is loaded onto the CPU
     and its tensors are moved.
     """
-    torch.load = load
+    patches.replace("torch.load", load)

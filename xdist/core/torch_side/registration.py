@@ -5,13 +5,11 @@ Imported once by `import torch_xla`; it starts no JAX backend, no thread and no 
 
 import ctypes
 import functools
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._library import simple_registry
 
 from torch_xdist.core.composites import (
     attention,
@@ -34,8 +32,10 @@ from torch_xdist.core.torch_side import (
     tensor_methods,
 )
 from torch_xdist.errors import DeviceError
+from torch_xdist.releases import patches
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+_HIGHER = "torch._higher_order_ops"
 _keep: list[Any] = []
 
 
@@ -86,22 +86,26 @@ def _skip_dispatch_rules() -> None:
 
     Nobody registers rules for it, and the look-up takes half as long as recording a row.
     """
-    find_rule = simple_registry.find_torch_dispatch_rule
 
-    def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> Any:
-        return None if torch_dispatch_class is XlaTensor else find_rule(op, torch_dispatch_class)
+    def skipping(find_rule: Callable[..., Any]) -> Callable[..., Any]:
+        def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> Any:
+            ours = torch_dispatch_class is XlaTensor
+            return None if ours else find_rule(op, torch_dispatch_class)
 
-    simple_registry.find_torch_dispatch_rule = find_torch_dispatch_rule
+        return find_torch_dispatch_rule
+
+    patches.wrap("torch._library.simple_registry.find_torch_dispatch_rule", skipping)
 
 
 def _serve_control_flow() -> None:
     """Serve torch's control flow where an operand is ours."""
-    torch.cond = _either(control_flow.cond, torch.cond)
-    for name in ("while_loop", "scan"):
-        module = importlib.import_module(f"torch._higher_order_ops.{name}")
-        either = _either(getattr(control_flow, name), getattr(module, name))
-        setattr(module, name, either)
-        setattr(torch._higher_order_ops, name, either)
+    for ours, *targets in (
+        (control_flow.cond, "torch.cond"),
+        (control_flow.while_loop, f"{_HIGHER}.while_loop.while_loop", f"{_HIGHER}.while_loop"),
+        (control_flow.scan, f"{_HIGHER}.scan.scan", f"{_HIGHER}.scan"),
+    ):
+        for target in targets:
+            patches.wrap(target, functools.partial(_either, ours))
 
 
 def _either(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,15 +123,15 @@ _XLA, _LAZY = 9, 17
 
 def _follow_seeds() -> None:
     """`torch.manual_seed` seeds the xla devices too, as it does cuda's."""
-    seed_torch = torch.random.manual_seed
+    seed_torch = torch.manual_seed
 
     def manual_seed(seed: int) -> torch.Generator:
         rng.seed_all(int(seed))
         return seed_torch(seed)
 
     manual_seed.__doc__ = seed_torch.__doc__
-    torch.random.manual_seed = manual_seed
-    torch.manual_seed = manual_seed
+    for target in ("torch.manual_seed", "torch.random.manual_seed"):
+        patches.replace(target, manual_seed)
 
 
 def _pass_autocast() -> None:

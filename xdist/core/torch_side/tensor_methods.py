@@ -12,6 +12,7 @@ from torch_xdist.core.alias.storage import DeviceStorage, TypedDeviceStorage, ad
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.errors import DeviceError
+from torch_xdist.releases import patches
 
 _TYPE_NAMES = {
     torch.float32: "FloatTensor", torch.float64: "DoubleTensor", torch.float16: "HalfTensor",
@@ -153,11 +154,13 @@ def register() -> None:
     }
     for name, method in methods.items():
         setattr(XlaTensor, name, method)
-    for name in ("_save", "_legacy_save"):
-        setattr(torch.serialization, name, _marking(getattr(torch.serialization, name)))
-    torch.Tensor.xla = lambda self, index=None: self.to(  # type: ignore[attr-defined]
-        "xla" if index is None else torch.device("xla", index)
-    )
+    for target in ("torch.serialization._save", "torch.serialization._legacy_save"):
+        patches.wrap(target, _marking)
+    patches.replace("torch.Tensor.xla", _xla)
+
+
+def _xla(self: torch.Tensor, index: int | None = None) -> torch.Tensor:
+    return self.to("xla" if index is None else torch.device("xla", index))
 
 
 def _unflatten(inner: Any, dtype: torch.dtype, outer_size: Any, outer_stride: Any) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torch_xdist.core.torch_side import loading
+from torch_xdist.releases import patches
 from torch_xdist.training import dynamo
 
 
@@ -20,5 +21,6 @@ def test_a_file_is_loaded_onto_the_device():
 @pytest.mark.parametrize(("part", "name"), [(loading, "load"), (dynamo, "compile")])
 def test_another_librarys_wrapper_does_not_keep_ours_out(monkeypatch, part, name):
     monkeypatch.setattr(torch, name, functools.wraps(getattr(torch, name))(lambda *_: None))
+    monkeypatch.setattr(patches, "_made", [])  # as before the first registration
     part.register()
     assert getattr(torch, name) is getattr(part, name)

@@ -1,0 +1,230 @@
+"""Every change this package makes to torch, in one table, and the only functions that make them.
+
+A part that has to change something of torch's writes the replacement in its own module, enters a
+row here, and calls `replace`, `wrap` or `extend` with the row's target. `probes` looks at the
+targets before the first change, and `python -m torch_xdist.doctor` prints them. Kernels, backends
+and handlers entered through torch's own registries (torch.library, ...) are no changes of torch.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+
+class Patch(NamedTuple):
+    """One row: what is changed, by which module below torch_xdist, and why."""
+
+    target: str  # a dotted path; `*` stands for every loaded module below that has the name
+    owner: str
+    why: str
+    when: str = "import"  # of torch_xla; else one of the moments below
+    absent: str = ""  # why some releases of torch lack the target; empty: it has to be there
+    is_new: bool = False  # a name torch does not have
+
+
+FIRST_MESH = "the first DeviceMesh of xla"
+TORCHS_FSDP = "the import of torch.distributed.fsdp"
+SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
+
+_OPTIMIZERS = "core.composites.optimizers"
+_LAZY_MODULES = "core.torch_side.lazy_modules"
+_METHODS = "core.torch_side.tensor_methods"
+_REGISTRATION = "core.torch_side.registration"
+_DTENSORS = "ranks.dtensors"
+
+_CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
+_GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
+_PLACEHOLDERS = "placeholders of torch's lazy modules can belong to the device"
+_SAVED = "torch.save writes device tensors as CPU tensors, which load anywhere"
+_SEEDS = "torch.manual_seed seeds the device's random numbers too"
+_NO_SPMD = "torch leaves DTensors of xla to SPMD; here they are as on other devices"
+
+PATCHES = (
+    Patch("torch.Generator", "core.devices.torch_generator", "there is torch.Generator('xla')"),
+    Patch("torch.Tensor.xla", _METHODS, "tensor.xla() is what tensor.cuda() is", is_new=True),
+    Patch("torch.compile", "training.dynamo", "its backend 'openxla' is the device's own"),
+    Patch("torch.load", "core.torch_side.loading", "it takes map_location='xla'"),
+    Patch("torch.manual_seed", _REGISTRATION, _SEEDS),
+    Patch("torch.random.manual_seed", _REGISTRATION, _SEEDS),
+    Patch(
+        "torch.set_float32_matmul_precision",
+        "core.devices.precision",
+        "the precision of matrix products holds for the device too",
+    ),
+    Patch("torch.cond", _REGISTRATION, _CONTROL_FLOW),
+    Patch("torch._higher_order_ops.while_loop", _REGISTRATION, _CONTROL_FLOW),
+    Patch("torch._higher_order_ops.while_loop.while_loop", _REGISTRATION, _CONTROL_FLOW),
+    Patch("torch._higher_order_ops.scan", _REGISTRATION, _CONTROL_FLOW),
+    Patch("torch._higher_order_ops.scan.scan", _REGISTRATION, _CONTROL_FLOW),
+    Patch(
+        "torch._library.simple_registry.find_torch_dispatch_rule",
+        _REGISTRATION,
+        "nobody enters such rules for our class, and looking for one takes long",
+    ),
+    Patch("torch.serialization._save", _METHODS, _SAVED),
+    Patch("torch.serialization._legacy_save", _METHODS, _SAVED),
+    Patch(
+        "torch.nn.parameter.UninitializedTensorMixin.__torch_function__",
+        _LAZY_MODULES,
+        _PLACEHOLDERS,
+    ),
+    Patch("torch.nn.parameter.UninitializedTensorMixin.materialize", _LAZY_MODULES, _PLACEHOLDERS),
+    Patch("torch.nn.parameter.UninitializedParameter.__new__", _LAZY_MODULES, _PLACEHOLDERS),
+    Patch("torch.nn.parameter.UninitializedParameter.__deepcopy__", _LAZY_MODULES, _PLACEHOLDERS),
+    Patch("torch.nn.parameter.UninitializedBuffer.__new__", _LAZY_MODULES, _PLACEHOLDERS),
+    Patch("torch.utils._foreach_utils._foreach_supported_types", _OPTIMIZERS, _GROUPED),
+    Patch(
+        "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", _OPTIMIZERS, _GROUPED
+    ),
+    Patch("torch.utils._foreach_utils._get_fused_kernels_supported_devices", _OPTIMIZERS, _GROUPED),
+    Patch("torch.optim.optimizer._foreach_supported_types", _OPTIMIZERS, _GROUPED),
+    Patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", _OPTIMIZERS, _GROUPED),
+    Patch("torch.optim.optimizer._get_fused_kernels_supported_devices", _OPTIMIZERS, _GROUPED),
+    Patch("torch.optim.*._get_capturable_supported_devices", _OPTIMIZERS, _GROUPED),
+    Patch("torch.optim.adam._multi_tensor_adam", _OPTIMIZERS, "a whole Adam update is one row"),
+    Patch(
+        "torch.nn.LinearCrossEntropyOptions._adjust",
+        "core.composites.chunked_losses",
+        "the device takes what torch chooses for the CPU: sums in float32",
+        absent="torch before 2.13 has no such loss",
+    ),
+    Patch(
+        "torch.nn.SyncBatchNorm.forward",
+        "ranks.sync_batch_norm",
+        "it takes device tensors, and the statistics of all ranks are rows of the trace",
+    ),
+    Patch(
+        "torch.distributed.device_mesh.DeviceMesh.__init__",
+        "ranks.device_mesh",
+        "torch leaves a mesh of xla without process groups and coordinates",
+    ),
+    Patch(
+        "torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS",
+        "ranks.process_group",
+        "torch's flight recorder hooks into groups of C++, and raises for others",
+        absent="torch before 2.15 has no recorder for every backend",
+    ),
+    Patch(
+        "torch.distributed.tensor._api.distribute_tensor.__code__",
+        _DTENSORS,
+        _NO_SPMD,
+        FIRST_MESH,
+    ),
+    Patch(
+        "torch.distributed.tensor._api.distribute_module.__code__",
+        _DTENSORS,
+        _NO_SPMD,
+        FIRST_MESH,
+    ),
+    Patch(
+        "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers",
+        _DTENSORS,
+        "operators that arrive on this device alone, and torch has no sharding for",
+        FIRST_MESH,
+    ),
+    Patch(
+        "torch.distributed.tensor.DTensor.device",
+        _DTENSORS,
+        "a DTensor is where its local tensor is",
+        FIRST_MESH,
+    ),
+    Patch(
+        "torch.distributed.tensor._random._rng_tracker",
+        _DTENSORS,
+        "random numbers of DTensors are the same for the same shard",
+        FIRST_MESH,
+    ),
+    Patch(
+        "torch.distributed.fsdp._common_utils._FSDPDeviceHandle.from_device",
+        "ranks.torchs_fsdp",
+        "FSDP makes devices of bare numbers, and waits for the device so as not to run ahead",
+        TORCHS_FSDP,
+    ),
+    Patch(
+        "torch.amp.GradScaler._unscale_grads_",
+        "ranks.sharded_grad_scaler",
+        "ranks that hold parts of one model skip the same steps",
+        SHARDED_GRADIENTS,
+    ),
+)
+_ROWS = {patch.target: patch for patch in PATCHES}
+# Targets, with the objects that have them: a module that is imported again has to be changed again.
+_made: list[tuple[str, Any]] = []
+
+
+def replace(target: str, value: Any) -> None:
+    """Put `value` where `target` is. A second call for a target changes nothing."""
+    wrap(target, lambda usual: value)
+
+
+def wrap(target: str, wrapper: Callable[[Any], Any]) -> None:
+    """Put `wrapper(what is there)` where `target` is. A second call changes nothing."""
+    for owner, name in _begin(target):
+        setattr(owner, name, wrapper(getattr(owner, name, None)))
+
+
+def extend(target: str, items: Iterable[Any]) -> None:
+    """Add items to the list, set or dict that is `target`. A second call changes nothing."""
+    for owner, name in _begin(target):
+        known = getattr(owner, name)
+        known.extend(items) if isinstance(known, list) else known.update(items)
+
+
+def is_made(target: str) -> bool:
+    """Whether the change was made in this process."""
+    return any(target == made for made, _ in _made)
+
+
+def _begin(target: str) -> list[tuple[Any, str]]:
+    """Where to make a change that was not made yet; nothing where torch may lack the target."""
+    if _ROWS[target].absent and not has(target):
+        return []
+    done = [owner for made, owner in _made if made == target]
+    found = [place for place in places(target) if not any(place[0] is owner for owner in done)]
+    _made.extend((target, owner) for owner, _ in found)
+    return found
+
+
+def has(target: str) -> bool:
+    """Whether this torch has what is to be changed."""
+    try:
+        found = list(places(target))
+    except AttributeError:
+        return False
+    return bool(found) and all(hasattr(owner, name) for owner, name in found)
+
+
+def places(target: str) -> Iterator[tuple[Any, str]]:
+    """The objects that have the target, and its name there.
+
+    Raises:
+        AttributeError: an object on the path is missing.
+    """
+    path, _, name = target.rpartition(".")
+    if path.endswith(".*"):
+        for module in [m for n, m in list(sys.modules.items()) if n.startswith(path[:-1])]:
+            if hasattr(module, name):
+                yield module, name
+        return
+    owner = object_at(path)
+    # Code belongs to the innermost function.
+    yield (inspect.unwrap(owner) if name == "__code__" else owner), name
+
+
+def object_at(path: str) -> Any:
+    """The object with a dotted path, in modules that are loaded.
+
+    A function may hide the module it was imported from: modules come first.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        found = sys.modules.get(".".join(parts[:end]))
+        if found is not None:
+            for part in parts[end:]:
+                found = getattr(found, part)
+            return found
+    raise AttributeError(f"no module {parts[0]!r} is loaded")
