@@ -12,7 +12,6 @@ LauncherError                                70  anything of ours that went wron
   AuthError             PermissionError      73  a caller without the job's token
   DuplicateJobError     RuntimeError         74  the job is already running
   HangError             TimeoutError         76  no rank went on, and the limit to wait has passed
-  RestartsUsedUpError   RuntimeError         77  the job failed as often as it may
   ProtocolError         RuntimeError         70  a message of the control plane that cannot be read
   RankFailedError       RuntimeError          *  a rank failed; the code is that rank's own
 
@@ -25,7 +24,6 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """The exit codes of a job. A rank's own 1..125 and 128+n for signal n pass through."""
 
-    FINISHED = 0
     FAILED = 1
     USAGE = 2
     INTERNAL = 70
@@ -37,7 +35,6 @@ class ExitCode(IntEnum):
     RESTARTS_USED_UP = 77
     TIME_LIMIT = 124
     INTERRUPTED = 130
-    TERMINATED = 143
 
 
 # Rows of the table in docs/launching.md, in its order.
@@ -128,12 +125,6 @@ class HangError(LauncherError, TimeoutError):
     """No rank went on, and the limit to wait has passed."""
 
     exit_code = ExitCode.HANG
-
-
-class RestartsUsedUpError(LauncherError, RuntimeError):
-    """The job failed as often as it may."""
-
-    exit_code = ExitCode.RESTARTS_USED_UP
 
 
 class ProtocolError(LauncherError, RuntimeError):

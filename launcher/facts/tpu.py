@@ -19,8 +19,6 @@ BASE_PORT = 8476
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 # The name of a slice counts cores up to v5p (two per chip), and chips from v5e on.
 _CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v5litepod": 1, "v5e": 1, "v6e": 1}
-# The devices a rank sees in its chip: v4 and later fuse the cores of a chip to one.
-_DEVICES_PER_CHIP = {"v2": 2, "v3": 2}
 _FLAT = ("v2", "v3", "v5litepod", "v5e", "v6e")
 _FLAT_GRIDS: dict[int, Grid] = {
     1: (1, 1, 1),
@@ -68,10 +66,6 @@ class Slice:
     @property
     def chips_per_host(self) -> int:
         return prod(self.host_grid)
-
-    @property
-    def devices_per_chip(self) -> int:
-        return _DEVICES_PER_CHIP.get(self.accelerator_type.split("-")[0], 1)
 
 
 def slice_of(

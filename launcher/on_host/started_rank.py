@@ -39,10 +39,6 @@ class StartedRank:
     code: int = 0
     _stacks_from: int = field(default=0, repr=False)
 
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and not self.ended
-
     def signal(self, number: int) -> None:
         """Send a signal; from now on its end is our doing.
 

@@ -14,7 +14,6 @@ from torch_xdist.launcher.facts.errors import (
     LauncherError,
     RankFailedError,
     RendezvousError,
-    RestartsUsedUpError,
 )
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.on_host import inherit
@@ -24,7 +23,7 @@ from torch_xdist.system.frames import Frame, Link, Message
 from torch_xdist.system.process import Child
 
 _ERRORS: dict[int, type[LauncherError]] = {
-    error.exit_code: error for error in (RendezvousError, HangError, RestartsUsedUpError)
+    error.exit_code: error for error in (RendezvousError, HangError)
 }
 
 

@@ -153,6 +153,7 @@ CASES = {
     "a default device": "torch.set_default_device('cpu')",
     "inference mode": "mode = torch.inference_mode(); mode.__enter__()",
     "a device": "import jax; jax.devices()",
+    "a large heap": "inherit._MOST_RESIDENT_BYTES = 200 << 20; heap = bytearray(200 << 20)",
 }
 for name, before in CASES.items():
     pid = os.fork()
@@ -176,7 +177,7 @@ def test_a_caller_with_threads_devices_modes_or_modules_gets_a_fresh_nursery(
     assert [name for name, can in told.items() if can == "True"] == [
         *("nothing", "numpy's threads", "numpy's threads, ended by a fork")
     ]
-    assert len(told) == 8, ended.err
+    assert len(told) == 9, ended.err
 
 
 def test_a_process_without_torch_has_nothing_to_inherit(run: Callable) -> None:

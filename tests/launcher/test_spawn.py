@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,24 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts() -> None:
 
 
 def test_a_result_that_cannot_be_pickled_is_named_with_its_rank() -> None:
-    with pytest.raises(PayloadError, match="cannot be pickled"):
-        spawn(lambda rank: sys.stdout.buffer, nprocs=1)
+    with pytest.raises(PayloadError) as caught:
+        spawn(lambda rank: sys.stdout.buffer if rank == 1 else 0, nprocs=2)
+    told = f"{caught.value}\n{caught.value.__cause__}"
+    assert "result (_io.BufferedWriter) cannot be pickled" in told
+    assert "rank 1 " in told and "rank 0 " not in told
+
+
+def test_fork_as_start_method_is_said_once_to_do_the_same_as_spawn(run: Callable) -> None:
+    ended = run(
+        """
+        from torch_xdist.launcher.ways_in.spawn import spawn
+        if __name__ == "__main__":
+            for _ in range(2):
+                print(spawn(lambda rank: rank, nprocs=2, start_method="fork"))
+        """
+    )
+    assert ended.code == 0 and ended.out.count("[0, 1]") == 2
+    assert ended.err.count("spawn: start_method='fork' does the same as 'spawn' here") == 1
 
 
 def test_spawn_inside_a_rank_is_one_clear_error() -> None:

@@ -265,15 +265,6 @@ class Link:
         self.sock.close()
 
 
-def first_frame(fd: int) -> Frame | None:
-    """The first frame on a pipe or socket; None where it ends before."""
-    decoder = Decoder()
-    while data := os.read(fd, 1 << 16):
-        for frame in decoder.feed(data):
-            return frame
-    return None
-
-
 def to_memory_file(data: bytes, name: str = "torch-xdist") -> int:
     """A descriptor of a file in memory that holds `data`; the caller closes it.
 

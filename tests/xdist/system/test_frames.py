@@ -191,15 +191,6 @@ def test_a_memory_file_holds_what_no_socket_buffer_does():
     os.close(fd)
 
 
-def test_the_first_frame_of_a_pipe():
-    read, written = os.pipe()
-    os.write(written, frames.encode({"op": "config"}) + b"more")
-    assert frames.first_frame(read) == Frame({"op": "config"})
-    os.close(written)
-    assert frames.first_frame(read) is None
-    os.close(read)
-
-
 def test_only_the_secret_and_the_place_open_a_seal():
     sealed = frames.seal(b"secret", "here/0", b"payload")
     assert frames.unseal(b"secret", "here/0", sealed) == b"payload"
