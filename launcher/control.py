@@ -180,21 +180,27 @@ class AgentStream:
         on_close: Callable[[str], None],
     ) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.pending_bytes = 0
+        """Of the messages that gRPC has not taken yet."""
         self.send({**hello, "op": "hello", "version": VERSION})
         self._channel = grpc.insecure_channel(address, options=_options(address))
         method = self._channel.stream_stream(f"/{SERVICE}/Agent")
-        self._call = method(
-            iter(self._outbox.get, None), metadata=((TOKEN_KEY, token),), wait_for_ready=True
-        )
+        self._call = method(self._frames(), metadata=((TOKEN_KEY, token),), wait_for_ready=True)
         self._on_message, self._on_close = on_message, on_close
         threading.Thread(target=self._read, daemon=True, name="control").start()
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
-        self._outbox.put(frames.encode(message, *((blob,) if blob else ())))
+        frame = frames.encode(message, *((blob,) if blob else ()))
+        with self._lock:
+            self.pending_bytes += len(frame)
+        self._outbox.put(frame)
 
-    def pending(self) -> int:
-        """Messages that the head has not taken yet."""
-        return self._outbox.qsize()
+    def _frames(self) -> Iterator[bytes]:
+        while (frame := self._outbox.get()) is not None:
+            with self._lock:
+                self.pending_bytes -= len(frame)
+            yield frame
 
     def close(self, limit_s: float = 2.0) -> None:
         """Send what is queued, then end the stream."""

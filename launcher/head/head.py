@@ -4,7 +4,6 @@ All state is owned by the thread that calls `run`; the threads of gRPC and signa
 messages into its queue. What to think of what was seen is decided in `verdict` and `standing`.
 """
 
-import queue
 import secrets
 import signal
 import time
@@ -15,9 +14,10 @@ from pathlib import Path
 from torch_xdist.launcher.facts import placement
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
-from torch_xdist.launcher.facts.records import Failure, ranks_text
-from torch_xdist.launcher.head import report, standing, verdict
+from torch_xdist.launcher.facts.records import Failure
+from torch_xdist.launcher.head import report, sight, standing, verdict
 from torch_xdist.launcher.head.hosts import AgentProcess, Backend, Hosts, HostState
+from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
 from torch_xdist.launcher.on_host.coordinator import free_port
@@ -72,7 +72,7 @@ class Head:
         self._backend, self._mark, self._ends_at_s = backend, mark, ends_at_s
         self._clock = Clock()
         self.sight = Sight(job, number, self._clock)
-        self._inbox: queue.SimpleQueue[tuple[int, Message, bytes]] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._token = secrets.token_hex(32)
         self._meeting = placement.Meeting(secret=secrets.token_bytes(32))
         self._asked: int | None = None
@@ -84,12 +84,7 @@ class Head:
         self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
             "hello": self._on_hello,
             "coordinator": self._on_coordinator,
-            "started": self._on_rank,
-            "arrived": self._on_rank,
-            "beats": self._on_rank,
-            "finished": self._on_rank,
-            "failed": self._on_rank,
-            "ended": self._on_rank,
+            **dict.fromkeys(sight.OPS, self._on_rank),
             "log": self._on_log,
             "note": self._on_note,
             "stacks": self._on_stacks,
@@ -114,7 +109,7 @@ class Head:
         # gRPC takes 0.2 s to import; the agents are on their way already.
         from torch_xdist.launcher.control import Server
 
-        server = Server(self._token, self._put, self._answer, agents=len(agents))
+        server = Server(self._token, self._inbox.put, self._answer, agents=len(agents))
         per_host = self.job.nprocs // len(agents)
         self._hosts = Hosts(
             server.send,
@@ -123,7 +118,7 @@ class Head:
                 for index, each in enumerate(agents)
             ],
         )
-        self._requests.attach(lambda: self._inbox.put((-1, {"op": "asked"}, b"")))
+        self._requests.attach(lambda: self._inbox.tell({"op": "asked"}))
         try:
             self._configure(server.address, stdin)
             self._begin()
@@ -157,8 +152,9 @@ class Head:
         )
 
     def _begin(self) -> None:
-        self._rendezvous_s = self._clock.now_s()
-        self._next_notice_s = self.job.timeouts.notice_s
+        self._rendezvous = standing.RendezvousWatch(
+            self.job.nprocs, self._clock.now_s(), self.job.timeouts, self._note
+        )
         if self.job.kind == "function":
             self._hosts.send({"op": "payload"}, self._payload)
         if self.job.nprocs > 1 and self.job.needs_coordinator:
@@ -187,9 +183,8 @@ class Head:
                 self._decide()
 
     def _take_one(self, wait_s: float) -> None:
-        try:
-            item = self._inbox.get(timeout=wait_s)
-        except queue.Empty:
+        item = self._inbox.take(wait_s)
+        if item is None:
             self._clock.now_s()
             if (found := self._hosts.first_gone()) is not None:
                 self._on_gone(found[0], {"why": found[1]}, b"")
@@ -199,10 +194,9 @@ class Head:
         # What is there already is one picture: judge it as a whole. Ranks that print without end
         # must not keep the judge waiting.
         for _ in range(_MOST_AT_ONCE):
-            try:
-                self._take(*self._inbox.get_nowait())
-            except queue.Empty:
+            if (item := self._inbox.take()) is None:
                 return
+            self._take(*item)
 
     def _take_for(self, limit_s: float, done: Callable[[], bool]) -> None:
         end_s = time.monotonic() + limit_s
@@ -210,10 +204,6 @@ class Head:
             self._take_one(min(left_s, _TICK_S))
 
     # ---- what is seen --------------------------------------------------------------------------
-
-    def _put(self, host_index: int, message: Message, blob: bytes) -> None:
-        """On a thread of gRPC."""
-        self._inbox.put((host_index, message, blob))
 
     def _take(self, host_index: int, message: Message, blob: bytes) -> None:
         op = message["op"]
@@ -242,8 +232,11 @@ class Head:
 
     def _on_log(self, _: HostState, message: Message, __: bytes) -> None:
         self._emit("log", **{name: message[name] for name in ("rank", "lines", "unfinished")})
-        if message["unshown"]:
-            self._emit("note", text=f"[{message['unshown']} lines not shown, they are in the logs]")
+        self._tell_unshown(message["unshown"])
+
+    def _tell_unshown(self, lines: int) -> None:
+        if lines:
+            self._emit("note", text=f"[{lines} lines not shown, they are in the logs]")
 
     def _on_note(self, _: HostState, message: Message, __: bytes) -> None:
         self._note(message["text"])
@@ -280,7 +273,7 @@ class Head:
             self._requests.ask(int(question["signal"]), now=bool(question.get("now")))
             return {"ok": True}
         waiting = Question(question["op"])
-        self._inbox.put((-1, {"op": "question", "question": waiting}, b""))
+        self._inbox.tell({"op": "question", "question": waiting})
         return waiting.wait()
 
     def _on_question(self, question: Question) -> None:
@@ -317,8 +310,9 @@ class Head:
 
     def _decide(self) -> None:
         now_s = self._clock.now_s()
-        if not self._started or self.sight.absent():
-            self._check_rendezvous(now_s)
+        absent = self.sight.absent()
+        if (not self._started or absent) and (late := self._rendezvous.look(absent, now_s)):
+            self._end(int(ExitCode.RENDEZVOUS), (late,))
         ranks = self.sight.ranks()
         judged = verdict.judge(ranks, now_s, self.job.timeouts)
         match judged:
@@ -338,20 +332,6 @@ class Head:
         if not self._released and self.sight.have_all_finished():
             self._released = True
             self._hosts.send({"op": "release"})
-
-    def _check_rendezvous(self, now_s: float) -> None:
-        waited_s = now_s - self._rendezvous_s
-        absent = self.sight.absent()
-        if waited_s >= self.job.timeouts.rendezvous_s:
-            text = (
-                f"rendezvous: {ranks_text(absent)} of {self.job.nprocs} did not arrive in "
-                f"{waited_s:.0f} s; look into the logs, or raise --rendezvous-timeout"
-            )
-            failure = Failure(absent[0], "launch", message=text, time=now_s)
-            self._end(int(ExitCode.RENDEZVOUS), (failure,))
-        elif waited_s >= self._next_notice_s:
-            self._next_notice_s = 3 * waited_s
-            self._note(f"waiting for {ranks_text(absent)} of {self.job.nprocs} to arrive")
 
     def _check_time(self) -> None:
         if self._ends_at_s is not None and time.monotonic() >= self._ends_at_s:
@@ -396,6 +376,7 @@ class Head:
             # Ranks that fail of the same cause do so at the same time: let them say it.
             self._take_for(_COLLECT_S, self._hosts.have_all_ended)
         self._tear_down(ending)
+        self._tell_unshown(self._inbox.unshown)
         last = verdict.judge(self.sight.ranks(), self._clock.now_s(), self.job.timeouts)
         if ending.judged and isinstance(last, verdict.Stop):
             ending = replace(ending, exit_code=last.exit_code, failures=last.failures)

@@ -11,6 +11,8 @@ from torch_xdist.system.frames import Message
 
 _STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "D": "in the disk (D)"}
 _FAILURE_FIELDS = frozenset({"kind", "exit_code", "type", "message", "traceback"})
+# The messages that are about ranks.
+OPS = ("started", "arrived", "beats", "finished", "failed", "ended")
 # The loop looks at its clock several times a second: a longer gap means that it was stopped.
 _GAP_S = 3.0
 

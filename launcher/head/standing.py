@@ -1,14 +1,15 @@
 """How the ranks of a job stand to each other, in sentences: who waits, who left, who is behind.
 
 Pure, from what was last seen of every rank; times are seconds on the head's clock. The head shows
-these lines, and asks `HangWatch` again and again; `verdict` asks who left early.
+these lines, and asks `HangWatch` and `RendezvousWatch` again and again; `verdict` asks who left
+early.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torch_xdist.launcher.facts.records import Heartbeat, ranks_text
+from torch_xdist.launcher.facts.records import Failure, Heartbeat, ranks_text
 from torch_xdist.launcher.facts.settings import OFF, Timeouts
 from torch_xdist.launcher.head.sight import Seen
 
@@ -220,6 +221,36 @@ def _level(stuck_s: float, timeouts: Timeouts) -> str:
         if limit_s != OFF and stuck_s >= limit_s:
             return level
     return "none"
+
+
+class RendezvousWatch:
+    """Names the ranks that have not arrived, ever more seldom, until the time is over.
+
+    Args:
+        since_s: when the ranks were asked to come.
+        note: shows a sentence, once.
+    """
+
+    def __init__(
+        self, nprocs: int, since_s: float, timeouts: Timeouts, note: Callable[[str], None]
+    ) -> None:
+        self._nprocs, self._since_s, self._note = nprocs, since_s, note
+        self._limit_s, self._next_notice_s = timeouts.rendezvous_s, timeouts.notice_s
+
+    def look(self, absent: Sequence[int], now_s: float) -> Failure | None:
+        """The failure of a job whose ranks did not arrive in time."""
+        waited_s = now_s - self._since_s
+        missing = f"{ranks_text(absent)} of {self._nprocs}"
+        if waited_s >= self._limit_s:
+            text = (
+                f"rendezvous: {missing} did not arrive in {waited_s:.0f} s; look into the logs, "
+                "or raise --rendezvous-timeout"
+            )
+            return Failure(absent[0], "launch", message=text, time=now_s)
+        if waited_s >= self._next_notice_s:
+            self._next_notice_s = 3 * waited_s
+            self._note(f"waiting for {missing} to arrive")
+        return None
 
 
 class HangWatch:

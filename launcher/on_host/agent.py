@@ -32,8 +32,8 @@ _STACKS_S = 0.4
 _BUNDLE_S = 0.2
 # A process that a rank left behind may hold its pipe open.
 _LOG_WAIT_S = 0.3
-# Messages that may wait for a slow head before lines are left to the files.
-_MOST_PENDING = 1000
+# What may wait for a slow head before lines are left to the files.
+_MOST_PENDING_BYTES = 8 << 20
 
 
 class Agent:
@@ -250,7 +250,7 @@ class Agent:
         """On the pump's thread. What the head cannot take in time is only in the files."""
         if rank not in self._tee or self._stream is None:
             return
-        if self._stream.pending() > _MOST_PENDING:
+        if self._stream.pending_bytes > _MOST_PENDING_BYTES:
             self._unshown += len(lines)
             return
         unshown, self._unshown = self._unshown, 0

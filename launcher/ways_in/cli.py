@@ -140,7 +140,18 @@ for each in (job_commands.ps, job_commands.logs, job_commands.stack, job_command
 @click.option("--dry-run", is_flag=True, help="print what would run, and where, and do nothing")
 @_timeout_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND")
-def run(
+def run(words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any) -> None:
+    """Run COMMAND in N ranks (with -n) or once on this host (without)."""
+    spec = _job(words, **options)
+    if dry_run:
+        click.echo(dry_run_text(spec, words))
+        return
+    sys.exit(_run(spec, timestamps))
+
+
+def _job(
+    words: Sequence[str],
+    *,
     nprocs: int | None,
     is_module: bool,
     once: bool,
@@ -148,28 +159,23 @@ def run(
     max_restarts: int,
     log_dir: str,
     tee: str,
-    timestamps: bool,
     stdin_rank: int | None,
     pairs: Sequence[str],
     files: Sequence[str],
-    dry_run: bool,
-    words: Sequence[str],
     **limits_s: float | None,
-) -> None:
-    """Run COMMAND in N ranks (with -n) or once on this host (without)."""
+) -> Job:
+    """The job that a command and the options of `run` describe."""
     if once and nprocs is not None:
         raise UsageError("--once runs the command as no rank; leave out -n, or --once")
     environ = settings.environment()
     env = _variables(pairs, files, environ)
-    merged = {**environ, **env}
+    merged = {**environ, **env, **({"XLA_RUN_LOG_DIR": log_dir} if log_dir else {})}
     if nprocs is not None:
         _refuse_inside_others(merged)
     choice, ranks = _devices(nprocs, merged)
     command = command_line.read(words, os.getcwd(), is_module=is_module)
-    if log_dir:
-        merged["XLA_RUN_LOG_DIR"] = log_dir
     log_root, is_named = settings.log_root(merged)
-    spec = Job(
+    return Job(
         kind=command.kind,
         argv=list(command.argv),
         nprocs=ranks,
@@ -189,10 +195,6 @@ def run(
         needs_coordinator=not devices.meets_in_memory(choice.kind, 1, merged),
         stdin_rank=_stdin_rank(stdin_rank, ranks),
     )
-    if dry_run:
-        click.echo(dry_run_text(spec, words))
-        return
-    sys.exit(_run(spec, timestamps))
 
 
 def dry_run_text(spec: Job, words: Sequence[str]) -> str:

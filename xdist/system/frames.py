@@ -199,11 +199,15 @@ class Link:
         return self._ready.popleft()
 
     def read_ready(self) -> tuple[list[Frame], bool]:
-        """After a selector said "readable": the complete frames, and whether it is open."""
+        """The complete frames that are here, and whether it is open; never waits.
+
+        A selector says when more bytes have come, but nothing of a frame that `receive` has read
+        together with an earlier one.
+        """
         try:
             is_open = self._take(self._read(socket.MSG_DONTWAIT))
         except (BlockingIOError, InterruptedError):
-            return [], True
+            is_open = True
         except OSError:
             is_open = False
         found = list(self._ready)

@@ -5,7 +5,14 @@ from dataclasses import replace
 from torch_xdist.launcher.facts.records import Heartbeat
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.head.sight import Seen
-from torch_xdist.launcher.head.standing import Hang, divergence, hang, left_early, standing
+from torch_xdist.launcher.head.standing import (
+    Hang,
+    RendezvousWatch,
+    divergence,
+    hang,
+    left_early,
+    standing,
+)
 
 T = Timeouts()
 AT = "optimizer_step, train.py:77"
@@ -177,3 +184,17 @@ def test_ranks_with_other_programs_are_not_accused_while_one_of_them_works():
     assert divergence([at(0, ONE), at(1, OTHER, waits=False)]) == ""
     assert divergence([at(0, ONE), at(1, OTHER), Seen(2)]) == ""
     assert divergence([]) == ""
+
+
+def test_absent_ranks_are_named_ever_more_seldom_until_they_fail_the_job():
+    notes = []
+    watch = RendezvousWatch(4, 100.0, Timeouts(notice_s=10.0, rendezvous_s=300.0), notes.append)
+    absent = {105: [0, 1, 2, 3], 110: [1, 3], 120: [1, 3], 140: [3], 399: [3]}
+    assert [watch.look(ranks, at_s) for at_s, ranks in absent.items()] == [None] * 5
+    assert notes == [
+        "waiting for ranks 1, 3 of 4 to arrive",
+        *["waiting for rank 3 of 4 to arrive"] * 2,
+    ]
+    late = watch.look([3], 400.0)
+    assert (late.rank, late.kind, late.time) == (3, "launch", 400.0)
+    assert late.message.startswith("rendezvous: rank 3 of 4 did not arrive in 300 s; look into")

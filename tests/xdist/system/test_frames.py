@@ -191,6 +191,18 @@ def test_a_memory_file_holds_what_no_socket_buffer_does():
     os.close(fd)
 
 
+def test_a_frame_that_came_with_an_earlier_one_is_ready():
+    ours, theirs = map(Link, socket.socketpair())
+    theirs.send({"op": "job"})
+    theirs.send({"op": "stop"})
+    assert ours.receive() == Frame({"op": "job"})
+    assert ours.read_ready() == ([Frame({"op": "stop"})], True)
+    assert ours.read_ready() == ([], True)
+    theirs.close()
+    assert ours.read_ready() == ([], False)
+    ours.close()
+
+
 def test_only_the_secret_and_the_place_open_a_seal():
     sealed = frames.seal(b"secret", "here/0", b"payload")
     assert frames.unseal(b"secret", "here/0", sealed) == b"payload"

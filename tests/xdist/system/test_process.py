@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from torch_xdist.system import process
+from torch_xdist.system import process, process_tree
 from torch_xdist.system.errors import ProcessError
 from torch_xdist.system.process import Child, Process
 
