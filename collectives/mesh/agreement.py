@@ -145,7 +145,11 @@ class Agreement:
         if self._is_new:
             self._is_new = False
             told = json.dumps(list(self._launches)).encode()
-            self._store.put(f"xdist/launched/{self._rank}", told, replace=True)
+            try:
+                self._store.put(f"xdist/launched/{self._rank}", told, replace=True)
+            except BaseException:
+                self._is_new = True
+                raise
         self._store.put(f"xdist/beat/{self._rank}", str(beat).encode(), replace=True)
         self._beat = beat
 

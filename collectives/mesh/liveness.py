@@ -1,36 +1,35 @@
 """Which ranks have ended, also on other hosts: told by the end of their connections.
 
-Each rank holds a TCP connection to rank 0 as long as it lives; the kernel closes it when the
-process ends, however that happens. Rank 0 writes who has ended into the key-value store, where the
-ranks that wait for it look. The end of rank 0 is seen by each rank itself. A host that vanishes
-without a word is noticed after 20 s by keepalive.
+Each rank holds a TCP connection to a server of rank 0 as long as it lives; the kernel closes it
+when the process ends, however that happens. Rank 0 writes who has ended into the key-value store,
+where the ranks that wait for it look. The end of rank 0 is seen by each rank itself. A host that
+vanishes without a word is noticed after 20 s by keepalive.
 
 Only a job with a secret has this: a stranger must not be able to end a rank in its name. Where no
-connection comes about (a firewall), nothing is known here, and the beats of `agreement` decide.
+connection comes about (a firewall), nothing is known here, and the heartbeats of `agreement`
+decide.
 """
 
 import contextlib
+import functools
 import os
-import selectors
 import socket
 import threading
-import time
-from collections.abc import Callable
-from typing import Any
+import weakref
 
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
-from torch_xdist.collectives.messages.handshake import Greeting, greet
+from torch_xdist.collectives.messages.handshake import greet
+from torch_xdist.collectives.messages.server import BACKLOG, Request, Server
+from torch_xdist.system.frames import Link
 
 _PLACE = "xdist/liveness"
 _NAME = "torch-xdist liveness"  # what the proofs of the handshake are for
 _START_S = 60.0
-_GREETING_S = 10.0
-_BREAK_S = 0.05
-_RANK_BYTES = 4
+_CONNECT_S = 10.0
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
-_sockets: set[socket.socket] = set()
+_to_first_ranks: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class Liveness:
@@ -46,13 +45,9 @@ class Liveness:
         self._ended: set[int] = set()
         self._to_first: socket.socket | None = None
         if rank == 0:
-            listener = _kept(socket.create_server((_own_address(coordinator), 0), backlog=1024))
-            host, port = listener.getsockname()[:2]
-            store.put(_PLACE, f"{host}:{port}".encode())
-            work = _Listening(listener, self._note_end, secret).run
+            self._serve(coordinator)
         else:
-            work = self._connect
-        threading.Thread(target=work, name="xdist-liveness", daemon=True).start()
+            threading.Thread(target=self._connect, name="xdist-liveness", daemon=True).start()
 
     def has_ended(self, rank: int) -> bool:
         """Whether `rank` is known to have ended."""
@@ -70,6 +65,16 @@ class Liveness:
         except CollectiveError:
             return False
 
+    def _serve(self, coordinator: str) -> None:
+        listener = socket.create_server((_own_address(coordinator), 0), backlog=BACKLOG)
+        _keep_alive(listener)  # what it accepts inherits that
+        host, port = listener.getsockname()[:2]
+        Server(_NAME, self._secret, {"rank": self._note_rank}, listener=listener)
+        self._store.put(_PLACE, f"{host}:{port}".encode())
+
+    def _note_rank(self, request: Request) -> None:
+        request.at_end(functools.partial(self._note_end, request.message["rank"]))
+
     def _note_end(self, rank: int) -> None:
         self._ended.add(rank)
         with contextlib.suppress(CollectiveError, RuntimeError):
@@ -81,78 +86,21 @@ class Liveness:
             if found is None:
                 return
             host, _, port = found.decode().rpartition(":")
-            sock = _kept(socket.create_connection((host, int(port)), _GREETING_S))
+            sock = socket.create_connection((host, int(port)), _CONNECT_S)
+            _to_first_ranks.add(sock)
+            _keep_alive(sock)
             greet(sock, _NAME, self._secret)
-            sock.sendall(self._rank.to_bytes(_RANK_BYTES, "big"))
             # Else a look at it would wait.
             sock.settimeout(None)
-            self._to_first = sock
+            if Link(sock).send({"kind": "rank", "rank": self._rank}):
+                self._to_first = sock
 
 
-class _Listening:
-    """Rank 0's side: one thread that sees the connections of the others end."""
-
-    def __init__(
-        self, listener: socket.socket, note_end: Callable[[int], None], secret: bytes
-    ) -> None:
-        self._listener, self._note_end, self._secret = listener, note_end, secret
-        self._selector = selectors.DefaultSelector()
-        self._greetings: dict[socket.socket, Greeting] = {}
-        self._said: dict[socket.socket, bytes] = {}
-
-    def run(self) -> None:
-        """Serve for ever."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                sock: Any = key.fileobj
-                if sock is self._listener:
-                    self._accept()
-                elif not self._goes_on(sock):
-                    self._selector.unregister(sock)
-                    _sockets.discard(sock)
-                    sock.close()
-
-    def _accept(self) -> None:
-        try:
-            sock = _kept(self._listener.accept()[0])
-        except OSError:
-            time.sleep(_BREAK_S)  # no descriptor is left, say
-            return
-        self._greetings[sock] = Greeting(sock, _NAME, self._secret)
-        self._selector.register(sock, selectors.EVENT_READ)
-
-    def _goes_on(self, sock: socket.socket) -> bool:
-        greeting = self._greetings.get(sock)
-        if greeting is not None:
-            proved = greeting.read_ready()
-            if proved is not None:
-                del self._greetings[sock]
-            if proved:
-                self._said[sock] = b""
-            return proved is not False
-        try:
-            data = sock.recv(_RANK_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            data = b""
-        self._said[sock] += data
-        if data:
-            return len(self._said[sock]) <= _RANK_BYTES
-        said = self._said.pop(sock)
-        if len(said) == _RANK_BYTES:
-            self._note_end(int.from_bytes(said, "big"))
-        return False
-
-
-def _kept(sock: socket.socket) -> socket.socket:
-    """A socket that a forked child does not keep open, and that notices a host that vanished."""
-    _sockets.add(sock)
+def _keep_alive(sock: socket.socket) -> None:
+    """Let the kernel notice a host that vanished."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return sock
 
 
 def _is_closed(sock: socket.socket) -> bool:
@@ -173,7 +121,8 @@ def _own_address(coordinator: str) -> str:
 
 
 def _close_in_child() -> None:
-    for sock in _sockets:
+    """A forked child must not keep the connection of a rank that ended."""
+    for sock in _to_first_ranks:
         sock.close()
 
 

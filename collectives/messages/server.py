@@ -1,11 +1,12 @@
-"""The server of one rank: it answers the other ranks of the host, over an abstract Unix socket.
+"""The server of one rank: it answers the other ranks, over an abstract Unix socket or over TCP.
 
 One thread reads all connections, so a request costs no thread and one that waits (a rendezvous)
 holds none. A connection carries one request, after the handshake. Nothing that a peer does, and no
 lack of descriptors or memory, ends the thread: a rank without a server would leave the others in
 their calls. Abstract sockets have no name in a file system, so nothing is left after a SIGKILL.
 
-In: requests by kind. Out: for each, what its handler answers, at once or later.
+In: requests by kind. Out: for each, what its handler answers, at once or later; where it wants to
+know, the end of the connection, by which the kernel tells of the end of the process that asked.
 """
 
 import atexit
@@ -25,7 +26,7 @@ from torch_xdist.collectives.workers import Workers
 from torch_xdist.system.frames import Frame, Link, Message
 
 _TICK_S = 0.25
-_BACKLOG = 4096  # as many ranks may come at once; the kernel's own limit holds too
+BACKLOG = 4096  # as many ranks may come at once; the kernel's own limit holds too
 _BREAK_S = 0.05  # between two tries where the kernel has no descriptor for a connection
 _SILENT_S = 60.0  # between two lines about the same trouble
 _GREETING_S = 30.0  # a connection that has not proved itself by then is closed
@@ -44,15 +45,20 @@ class Request:
         descriptors: those that came with it; the handler's to close.
     """
 
-    def __init__(self, frame: Frame, link: Link, answers: Workers) -> None:
+    def __init__(self, frame: Frame, connection: "_Connection", answers: Workers) -> None:
         self.message = frame.message
         self.payload = frame.blob
         self.descriptors = frame.descriptors
-        self._link, self._answers = link, answers
+        self._link, self._answers = connection.link, answers
+        self._at_end = connection.at_end
 
     def wait(self) -> None:
         """Tell the rank that its request is here, and that the answer may take any time."""
         self._link.send({"waits": True})
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Call the function when the connection has ended: with the process that asked, at last."""
+        self._at_end.append(function)
 
     def answer(
         self, message: Message | None = None, *blobs: bytes, descriptors: tuple[int, ...] = ()
@@ -77,6 +83,7 @@ class _Connection:
         self.sock = sock
         self.greeting: Greeting | None = Greeting(sock, address, secret)
         self.link = Link(sock)
+        self.at_end: list[Callable[[], None]] = []
         self.since_s = time.monotonic()
 
 
@@ -84,10 +91,12 @@ class Server:
     """Answers requests.
 
     Args:
-        address: of the abstract socket, see `peers.address_of`.
+        address: of the abstract socket, see `peers.address_of`; what the proofs of the handshake
+            are for.
         secret: the job's.
         handlers: by kind of request.
         tick: called a few times a second.
+        listener: a TCP socket that listens, instead of the abstract one.
 
     Raises:
         OSError: somebody else listens there.
@@ -99,6 +108,7 @@ class Server:
         secret: bytes,
         handlers: Mapping[str, Handler],
         tick: Callable[[], None] = lambda: None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._address, self._secret = address, secret
         self._handlers, self._tick = handlers, tick
@@ -106,13 +116,7 @@ class Server:
         self._said_s: dict[str, float] = {}
         self._connections: dict[int, _Connection] = {}
         self._accepts_s = 0.0  # not before
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.bind(address)
-            self._listener.listen(_BACKLOG)
-        except OSError:
-            self._listener.close()
-            raise
+        self._listener = listener or _listening(address)
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         _servers.add(self)
@@ -176,7 +180,7 @@ class Server:
         try:
             frames, is_open = connection.link.read_ready()
             for frame in frames:
-                self._handle(Request(frame, connection.link, self._answers))
+                self._handle(Request(frame, connection, self._answers))
         except Exception as error:
             self._say("could not answer a request", error)
             is_open = False
@@ -191,6 +195,8 @@ class Server:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         connection.link.close()
+        for function in connection.at_end:
+            function()
 
     def _end_silent_ones(self, now_s: float) -> None:
         for connection in list(self._connections.values()):
@@ -216,6 +222,17 @@ class Server:
         self._selector.close()
         for connection in self._connections.values():
             connection.sock.close()
+
+
+def _listening(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _close_in_child() -> None:

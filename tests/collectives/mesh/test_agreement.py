@@ -155,6 +155,27 @@ def test_a_service_that_is_away_for_a_while_does_not_stop_the_beats(monkeypatch)
     assert rank.beat_of(0) == -1
 
 
+def test_launches_that_did_not_reach_the_service_are_told_again(monkeypatch):
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
+    client = PretendClient()
+    put, refused = client.key_value_set_bytes, []
+
+    def refuses_once(key, *rest):
+        if key == "xdist/launched/0" and not refused:
+            refused.append(key)
+            raise RuntimeError("INTERNAL: what?")
+        put(key, *rest)
+
+    client.key_value_set_bytes = refuses_once
+    rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
+    rank.launch(numbered(1), [SUM], meets=False)
+    deadline = time.monotonic() + 20
+    while not rank.launches_of(0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(rank.launches_of(0)) == [1] and refused
+    rank.close()
+
+
 def test_a_rank_posts_its_launches_once_and_not_with_every_beat(monkeypatch):
     monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
     client, written = PretendClient(), []

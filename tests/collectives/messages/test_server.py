@@ -90,6 +90,17 @@ def test_a_descriptor_travels_both_ways_and_is_closed_on_exec(job):
     os.close(theirs)
 
 
+def test_the_end_of_a_connection_is_told_also_over_tcp(job):
+    listener, ended = socket.create_server(("127.0.0.1", 0)), threading.Event()
+    handlers = {"here": lambda request: request.at_end(ended.set)}
+    Server("a name", SECRET, handlers, listener=listener)
+    with socket.create_connection(listener.getsockname(), 20) as sock:
+        greet(sock, "a name", SECRET)
+        assert Link(sock).send({"kind": "here"})
+        assert not ended.wait(0.5)
+    assert ended.wait(20)
+
+
 def test_a_process_with_another_secret_is_refused_on_both_sides(job, monkeypatch):
     asked = []
     Server(address_of(job, 0, SECRET), b"another one", {"echo": asked.append})
