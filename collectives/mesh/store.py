@@ -8,6 +8,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from torch_xdist.collectives.errors import CollectiveError, RankLostError
+from torch_xdist.collectives.groups import ranks_text
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 from torch_xdist.collectives.messages import communicator
 from torch_xdist.collectives.messages.message_queue import MessageQueue
@@ -38,7 +39,7 @@ class StoreCommunicator:
         self._store, self._has_ended, self._timeout_s = store, has_ended, timeout_s
         self._sent: Counter[int] = Counter()  # by target
         self._read: Counter[int] = Counter()  # by source
-        self._turns: Counter[str] = Counter()  # by channel
+        self._sent_to_any = 0
         self._messages = MessageQueue()
         self._lock = threading.Lock()
         self._reading: dict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -104,34 +105,58 @@ class StoreCommunicator:
         self._messages.put(source, json.loads(message[4:start]), message[start:])
 
     def send_to_any(self, channel: str, payload: bytes) -> None:
-        """Leave a message for whoever receives on this channel next; returns when it is stored."""
-        if not self._store.put(self._place(channel), self.rank.to_bytes(4, "big") + payload):
-            raise CollectiveError(
-                f"send on {channel!r}: rank {self.rank} cannot, another rank has sent there; only "
-                "one rank may send on a channel, and another one receive"
-            )
+        """Leave a message for whoever receives on this channel; returns when it is stored."""
+        with self._lock:
+            turn = self._sent_to_any
+            self._sent_to_any += 1
+        self._store.put(f"{_place(channel)}/{self.rank}/{turn:020}", payload)
 
     def receive_from_any(self, channel: str) -> tuple[int, bytes]:
-        """The next message that a rank sends on this channel: (source, payload)."""
-        place = self._place(channel)
-        message = self._get(f"recv on {channel!r}", place, None)
-        self._store.delete(place)
-        return int.from_bytes(message[:4], "big"), message[4:]
+        """The next message that a rank sends on this channel: (source, payload).
 
-    def _place(self, channel: str) -> str:
-        with self._lock:
-            turn = self._turns[channel]
-            self._turns[channel] += 1
-        return f"xdist/channel/{quote(channel, safe='')}/{turn}"
+        Raises:
+            CollectiveError: messages of several ranks wait there, or no rank is left to send.
+        """
+        what, place = f"recv on {channel!r}", _place(channel)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        limit_s, nap_s = time.monotonic() + self._timeout_s, _NAP_S
+        report = WaitReport(self.rank, time.monotonic())
+        while time.monotonic() < limit_s:
+            # Asked before one more look: it may have sent just before it ended.
+            are_over = all(map(self._has_ended, others))
+            found = self._store.look_below(place)
+            if found:
+                return self._first_of(channel, found)
+            if are_over:
+                raise RankLostError(
+                    f"{what}: all other ranks have ended, and rank {self.rank} waits for one to "
+                    "send there; every recv needs a send on its channel"
+                )
+            report.look(time.monotonic(), lambda: f"{what} for a rank to send there")
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LOOK_S)
+        raise self._silent(what, "whoever sends there")
 
-    def _get(self, what: str, place: str, source: int | None) -> bytes:
-        """The value that `source` (None: some rank) writes."""
-        whom = "whoever sends there" if source is None else f"rank {source}"
+    def _first_of(self, channel: str, found: dict[str, bytes]) -> tuple[int, bytes]:
+        sources = sorted({int(name.partition("/")[0]) for name in found})
+        if len(sources) > 1:
+            raise CollectiveError(
+                f"recv on {channel!r}: {ranks_text(sources)} have sent there; only one rank may "
+                "send on a channel, and another one receive"
+            )
+        # One rank's messages: the order of their names is that in which it sent them.
+        first = min(found)
+        self._store.delete(f"{_place(channel)}/{first}")
+        return sources[0], found[first]
+
+    def _get(self, what: str, place: str, source: int) -> bytes:
+        """The value that `source` writes."""
+        whom = f"rank {source}"
         start_s = time.monotonic()
         report = WaitReport(self.rank, start_s)
         while time.monotonic() - start_s < self._timeout_s:
             # Asked before one more look: it may have written just before it ended.
-            has_ended = source is not None and self._has_ended(source)
+            has_ended = self._has_ended(source)
             found = self._store.get(place, min(_LOOK_S, self._timeout_s))
             if found is not None:
                 return found
@@ -149,6 +174,10 @@ class StoreCommunicator:
             f"{what}: {whom} did not answer rank {self.rank} within {self._timeout_s:.0f} s; every "
             f"rank must call it; look at the output of {whom}"
         )
+
+
+def _place(channel: str) -> str:
+    return f"xdist/channel/{quote(channel, safe='')}"
 
 
 def current() -> StoreCommunicator:

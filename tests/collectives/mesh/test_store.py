@@ -54,7 +54,7 @@ def test_many_rendezvous_with_tags_of_their_own_leave_nothing_behind(client, sec
     assert found == [[[b"0", b"1", b"2"]] * 20] * 3
     assert client.values == {}
     for one in three:
-        assert not (one._turns or one._sent or one._read)
+        assert not (one._sent or one._read)
 
 
 def test_the_same_tag_again_belongs_to_the_next_call(client):
@@ -162,10 +162,34 @@ def test_a_silent_rank_and_an_unnamed_source_are_errors(client):
 
 
 def test_two_senders_on_one_channel_are_an_error(client):
-    first, second = ranks(client, 2)
+    first, second, third = ranks(client, 3)
     first.send_to_any("s", b"")
-    with pytest.raises(CollectiveError, match="send on 's': rank 1 cannot, another rank has sent"):
-        second.send_to_any("s", b"")
+    second.send_to_any("s", b"")
+    with pytest.raises(CollectiveError, match="recv on 's': ranks 0 and 1 have sent there; only o"):
+        third.receive_from_any("s")
+
+
+def test_a_channel_of_its_own_for_each_message_leaves_nothing_behind(client):
+    first, second = ranks(client, 2)
+
+    def held():
+        return [len(found) for found in vars(second).values() if hasattr(found, "__len__")]
+
+    before = held()
+    for number in range(12):
+        first.send_to_any(f"channel {number}", b"%d" % number)
+    # Also where the name of one channel is the beginning of another's.
+    found = [second.receive_from_any(f"channel {number}")[1] for number in range(12)]
+    assert found == [b"%d" % number for number in range(12)]
+    assert held() == before and client.values == {}
+
+
+def test_nobody_left_to_send_on_a_channel_is_an_error_after_the_last_message(client):
+    first, second = ranks(client, 2, has_ended=lambda rank: True)
+    first.send_to_any("s", b"x")
+    assert second.receive_from_any("s") == (0, b"x")
+    with pytest.raises(RankLostError, match="recv on 's': all other ranks have ended, and rank 1"):
+        second.receive_from_any("s")
 
 
 def test_a_service_that_is_away_for_a_moment_is_asked_again(client):
