@@ -285,10 +285,10 @@ def differences(rank: int, size: int, families: Any = FAMILIES) -> tuple[int, li
                     torch.testing.assert_close(got.cpu(), want, equal_nan=True)
             except AssertionError as error:
                 wrong.append(f"{case.name}: {error}")
-    return count + 3, wrong + meetings(rank, size)
+    return count + 3, wrong + rendezvous_and_messages(rank, size)
 
 
-def meetings(rank: int, size: int) -> list[str]:
+def rendezvous_and_messages(rank: int, size: int) -> list[str]:
     """What goes from host to host: mesh_reduce, and a model of all dtypes from rank 0."""
     import torch_xla.core.xla_model as xm
 

@@ -40,7 +40,7 @@ LATE = {
     "xdist/debug/training_log.py": {"tensorboardX"},
     "xdist/world.py": {"torch_xdist.collectives"},
     "loaders/sharing.py": {"torch_xdist.collectives"},
-    "xdist/ranks/device_mesh.py": {"torch_xdist.ranks.dtensors"},
+    "xdist/ranks/c10d/device_mesh.py": {"torch_xdist.ranks.c10d.dtensors"},
 }
 
 

@@ -56,7 +56,7 @@ def restored_both_complete(manager):
 
 
 def world_meets(tag):
-    from torch_xdist.ranks.meetings import rendezvous
+    from torch_xdist.ranks.rendezvous import rendezvous
 
     rendezvous(tag)
     assert world.world_size() == 2

@@ -70,15 +70,15 @@ from torch_xdist.ranks.gradients import (
 from torch_xdist.ranks.gradients import (
     fetch_gradients as _fetch_gradients,
 )
-from torch_xdist.ranks.meetings import (
+from torch_xdist.ranks.point_to_point import (
+    recv,
+    send,
+)
+from torch_xdist.ranks.rendezvous import (
     do_on_ordinals,
     mesh_reduce,
     rendezvous,
     xla_rendezvous,
-)
-from torch_xdist.ranks.point_to_point import (
-    recv,
-    send,
 )
 from torch_xdist.ranks.replicas import (
     set_replication,

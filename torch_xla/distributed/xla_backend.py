@@ -1,6 +1,6 @@
 """Importing this registers the `xla` backend of torch.distributed, and `xla://`."""
 
-from torch_xdist.ranks.process_group import (
+from torch_xdist.ranks.c10d.process_group import (
     ProcessGroupXla,
 )
 

@@ -21,7 +21,7 @@ from torch_xdist.launcher.ways_in.spawn import (
 from torch_xdist.ranks.gradients import (
     broadcast_master_param,
 )
-from torch_xdist.ranks.meetings import (
+from torch_xdist.ranks.rendezvous import (
     rendezvous,
 )
 from torch_xdist.torch_xla_compat.runtime_facts import (

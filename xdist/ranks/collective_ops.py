@@ -72,7 +72,7 @@ def run_pending() -> None:
     """
     trace = trace_of_thread(device.device_at(device.index_of(None)))
     if trace.tape.collectives:
-        trace.cut("meeting")
+        trace.cut("rendezvous")
 
 
 _at_exit: list[object] = []

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from torch_xdist import world
-from torch_xdist.ranks import meetings
+from torch_xdist.ranks import rendezvous
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class MpSerialExecutor:
         for turn in range(here.local_world_size):
             if turn == here.local_rank:
                 result = fn()
-            meetings.rendezvous(f"{type(self).__name__} turn {turn}")
+            rendezvous.rendezvous(f"{type(self).__name__} turn {turn}")
         return result
 
 

@@ -17,7 +17,7 @@ from torch_xdist.collectives.errors import MismatchError
 from torch_xdist.collectives.mesh import store
 from torch_xdist.core.record.jax_ops import trace_among
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import c10d_work, collective_ops, messages
+from torch_xdist.ranks import collective_ops, tensor_messages
 
 
 def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
@@ -25,7 +25,7 @@ def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
     number = _checked("send", value, channel_id)
     if world.transport() == "mesh":
         collective_ops.run_pending()
-        store.current().send_to_any(f"channel {number}", messages.packed([value]))
+        store.current().send_to_any(f"channel {number}", tensor_messages.packed([value]))
         return value
     return collective_ops.record("xla.send", lambda x: inside.send(x, number), [value], number)[0]
 
@@ -41,7 +41,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
     if world.transport() == "mesh":
         collective_ops.run_pending()
         source, payload = store.current().receive_from_any(f"channel {number}")
-        values = messages.unpacked(payload)
+        values = tensor_messages.unpacked(payload)
         if values[0].shape != output.shape or values[0].dtype != output.dtype:
             sent, wanted = map(collective_ops.dtype_and_shape, (values[0], output))
             raise MismatchError(
@@ -49,7 +49,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
                 f" recv(channel {number}) of {wanted}; give recv a tensor of the shape and dtype"
                 " that is sent"
             )
-        c10d_work.fill([output], values)
+        tensor_messages.fill([output], values)
         return output
     results = collective_ops.record(
         "xla.recv", lambda x: inside.receive(x, number), [output], number

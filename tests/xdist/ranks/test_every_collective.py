@@ -101,7 +101,7 @@ def test_a_reduce_scatter_waits_for_a_rank_forty_seconds_late(transport):
 
 
 def other_waits(rank, size):
-    """Rank 3 is late: rank 0 receives from it, rank 1 meets it, rank 2 gathers with it."""
+    """Rank 3 is late: rank 0 receives from it, rank 1 calls a rendezvous with it, rank 2 gathers with it."""
     import contextlib
     import io
 
@@ -122,23 +122,23 @@ def other_waits(rank, size):
         if rank in (0, 3):
             found["message"] = (xm.recv(x, 1) if rank == 0 else xm.send(x, 1)).item()
         if rank in (1, 3):
-            found["meeting"] = xm.rendezvous("late", bytes([rank]), [1, 3])
-            communicator.current().send(4 - rank, "letter", bytes([rank]))
-            found["letter"] = communicator.current().receive(4 - rank, "letter")
+            found["rendezvous"] = xm.rendezvous("late", bytes([rank]), [1, 3])
+            communicator.current().send(4 - rank, "message", bytes([rank]))
+            found["message"] = communicator.current().receive(4 - rank, "message")
         if rank in (2, 3):
             found["sum"] = xm.all_reduce("sum", torch.ones(1).to("xla"), groups=groups).item()
     return found, told.getvalue()
 
 
 @pytest.mark.long
-def test_messages_and_meetings_wait_for_a_rank_forty_seconds_late(four):
+def test_messages_and_rendezvous_wait_for_a_rank_forty_seconds_late(four):
     outcomes = four.run(other_waits)
     found = [found for found, _ in outcomes]
     assert found[0]["message"] == found[3]["message"] == 3.0
-    assert found[1]["meeting"] == found[3]["meeting"] == [b"\x01", b"\x03"]
-    assert (found[1]["letter"], found[3]["letter"]) == ((3, b"\x03"), (1, b"\x01"))
+    assert found[1]["rendezvous"] == found[3]["rendezvous"] == [b"\x01", b"\x03"]
+    assert (found[1]["message"], found[3]["message"]) == ((3, b"\x03"), (1, b"\x01"))
     assert found[2]["sum"] == found[3]["sum"] == 2.0
-    # The board of rendezvous is rank 0's, and so is the line about those who wait at it.
+    # The rendezvous are kept by rank 0's, and so is the line about those who wait at it.
     told = [told for _, told in outcomes]
     assert "rank 0 has waited 10 s in recv(channel 1) of float32[1] for a rank to send" in told[0]
     assert "rank 1 has waited" in told[0] and "in rendezvous 'late' for rank 3" in told[0]

@@ -1,6 +1,6 @@
 """`python -m` this to join the checkpoints of all ranks into one."""
 
-from torch_xdist.ranks.fsdp_state import (
+from torch_xdist.ranks.fsdp.state import (
     consolidate_sharded_model_checkpoints,
     main,
     main_of,

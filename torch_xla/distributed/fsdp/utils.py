@@ -1,6 +1,6 @@
 """Gradient checkpointing of a module, where torch_xla has it."""
 
-from torch_xdist.ranks.fsdp_wrap import (
+from torch_xdist.ranks.fsdp.wrap import (
     checkpoint_module,
 )
 

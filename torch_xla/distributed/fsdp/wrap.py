@@ -1,6 +1,6 @@
 """Which submodules become units: wrap policies."""
 
-from torch_xdist.ranks.fsdp_wrap import (
+from torch_xdist.ranks.fsdp.wrap import (
     always_wrap_policy,
     lambda_auto_wrap_policy,
     recursive_wrap,

@@ -1,6 +1,6 @@
 """The module between the wrapper and the user's."""
 
-from torch_xdist.ranks.fsdp_flatten import (
+from torch_xdist.ranks.fsdp.flatten import (
     XlaFlattenParamsWrapper,
 )
 

@@ -1,6 +1,6 @@
 """The wrapper class, where torch_xla has it."""
 
-from torch_xdist.ranks.fsdp import (
+from torch_xdist.ranks.fsdp.module import (
     XlaFullyShardedDataParallel,
 )
 

@@ -8,7 +8,7 @@ from device_ranks import DeviceRanks
 def trains(rank, size):
     from torch_xdist import world
     from torch_xdist.core.devices import steps
-    from torch_xdist.ranks import collective_ops, gradients, meetings
+    from torch_xdist.ranks import collective_ops, gradients, rendezvous
 
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2).to("xla")
@@ -23,7 +23,7 @@ def trains(rank, size):
         gradients.optimizer_step(optimizer)
         steps.sync()
     scalar = collective_ops.all_reduce("max", torch.tensor(rank + 0.5).to("xla")).item()
-    total = meetings.mesh_reduce("sum", rank, sum)
+    total = rendezvous.mesh_reduce("sum", rank, sum)
     return [p.detach().cpu() for p in model.parameters()], scalar, total, world.transport()
 
 

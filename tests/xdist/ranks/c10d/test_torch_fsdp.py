@@ -109,17 +109,17 @@ def test_the_module_is_completed_whenever_it_is_imported(monkeypatch):
     import importlib
     import sys
 
-    from torch_xdist.ranks import torchs_fsdp
+    from torch_xdist.ranks.c10d import torch_fsdp
 
-    module = importlib.import_module(torchs_fsdp._NAME)
-    torchs_fsdp.register()
+    module = importlib.import_module(torch_fsdp._NAME)
+    torch_fsdp.register()
     handle = module._FSDPDeviceHandle.from_device(torch.device("xla"))
     assert handle.current_device() == torch.device("xla", 0) and handle.is_available()
     assert handle.Event().synchronize() is None
-    monkeypatch.delitem(sys.modules, torchs_fsdp._NAME)
-    torchs_fsdp.register()
-    again = importlib.import_module(torchs_fsdp._NAME)
+    monkeypatch.delitem(sys.modules, torch_fsdp._NAME)
+    torch_fsdp.register()
+    again = importlib.import_module(torch_fsdp._NAME)
     assert again is not module
     handle = again._FSDPDeviceHandle.from_device(torch.device("xla"))
     assert handle.current_device() == torch.device("xla", 0)
-    assert not any(isinstance(finder, torchs_fsdp._Completing) for finder in sys.meta_path)
+    assert not any(isinstance(finder, torch_fsdp._Completing) for finder in sys.meta_path)

@@ -21,10 +21,11 @@ from torch_xdist.collectives import inside
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import c10d_functional, collective_ops, device_mesh, torchs_fsdp
-from torch_xdist.ranks.c10d_work import Receiving, done, fill, finished, on_device
-from torch_xdist.ranks.messages import received, sent, shared
-from torch_xdist.ranks.reductions import Reduction, reduction
+from torch_xdist.ranks import collective_ops
+from torch_xdist.ranks.c10d import device_mesh, functional, torch_fsdp
+from torch_xdist.ranks.c10d.reductions import Reduction, reduction
+from torch_xdist.ranks.c10d.work import Receiving, done, finished, on_device
+from torch_xdist.ranks.tensor_messages import fill, received, sent, shared
 from torch_xdist.releases import patches
 
 
@@ -358,7 +359,7 @@ def _xla_rendezvous(
 
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
-    for part in (device_mesh, c10d_functional, torchs_fsdp):
+    for part in (device_mesh, functional, torch_fsdp):
         part.register()
     if "xla" in dist.Backend.backend_list:
         return

@@ -10,7 +10,7 @@ from torch import nn
 from torch_xdist import world
 from torch_xdist.collectives.errors import ArgumentError
 from torch_xdist.collectives.groups import checked, equal_sized, group_of
-from torch_xdist.ranks.fsdp_shards import Members
+from torch_xdist.ranks.fsdp.shards import Members
 
 Groups = Sequence[Sequence[int]] | None
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -29,7 +29,7 @@ def _completing(usual: Callable[..., None]) -> Callable[..., None]:
         usual(self, device_type, *arguments, **options)
         if device_type == "xla":
             _complete(self, **options)
-            from torch_xdist.ranks import dtensors
+            from torch_xdist.ranks.c10d import dtensors
 
             dtensors.register()
 

@@ -17,9 +17,9 @@ from torch_xdist.collectives.buckets import plan
 from torch_xdist.errors import CheckpointError
 from torch_xdist.files import saving
 from torch_xdist.ranks import collective_ops
-from torch_xdist.ranks.fsdp_flatten import XlaFlattenParamsWrapper
-from torch_xdist.ranks.fsdp_options import is_unit
-from torch_xdist.ranks.fsdp_shards import Layout, cut_shard
+from torch_xdist.ranks.fsdp.flatten import XlaFlattenParamsWrapper
+from torch_xdist.ranks.fsdp.options import is_unit
+from torch_xdist.ranks.fsdp.shards import Layout, cut_shard
 
 _INNER = "_fpw_module."
 _WRAPPED = "_fsdp_wrapped_module."

@@ -1,4 +1,4 @@
-"""Meetings of the ranks, on one rank and between real processes."""
+"""Rendezvous of the ranks, and what is built on them, on one rank and between real processes."""
 
 import pytest
 import torch
@@ -6,38 +6,38 @@ import torch
 from torch_xdist.collectives.messages import communicator
 from torch_xdist.core.torch_side import registration
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import meetings
+from torch_xdist.ranks import rendezvous
 
 registration.register()
 
 
-def meet(rank, size):
-    from torch_xdist.ranks import collective_ops, meetings
+def calls(rank, size):
+    from torch_xdist.ranks import collective_ops, rendezvous
 
     # Pending on all ranks; rank 0 reads it, the others go to the rendezvous.
     total = collective_ops.all_reduce("sum", torch.ones(1).to("xla"))
     read = total.item() if rank == 0 else None
-    mean = meetings.mesh_reduce(
+    mean = rendezvous.mesh_reduce(
         "mean",
         {"right": torch.tensor(rank * 2).to("xla"), "of": 4},
         lambda parts: sum(int(p["right"]) for p in parts) / sum(p["of"] for p in parts),
     )
     written = []
-    result = meetings.do_on_ordinals(
+    result = rendezvous.do_on_ordinals(
         lambda x: written.append(x.device.type) or x.item(), (total,), ordinals=(1,)
     )
     return {
         "read": read,
-        "payloads": meetings.rendezvous("tag", str(rank).encode()),
-        "some": meetings.rendezvous("some", b"%d" % rank, [0, 2]) if rank != 1 else None,
-        "xla": meetings.xla_rendezvous(b"x" * rank),
+        "payloads": rendezvous.rendezvous("tag", str(rank).encode()),
+        "some": rendezvous.rendezvous("some", b"%d" % rank, [0, 2]) if rank != 1 else None,
+        "xla": rendezvous.xla_rendezvous(b"x" * rank),
         "mean": mean,
         "did": (result, written),
     }
 
 
 def test_ranks_meet_and_share_what_they_bring(three):
-    for rank, found in enumerate(three.run(meet)):
+    for rank, found in enumerate(three.run(calls)):
         assert found == {
             "read": 3.0 if rank == 0 else None,
             "payloads": [b"0", b"1", b"2"],
@@ -49,21 +49,21 @@ def test_ranks_meet_and_share_what_they_bring(three):
 
 
 def test_one_rank_meets_itself():
-    assert meetings.rendezvous("tag") == [b""]
-    assert meetings.xla_rendezvous(b"a", ordinals=[0]) == [b"a"]
+    assert rendezvous.rendezvous("tag") == [b""]
+    assert rendezvous.xla_rendezvous(b"a", ordinals=[0]) == [b"a"]
     value = torch.ones(2).to("xla")
-    assert meetings.mesh_reduce("tag", value, lambda parts: parts[0].device.type) == "cpu"
-    assert meetings.do_on_ordinals(lambda a, b: a + b, (1, 2)) == 3
-    assert meetings.do_on_ordinals(lambda: 1, ordinals=(1,)) is None
+    assert rendezvous.mesh_reduce("tag", value, lambda parts: parts[0].device.type) == "cpu"
+    assert rendezvous.do_on_ordinals(lambda a, b: a + b, (1, 2)) == 3
+    assert rendezvous.do_on_ordinals(lambda: 1, ordinals=(1,)) is None
 
 
 def test_payloads_must_be_bytes():
     with pytest.raises(TypeError, match="payload is a str; it must be bytes"):
-        meetings.rendezvous("tag", "text")
+        rendezvous.rendezvous("tag", "text")
     with pytest.raises(TypeError, match="`payload` must be bytes, not str"):
-        meetings.xla_rendezvous("text")
+        rendezvous.xla_rendezvous("text")
     with pytest.raises(ValueError, match="Only global rendezvous is supported"):
-        meetings.xla_rendezvous(b"", ordinals=[1])
+        rendezvous.xla_rendezvous(b"", ordinals=[1])
 
 
 class Payload:
@@ -97,7 +97,7 @@ class Others:
 
 @pytest.fixture
 def among_two(monkeypatch):
-    monkeypatch.setattr(meetings.world, "world_size", lambda: 2)
+    monkeypatch.setattr(rendezvous.world, "world_size", lambda: 2)
 
     def become(is_authenticated):
         communicator.use(Others(is_authenticated), thread_only=True)
@@ -116,22 +116,22 @@ def test_a_pickle_that_anybody_may_have_written_is_not_opened(among_two):
     with pytest.raises(
         WorldError, match=r"mesh_reduce\('tag'\): rank 0 brought what only a pickle"
     ):
-        meetings.mesh_reduce("tag", {"is": Payload(3)}, numbers)
+        rendezvous.mesh_reduce("tag", {"is": Payload(3)}, numbers)
     assert Payload.opened == before
     # Tensors and plain data need no pickle.
     plain = {"x": torch.ones(2), "n": [1, 2.5, "a", None, True, b"b"], "c": 1 + 2j, "s": {3}}
-    found = meetings.mesh_reduce("tag", plain, lambda parts: parts[1])
+    found = rendezvous.mesh_reduce("tag", plain, lambda parts: parts[1])
     assert torch.equal(found.pop("x"), torch.ones(2))
     assert found == {"n": [1, 2.5, "a", None, True, b"b"], "c": 1 + 2j, "s": {3}}
 
 
 def test_any_object_goes_between_ranks_that_know_each_other(among_two):
     among_two(is_authenticated=True)
-    assert meetings.mesh_reduce("tag", {"is": Payload(3)}, numbers) == [3, 3]
+    assert rendezvous.mesh_reduce("tag", {"is": Payload(3)}, numbers) == [3, 3]
 
 
 def test_bytes_that_are_neither_are_an_error(among_two):
     among_two(is_authenticated=False)
     communicator.current().exchange = lambda *_: [b"cos\nsystem\n(S'true'\ntR.", b""]
     with pytest.raises(WorldError, match=r"mesh_reduce\('tag'\): rank 0 brought"):
-        meetings.mesh_reduce("tag", 1, list)
+        rendezvous.mesh_reduce("tag", 1, list)

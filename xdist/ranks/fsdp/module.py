@@ -18,9 +18,10 @@ from torch_xdist.collectives.buckets import CAP_BYTES
 from torch_xdist.core.devices import device, steps
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import buffers_of
-from torch_xdist.ranks import fsdp_state, sharded_grad_scaler
-from torch_xdist.ranks.fsdp_flatten import Owner, XlaFlattenParamsWrapper, owners_of
-from torch_xdist.ranks.fsdp_options import (
+from torch_xdist.ranks import sharded_grad_scaler
+from torch_xdist.ranks.fsdp.module import state as state_dicts
+from torch_xdist.ranks.fsdp.flatten import Owner, XlaFlattenParamsWrapper, owners_of
+from torch_xdist.ranks.fsdp.options import (
     Groups,
     check_dtypes,
     check_has_no_units,
@@ -33,7 +34,7 @@ from torch_xdist.ranks.fsdp_options import (
     tell_no_effect,
     units_of,
 )
-from torch_xdist.ranks.fsdp_passes import (
+from torch_xdist.ranks.fsdp.passes import (
     Exit,
     Gather,
     Sharded,
@@ -44,8 +45,8 @@ from torch_xdist.ranks.fsdp_passes import (
     remove,
     take_out,
 )
-from torch_xdist.ranks.fsdp_shards import Bundle, cut_shard, layout_of
-from torch_xdist.ranks.fsdp_wrap import Policy, materialize, recursive_wrap
+from torch_xdist.ranks.fsdp.shards import Bundle, cut_shard, layout_of
+from torch_xdist.ranks.fsdp.wrap import Policy, materialize, recursive_wrap
 
 _SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
 
@@ -348,11 +349,11 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def get_original_names_and_sharded_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name in the unwrapped module, shard) of every sharded parameter."""
-        return fsdp_state.original_names(self)
+        return state_dicts.original_names(self)
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What `consolidate_sharded_model_checkpoints` needs; save it with the state dict."""
-        return fsdp_state.metadata_of(self)
+        return state_dicts.metadata_of(self)
 
     def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
         """The unwrapped module's state dict, on the CPU. Call it on every rank: it gathers.
@@ -360,11 +361,11 @@ class XlaFullyShardedDataParallel(nn.Module):
         Args:
             rank0_only: the other ranks get {}.
         """
-        return fsdp_state.full_state_dict(self, rank0_only=rank0_only)
+        return state_dicts.full_state_dict(self, rank0_only=rank0_only)
 
     def load_full_state_dict(self, state: dict[str, Any], strict: bool = True) -> Any:
         """Take the unwrapped module's state dict; each rank keeps its shards of it."""
-        return fsdp_state.load_full_state_dict(self, state, strict=strict)
+        return state_dicts.load_full_state_dict(self, state, strict=strict)
 
     def __getattr__(self, name: str) -> Any:
         try:

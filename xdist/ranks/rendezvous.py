@@ -1,4 +1,4 @@
-"""Meetings of the ranks on the host, outside any program: barriers, and objects for everybody."""
+"""Rendezvous of the ranks on the host, outside any program, and what stands on them."""
 
 import io
 import pickle

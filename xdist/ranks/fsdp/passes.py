@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch_xdist.core.devices.tensor import wrap
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.ranks.collective_ops import all_reduce, optimization_barrier
-from torch_xdist.ranks.fsdp_flatten import Owner
-from torch_xdist.ranks.fsdp_shards import Bundle, Layout, state_of
+from torch_xdist.ranks.fsdp.flatten import Owner
+from torch_xdist.ranks.fsdp.shards import Bundle, Layout, state_of
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from torch_xdist.ranks.reductions import Reduction, reduction
+from torch_xdist.ranks.c10d.reductions import Reduction, reduction
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,14 @@ def unpacked(payload: bytes) -> list[torch.Tensor]:
     return torch.load(io.BytesIO(payload), weights_only=True)
 
 
+def fill(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write each value into its target, on whichever device that is."""
+    with torch.no_grad():
+        for target, value in zip(targets, values):
+            shaped = value if value.shape == target.shape else value.reshape(target.shape)
+            target.detach().copy_(shaped)
+
+
 def shared(
     tag: str, ranks: tuple[int, ...], tensors: Sequence[torch.Tensor]
 ) -> list[list[torch.Tensor]]:

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.ranks import collective_ops
-from torch_xdist.ranks.messages import received
+from torch_xdist.ranks.tensor_messages import fill, received
 
 
 class Receiving(dist.Work):
@@ -57,14 +57,6 @@ class Receiving(dist.Work):
 def on_device(tensors: Sequence[torch.Tensor]) -> TypeGuard[Sequence[XlaTensor]]:
     """Whether these are device tensors; one CPU tensor makes it a matter of the hosts."""
     return all(tensor.__class__ is XlaTensor for tensor in tensors)
-
-
-def fill(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write each value into its target, on whichever device that is."""
-    with torch.no_grad():
-        for target, value in zip(targets, values):
-            shaped = value if value.shape == target.shape else value.reshape(target.shape)
-            target.detach().copy_(shaped)
 
 
 def done(targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> dist.Work:

@@ -13,14 +13,14 @@ from device_ranks import DeviceRanks
 
 from torch_xdist import world
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks import process_group
+from torch_xdist.ranks.c10d import process_group
 from torch_xdist.system.rank import Rank
 
 
 def join(rank, size):
     import torch.distributed as dist
 
-    import torch_xdist.ranks.process_group  # noqa: F401
+    import torch_xdist.ranks.c10d.process_group  # noqa: F401
 
     dist.init_process_group("xla", init_method="xla://")
     return dist.get_backend(), dist.get_rank(), dist.get_world_size()
