@@ -1,11 +1,12 @@
 """Do the ranks run the same collectives? Asked before a program runs over the mesh, where a
 difference would be a hang inside XLA.
 
-A rank that runs a program for the first time posts the program's collectives and waits for those of
-the others. On accelerators a rank that runs a program again, from the same thread, posts nothing at
-once, which would cost each step a message; a thread posts its newest launches within half a second,
-so that whoever waits for it learns that it went another way. On CPUs the ranks meet before every
-program: once inside, gloo gives up on a rank that is 30 s late, and cannot be used again.
+A rank that runs a program for the first time announces the program's collectives and waits for
+those of the others. On accelerators a rank that runs a program again, from the same thread,
+announces nothing at once, which would cost each step a message; a thread announces its newest
+launches within half a second, so that whoever waits for it learns that it went another way. On CPUs
+the ranks wait for each other before every program: once inside, gloo gives up on a rank that is
+30 s late, and cannot be used again.
 """
 
 import atexit
@@ -33,7 +34,7 @@ _KEPT = 8  # a rank may launch some programs before the first one is done
 Call = tuple[str, str]
 
 
-class Posted(NamedTuple):
+class Announced(NamedTuple):
     """What a rank launches: its collectives, from which thread, and which threads it has."""
 
     calls: Sequence[Call]
@@ -57,33 +58,35 @@ class Agreement:
     ) -> None:
         self.has_ended = has_ended
         self._rank, self._world_size, self._store = rank, world_size, store
-        self._launches: deque[tuple[int, Posted]] = deque(maxlen=_KEPT)
+        self._launches: deque[tuple[int, Announced]] = deque(maxlen=_KEPT)
         self._is_new = False
         self._beat = 0
         self._old = ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat_until_the_end, daemon=True)
+        self._thread = threading.Thread(
+            target=self._beat_until_the_end, name="xdist-heartbeat", daemon=True
+        )
         self._thread.start()
         atexit.register(self.close)
 
-    def launch(self, launch: Launch, calls: Sequence[Call], *, meets: bool) -> None:
+    def launch(self, launch: Launch, calls: Sequence[Call], *, waits: bool) -> None:
         """Say that this rank now runs a program with these collectives.
 
         Args:
-            meets: wait for the other ranks. True where the program is new.
+            waits: for the other ranks. True where the program is new.
 
         Raises:
             MismatchError: naming the ranks, and the first collective in which they differ.
             RankLostError: a rank ended, or gave no sign of life for a minute.
         """
-        posted = Posted(calls, launch.thread, launch.threads)
-        self._launches.append((launch.number, posted))
+        announced = Announced(calls, launch.thread, launch.threads)
+        self._launches.append((launch.number, announced))
         self._is_new = True
-        if not (meets or launch.is_of_another_thread):
+        if not (waits or launch.is_of_another_thread):
             return
         place = f"xdist/program/{launch.number}"
         own = f"{place}/{self._rank}"
-        self._store.put(own, json.dumps(posted).encode())
+        self._store.put(own, json.dumps(announced).encode())
         there = {int(rank): _parsed(text) for rank, text in self._store.look_below(place).items()}
         found = [
             there.get(rank) or _Wait(launch.number, self._rank, rank, calls).end(self)
@@ -96,7 +99,7 @@ class Agreement:
         self._compare(launch.number, found)
 
     @staticmethod
-    def _compare(number: int, found: Sequence[Posted]) -> None:
+    def _compare(number: int, found: Sequence[Announced]) -> None:
         for position, at in enumerate(zip_longest(*[one.calls for one in found])):
             if len({call and call[0] for call in at}) > 1:
                 raise MismatchError(difference(number, position, at))
@@ -117,20 +120,20 @@ class Agreement:
         self._stop.set()
         self._thread.join(5)
 
-    def posted_by(self, number: int, rank: int) -> Posted | None:
+    def announced_by(self, number: int, rank: int) -> Announced | None:
         """What `rank` runs as its program of this number; None where it does not say so soon."""
         found = self._store.get(f"xdist/program/{number}/{rank}", _LOOK_S)
         return None if found is None else _parsed(found)
 
-    def beat_of(self, rank: int) -> int:
+    def heartbeat_of(self, rank: int) -> int:
         """A number that changes while the rank lives; -1 when it ended, 0 before it began."""
-        found = self._store.look(f"xdist/beat/{rank}")
+        found = self._store.look(f"xdist/heartbeat/{rank}")
         return 0 if found is None else int(found)
 
-    def launches_of(self, rank: int) -> dict[int, Posted]:
+    def launches_of(self, rank: int) -> dict[int, Announced]:
         """Its newest launches, by their number."""
         found = self._store.look(f"xdist/launched/{rank}")
-        return {} if found is None else {n: _posted(*one) for n, one in json.loads(found)}
+        return {} if found is None else {n: _announced(*one) for n, one in json.loads(found)}
 
     def _beat_until_the_end(self) -> None:
         # A service that cannot be reached for a while is no reason to stop: the others would take
@@ -150,16 +153,16 @@ class Agreement:
             except BaseException:
                 self._is_new = True
                 raise
-        self._store.put(f"xdist/beat/{self._rank}", str(beat).encode(), replace=True)
+        self._store.put(f"xdist/heartbeat/{self._rank}", str(beat).encode(), replace=True)
         self._beat = beat
 
 
-def _parsed(text: bytes) -> Posted:
-    return _posted(*json.loads(text))
+def _parsed(text: bytes) -> Announced:
+    return _announced(*json.loads(text))
 
 
-def _posted(calls: Sequence[Sequence[str]], thread: str, threads: Sequence[str]) -> Posted:
-    return Posted([(what, where) for what, where in calls], thread, threads)
+def _announced(calls: Sequence[Sequence[str]], thread: str, threads: Sequence[str]) -> Announced:
+    return Announced([(what, where) for what, where in calls], thread, threads)
 
 
 class _Wait:
@@ -172,22 +175,22 @@ class _Wait:
         self._report = WaitReport(rank, self._start_s)
         self._beat = 0
 
-    def end(self, agreement: Agreement) -> Posted:
+    def end(self, agreement: Agreement) -> Announced:
         """What the other rank runs as its program of this number, new or not."""
         with PROGRESS.wait((self._other,)):
             return self._end(agreement)
 
-    def _end(self, agreement: Agreement) -> Posted:
+    def _end(self, agreement: Agreement) -> Announced:
         while True:
-            # Asked before one more look: it may have posted just before it ended.
+            # Asked before one more look: it may have announced it just before it ended.
             has_ended = agreement.has_ended(self._other)
-            posted = agreement.posted_by(self._number, self._other)
-            if posted is not None:
-                return posted
+            announced = agreement.announced_by(self._number, self._other)
+            if announced is not None:
+                return announced
             launches = agreement.launches_of(self._other)
             if self._number in launches:
                 return launches[self._number]
-            beat = -1 if has_ended else agreement.beat_of(self._other)
+            beat = -1 if has_ended else agreement.heartbeat_of(self._other)
             self._look(beat, time.monotonic())
 
     def _look(self, beat: int, now_s: float) -> None:

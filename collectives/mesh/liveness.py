@@ -19,7 +19,7 @@ import weakref
 
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
-from torch_xdist.collectives.messages.handshake import greet
+from torch_xdist.collectives.messages.handshake import authenticate
 from torch_xdist.collectives.messages.server import BACKLOG, Request, Server
 from torch_xdist.system.frames import Link
 
@@ -89,7 +89,7 @@ class Liveness:
             sock = socket.create_connection((host, int(port)), _CONNECT_S)
             _to_first_ranks.add(sock)
             _keep_alive(sock)
-            greet(sock, _NAME, self._secret)
+            authenticate(sock, _NAME, self._secret)
             # Else a look at it would wait.
             sock.settimeout(None)
             if Link(sock).send({"kind": "rank", "rank": self._rank}):

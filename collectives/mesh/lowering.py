@@ -1,7 +1,7 @@
 """Collectives of a program that runs inside `shard_map` over the mesh axis "ranks": XLA's own.
 
-The same functions as in `on_host`. XLA orders its collectives by itself, so the token passes by.
-Reductions XLA has no collective for (mul, and, or, xor) gather and fold.
+The same functions as in `shared_memory.lowering`. XLA orders its collectives by itself, so the
+token passes by. Reductions XLA has no collective for (mul, and, or, xor) gather and fold.
 """
 
 import functools

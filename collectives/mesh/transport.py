@@ -3,7 +3,7 @@
 import atexit
 import contextlib
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -73,15 +73,7 @@ def join(
     try:
         if serve or (serve is None and rank == 0):
             state.service = _serve(coordinator, world_size)
-        client = _jax.get_distributed_runtime_client(
-            coordinator,
-            rank,
-            init_timeout=int(timeout_s),
-            use_compression=True,
-            shutdown_on_destruction=False,
-            # Its default ends the process by a signal; the collective that fails says more.
-            missed_heartbeat_callback=_ignore,
-        )
+        client = _client(coordinator, rank, timeout_s)
         client.connect()
     except RuntimeError as error:
         raise JoinError(
@@ -91,11 +83,23 @@ def join(
         ) from error
     state.client, state.coordinator_address = client, coordinator
     state.process_id, state.num_processes = rank, world_size
-    _meet(rank, world_size, KeyValueStore(client, secret), coordinator, secret)
+    _connect(rank, world_size, KeyValueStore(client, secret), coordinator, secret)
     atexit.register(_leave)
 
 
-def _meet(
+def _client(coordinator: str, rank: int, timeout_s: float) -> Any:
+    return _jax.get_distributed_runtime_client(
+        coordinator,
+        rank,
+        init_timeout=int(timeout_s),
+        use_compression=True,
+        shutdown_on_destruction=False,
+        # Its default ends the process by a signal; the collective that fails says more.
+        missed_heartbeat_callback=_ignore,
+    )
+
+
+def _connect(
     rank: int, world_size: int, store: KeyValueStore, coordinator: str, secret: bytes
 ) -> None:
     has_ended = Liveness(rank, store, coordinator, secret).has_ended if secret else _never

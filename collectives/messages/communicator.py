@@ -36,7 +36,7 @@ class Communicator(Protocol):
         """The next message under `tag` from `source` (None: anybody): (source, payload)."""
 
 
-class _Alone:
+class _SingleRank:
     rank, world_size, is_authenticated = 0, 1, True
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Alone:
         return self._messages.take(source, tag, lambda rank: False)
 
 
-_process: Communicator = _Alone()
+_process: Communicator = _SingleRank()
 _thread = threading.local()
 
 
@@ -62,7 +62,7 @@ def use(communicator: Communicator | None, *, thread_only: bool = False) -> None
     if thread_only:
         _thread.communicator = communicator
     else:
-        _process = communicator or _Alone()
+        _process = communicator or _SingleRank()
 
 
 def of_thread() -> Communicator | None:

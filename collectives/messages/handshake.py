@@ -19,7 +19,7 @@ _NONCE_BYTES = 16
 _PROOF_BYTES = 32
 
 
-def greet(sock: socket.socket, address: str, secret: bytes) -> None:
+def authenticate(sock: socket.socket, address: str, secret: bytes) -> None:
     """The client's side, on a connected socket.
 
     Raises:
@@ -39,7 +39,7 @@ def greet(sock: socket.socket, address: str, secret: bytes) -> None:
     sock.sendall(_proof(secret, "client", address, ours + theirs))
 
 
-class Greeting:
+class ServerHandshake:
     """The server's side, on a socket that is read when it is ready.
 
     Raises:

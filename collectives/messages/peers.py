@@ -85,7 +85,9 @@ class Peers:
             link, answer = Link(sock), None
             with contextlib.suppress(ConnectionError, TimeoutError):
                 sock.settimeout(_ANSWER_S)
-                handshake.greet(sock, address_of(self._job, rank, self._secret), self._secret)
+                handshake.authenticate(
+                    sock, address_of(self._job, rank, self._secret), self._secret
+                )
                 if link.send(message, *blobs, descriptors=descriptors):
                     answer = link.receive()
                 if answer is not None and answer.message.get("waits"):

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.messages.handshake import Greeting
+from torch_xdist.collectives.messages.handshake import ServerHandshake
 from torch_xdist.collectives.workers import Workers
 from torch_xdist.system.frames import Frame, Link, Message
 
@@ -29,7 +29,7 @@ _TICK_S = 0.25
 BACKLOG = 4096  # as many ranks may come at once; the kernel's own limit holds too
 _BREAK_S = 0.05  # between two tries where the kernel has no descriptor for a connection
 _SILENT_S = 60.0  # between two lines about the same trouble
-_GREETING_S = 30.0  # a connection that has not proved itself by then is closed
+_HANDSHAKE_S = 30.0  # a connection that has not proved itself by then is closed
 _SMALL_BYTES = 2**16  # fits into the empty buffer of a socket, whether or not the peer reads
 _FLUSH_S = 10.0
 
@@ -81,7 +81,7 @@ Handler = Callable[[Request], None]
 class _Connection:
     def __init__(self, sock: socket.socket, address: str, secret: bytes) -> None:
         self.sock = sock
-        self.greeting: Greeting | None = Greeting(sock, address, secret)
+        self.handshake: ServerHandshake | None = ServerHandshake(sock, address, secret)
         self.link = Link(sock)
         self.at_end: list[Callable[[], None]] = []
         self.since_s = time.monotonic()
@@ -170,10 +170,10 @@ class Server:
         self._connections[sock.fileno()] = connection
 
     def _read(self, connection: _Connection) -> None:
-        if connection.greeting is not None:
-            proved = connection.greeting.read_ready()
+        if connection.handshake is not None:
+            proved = connection.handshake.read_ready()
             if proved:
-                connection.greeting = None
+                connection.handshake = None
             elif proved is False:
                 self._end(connection)
             return
@@ -200,7 +200,7 @@ class Server:
 
     def _end_silent_ones(self, now_s: float) -> None:
         for connection in list(self._connections.values()):
-            if connection.greeting is not None and now_s - connection.since_s > _GREETING_S:
+            if connection.handshake is not None and now_s - connection.since_s > _HANDSHAKE_S:
                 self._end(connection)
 
     def _say(self, what: str, error: Exception) -> None:

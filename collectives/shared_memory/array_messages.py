@@ -133,7 +133,7 @@ def _dropped(message: ArrayMessage) -> bool:
     return True
 
 
-class Watch(Protocol):
+class RecvStatus(Protocol):
     """What a receiver tells the other ranks, and sees of them."""
 
     def waits(self, call: str) -> None:
@@ -175,7 +175,7 @@ class PointToPoint:
         finally:
             message.close()
 
-    def receive(self, channel: int, out: np.ndarray, kind: str, watch: Watch) -> None:
+    def receive(self, channel: int, out: np.ndarray, kind: str, status: RecvStatus) -> None:
         """Fill `out` with what some rank sends on the channel.
 
         Raises:
@@ -183,7 +183,7 @@ class PointToPoint:
                 for this one.
         """
         call = f"recv(channel {channel}) of {kind}"
-        message = self._queue.take(channel, Waiting(self._rank, channel, call, watch))
+        message = self._queue.take(channel, Waiting(self._rank, channel, call, status))
         try:
             if message.kind != kind:
                 raise MismatchError(
@@ -199,22 +199,22 @@ class PointToPoint:
 class Waiting:
     """A receiver to whom nothing has come yet."""
 
-    def __init__(self, rank: int, channel: int, call: str, watch: Watch) -> None:
-        self._rank, self._channel, self._call, self._watch = rank, channel, call, watch
+    def __init__(self, rank: int, channel: int, call: str, status: RecvStatus) -> None:
+        self._rank, self._channel, self._call, self._status = rank, channel, call, status
         self._is_said = False
         self._report = WaitReport(rank, 0.0)
 
     def came(self) -> None:
         """A message came."""
-        self._watch.waits("")
+        self._status.waits("")
         self._is_said = False
 
     def problem(self, waited_s: float) -> MismatchError | None:
         """Look around: the error that ends the wait, if nothing can come any more."""
         if not self._is_said:
-            self._watch.waits(self._call)
+            self._status.waits(self._call)
             self._is_said = True
-        reasons = self._watch.stuck()
+        reasons = self._status.stuck()
         if reasons:
             return MismatchError(
                 f"rank {self._rank} called {self._call}, and nobody is left to send on channel "

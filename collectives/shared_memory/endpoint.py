@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -70,18 +70,12 @@ def decoded(text: bytes) -> Spec:
     return Spec(op, title, reduction, found, tuple(sources), channel, what)
 
 
-class Life(Protocol):
-    """What is known of the processes of the other ranks."""
-
-    def has_ended(self, rank: int) -> bool:
-        """Whether `rank` has started and ended."""
-
-
 class Endpoint:
     """One rank's end.
 
     Args:
-        life: whether the others live; None: they are threads of this process.
+        has_ended: whether a rank has started and ended; None: the others are threads of this
+            process, and none ends alone.
         spin_s: how long to look before sleeping; 0 where ranks share cores or the GIL.
         to_device: makes operands of launches of numpy arrays.
     """
@@ -94,13 +88,13 @@ class Endpoint:
         statuses: Statuses,
         point_to_point: PointToPoint,
         *,
-        life: Life | None = None,
+        has_ended: Callable[[int], bool] | None = None,
         spin_s: float = 0.0,
         to_device: Callable[[np.ndarray], Any] = np.asarray,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.statuses = statuses
-        self._memory, self._life, self._spin_s = memory, life, spin_s
+        self._memory, self._has_ended, self._spin_s = memory, has_ended, spin_s
         self._point_to_point = point_to_point
         self._segments: dict[tuple[int, ...], Segment] = {}
         self._lock = threading.Lock()
@@ -174,7 +168,7 @@ class Endpoint:
         exact = _exact(spec)
         if launch is None:
             return Caller("", spec.what, exact)
-        if self._life is None:
+        if self._has_ended is None:
             # Each rank is a thread, and all of them are threads of one process.
             return Caller(launch.where, spec.what, exact)
         thread, threads = launch.thread, launch.threads
@@ -228,7 +222,7 @@ class Endpoint:
 
     def has_ended(self, rank: int) -> bool:
         """Whether `rank` has started and ended."""
-        return self._life is not None and self._life.has_ended(rank)
+        return self._has_ended is not None and self._has_ended(rank)
 
     def begin(self, ranks: tuple[int, ...], call: str) -> Callable[[int], str]:
         """Tell the others, whatever group they wait in, that this rank waits in `call`."""
@@ -248,7 +242,7 @@ def _elsewhere(wait: Wait, group: int, rank: int) -> str:
 
 
 class Receiving:
-    """What one recv tells the other ranks, and sees of them; an `array_messages.Watch`."""
+    """What one recv tells the other ranks, and sees of them; an `array_messages.RecvStatus`."""
 
     def __init__(self, end: Endpoint) -> None:
         self._end = end

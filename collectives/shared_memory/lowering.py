@@ -17,7 +17,7 @@ from torch_xdist.collectives.groups import Groups, shortened
 from torch_xdist.collectives.shared_memory.endpoint import Spec
 from torch_xdist.collectives.shared_memory.transport import CALL
 
-# Smaller ones overlap better with the backward pass; each costs two meetings.
+# Smaller ones overlap better with the backward pass; each costs two barriers.
 BUCKET_BYTES = 8 * 2**20
 
 _exchange = jax_core.Primitive("xdist_exchange")

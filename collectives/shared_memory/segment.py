@@ -128,7 +128,7 @@ class Segment:
         self._note = np.zeros(_NOTE_HEAD.size, np.uint8)
         self._details: Callable[[], list[str]] = list
         self._shared_error: CollectiveError | None = None
-        self._met = self._words[self._counts[member]]
+        self._barriers = self._words[self._counts[member]]
 
     @staticmethod
     def size_bytes(members: int, slot_bytes: int) -> int:
@@ -142,11 +142,11 @@ class Segment:
 
     def own_slot(self) -> np.ndarray:
         """Where this member writes before the next barrier; uint8 [slot_bytes]."""
-        return self._slots[self.member][(self._met + 1) & 1]
+        return self._slots[self.member][(self._barriers + 1) & 1]
 
     def slot(self, member: int) -> np.ndarray:
         """What `member` wrote before the last barrier; uint8 [slot_bytes]."""
-        return self._slots[member][self._met & 1]
+        return self._slots[member][self._barriers & 1]
 
     def announce(self, call: str, tensors: str, details: Callable[[], list[str]] = list) -> None:
         """Say which collective this member is in, from the next barrier on.
@@ -171,7 +171,7 @@ class Segment:
 
         All members see the same notes, so all raise, and the next collective works.
         """
-        quads, start = self._quads, self._note_start(0, self._met) // 8
+        quads, start = self._quads, self._note_start(0, self._barriers) // 8
         own = start + self.member * (_PAGE // 8)
         for member in self._others:
             at = start + member * (_PAGE // 8)
@@ -190,7 +190,7 @@ class Segment:
     def _are_crossed(self) -> bool:
         threads, known = [], []
         for member in range(len(self.ranks)):
-            note = self._note_of(member, self._met)
+            note = self._note_of(member, self._barriers)
             _, thread, count, _ = _NOTE_HEAD.unpack_from(note)
             threads.append(thread)
             known.append(struct.unpack_from(f"={count}I", note, _NOTE_HEAD.size))
@@ -199,7 +199,7 @@ class Segment:
     def _difference(self) -> str:
         calls: dict[str, list[int]] = {}
         for member, rank in enumerate(self.ranks):
-            calls.setdefault(self._sentence(member, self._met), []).append(rank)
+            calls.setdefault(self._sentence(member, self._barriers), []).append(rank)
         told = "; ".join(f"{ranks_text(ranks)} called {call}" for call, ranks in calls.items())
         return (
             f"collective #{self._calls} of ranks {list(self.ranks)}: {told}; all ranks of a group "
@@ -254,8 +254,8 @@ class Segment:
             MismatchError: a member waits for this one elsewhere.
             CollectiveError: this group has failed before.
         """
-        self._met = (self._met + 1) & _MASK
-        start = self._note_start(self.member, self._met)
+        self._barriers = (self._barriers + 1) & _MASK
+        start = self._note_start(self.member, self._barriers)
         self._bytes[start : start + len(self._note)] = self._note
         futex.add_and_wake(self._address)
         for member in self._others:
@@ -266,7 +266,7 @@ class Segment:
             raise self._failure()
 
     def _is_behind(self, member: int) -> bool:
-        return ((self._words[self._counts[member]] - self._met) & _MASK) >= _HALF
+        return ((self._words[self._counts[member]] - self._barriers) & _MASK) >= _HALF
 
     def _wait_for(self, member: int) -> None:
         start_s = time.monotonic()
@@ -359,7 +359,7 @@ class Segment:
         return f"{self._call()} for {told}"
 
     def _call(self) -> str:
-        return self._sentence(self.member, self._met)
+        return self._sentence(self.member, self._barriers)
 
     def _last_of(self, member: int) -> str:
         count = self._words[self._counts[member]]

@@ -36,25 +36,42 @@ _endpoints: dict[int | None, Endpoint] = {}
 _communicators: list[ThreadCommunicator] = []
 
 
-class _MemoryFiles:
-    """The anonymous memory files of the groups that a rank leads, made when first asked for."""
+class _GroupMemory:
+    """The memory of this rank's groups: anonymous files, of the first rank of each group.
 
-    def __init__(self) -> None:
+    Args:
+        start_s: how long to wait for that rank to start.
+    """
+
+    def __init__(self, rank: int, peers: Peers, start_s: float) -> None:
+        self._rank, self._peers, self._start_s = rank, peers, start_s
         self._files: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def descriptor(self, name: str, size: int) -> int:
-        """A descriptor of the file, which stays open as long as the process."""
+    def map(self, name: str, ranks: tuple[int, ...], size: int) -> mmap.mmap:
+        """The memory of that name and size, which these ranks share."""
+        if ranks[0] == self._rank:
+            return mmap.mmap(self._descriptor(name, size), size)
+        question = {"kind": "memory", "name": name, "bytes": size}
+        what = f"the memory of {name}"
+        answer = self._peers.ask(ranks[0], what, question, start_s=self._start_s)
+        try:
+            return mmap.mmap(answer.descriptors[0], size)
+        finally:
+            os.close(answer.descriptors[0])
+
+    def answer(self, request: Request) -> None:
+        """Give a file to another rank."""
+        name, size = request.message["name"], request.message["bytes"]
+        request.answer(descriptors=(self._descriptor(name, size),))
+
+    def _descriptor(self, name: str, size: int) -> int:
+        """Of the file, made when first asked for; it stays open as long as the process."""
         with self._lock:
             if name not in self._files:
                 self._files[name] = os.memfd_create(f"torch-xdist {name}"[:200], os.MFD_CLOEXEC)
                 os.ftruncate(self._files[name], size)
             return self._files[name]
-
-    def answer(self, request: Request) -> None:
-        """Hand a file to another rank."""
-        name, size = request.message["name"], request.message["bytes"]
-        request.answer(descriptors=(self.descriptor(name, size),))
 
 
 def join(
@@ -72,11 +89,12 @@ def join(
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
     """
-    peers, files, arrays = Peers(job, rank, secret), _MemoryFiles(), ArrayQueue()
+    peers, arrays = Peers(job, rank, secret), ArrayQueue()
+    memory = _GroupMemory(rank, peers, timeout_s)
     messages = LocalCommunicator(rank, world_size, peers)
     handlers: dict[str, Handler] = {
         **messages.handlers(),
-        "memory": files.answer,
+        "memory": memory.answer,
         "array": functools.partial(delivery.answer, arrays),
     }
     try:
@@ -86,28 +104,16 @@ def join(
             f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
             "needs its own RANK, and each job its own id; end the other job or change the id"
         ) from None
-
-    def memory(name: str, ranks: tuple[int, ...], size: int) -> mmap.mmap:
-        if ranks[0] == rank:
-            return mmap.mmap(files.descriptor(name, size), size)
-        question = {"kind": "memory", "name": name, "bytes": size}
-        answer = peers.ask(ranks[0], f"the memory of {name}", question, start_s=timeout_s)
-        try:
-            return mmap.mmap(answer.descriptors[0], size)
-        finally:
-            os.close(answer.descriptors[0])
-
-    everybody = tuple(range(world_size))
-    shared = Statuses(memory("statuses", everybody, statuses.size_bytes(world_size)), rank)
+    everybody, size = tuple(range(world_size)), statuses.size_bytes(world_size)
+    shared = Statuses(memory.map("statuses", everybody, size), rank)
     peers.has_started = shared.has_started
-    sender = delivery.Delivery(rank, world_size, peers)
     _endpoints[None] = end = Endpoint(
         rank,
         world_size,
-        memory,
+        memory.map,
         shared,
-        PointToPoint(rank, sender.deliver, arrays),
-        life=peers,
+        PointToPoint(rank, delivery.Delivery(rank, world_size, peers).deliver, arrays),
+        has_ended=peers.has_ended,
         spin_s=_spin_s(world_size),
         to_device=jnp.asarray,
     )
@@ -155,8 +161,8 @@ def _put_copies(queues: Sequence[ArrayQueue], source: int, message: ArrayMessage
             queue.put(message.copy())
 
 
-def be_thread(rank: int | None) -> None:
-    """Let this thread speak as `rank` of the world that `threads` made; None: as nobody."""
+def set_rank_of_thread(rank: int | None) -> None:
+    """Let this thread send messages as `rank` of the world that `threads` made; None: as nobody."""
     communicator.use(None if rank is None else _communicators[rank], thread_only=True)
 
 

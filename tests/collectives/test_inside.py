@@ -221,7 +221,7 @@ def test_a_collective_outside_a_program_says_what_is_missing():
     with pytest.raises(CollectiveError, match="no program is being traced"):
         inside.all_reduce([X], "sum")
     with (
-        pytest.raises(ArgumentError, match="transport 'post' is unknown"),
-        inside.program("post", 1),
+        pytest.raises(ArgumentError, match="transport 'nccl' is unknown"),
+        inside.program("nccl", 1),
     ):
         pass

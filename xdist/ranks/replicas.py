@@ -32,7 +32,7 @@ def set_replication(
     devices_here.set_default_index(devices_here.index_of(device))
     if not devices or len(devices) == 1:
         world.be_replica(None)
-        shared_memory.be_thread(None)
+        shared_memory.set_rank_of_thread(None)
         return
     device_names.xla_replication_devices(devices)
     indices = [devices_here.index_of(d) for d in devices]
@@ -44,7 +44,7 @@ def set_replication(
     _meet(len(indices))
     rank, count = devices_here.index_of(device), len(indices)
     world.be_replica(Rank(rank, count, rank, count))
-    shared_memory.be_thread(rank)
+    shared_memory.set_rank_of_thread(rank)
 
 
 def _meet(count: int) -> None:

@@ -26,7 +26,7 @@ def numbered(number, thread="MainThread", threads=("MainThread",), is_other=Fals
 def launching(launches):
     """Each rank launches its programs in turn; (the error of each rank or None, the client).
 
-    A launch is (its collectives, whether it meets[, more of the Launch]).
+    A launch is (its collectives, whether it waits[, more of the Launch]).
     """
     client, errors = PretendClient(), [None] * len(launches)
     store = KeyValueStore(client, b"secret")
@@ -34,8 +34,8 @@ def launching(launches):
 
     def run(rank):
         try:
-            for number, (calls, meets, *more) in enumerate(launches[rank], 1):
-                ranks[rank].launch(numbered(number, *more), calls, meets=meets)
+            for number, (calls, waits, *more) in enumerate(launches[rank], 1):
+                ranks[rank].launch(numbered(number, *more), calls, waits=waits)
         except CollectiveError as error:
             errors[rank] = str(error)
 
@@ -78,7 +78,7 @@ def waiting(monkeypatch, then, **options):
     timer = threading.Timer(0.5, then, [ranks[1]])
     timer.start()
     try:
-        ranks[0].launch(numbered(1), [SUM], meets=True)
+        ranks[0].launch(numbered(1), [SUM], waits=True)
     except CollectiveError as error:
         return str(error)
     finally:
@@ -102,7 +102,7 @@ def test_a_rank_without_a_sign_of_life_is_named(monkeypatch):
 
 def test_a_late_rank_is_told_of_and_waited_for(monkeypatch, capsys):
     monkeypatch.setattr(wait_report, "REPORT_EVERY_S", 0.2)
-    assert waiting(monkeypatch, lambda rank: rank.launch(numbered(1), [SUM], meets=False)) == ""
+    assert waiting(monkeypatch, lambda rank: rank.launch(numbered(1), [SUM], waits=False)) == ""
     told = capsys.readouterr().err
     assert "rank 0 has waited 0 s in program #1 with collectives" in told
     assert "for rank 1" in told
@@ -131,13 +131,13 @@ def test_a_rank_that_ended_without_a_word_is_named_at_once(monkeypatch):
 def test_a_rank_that_came_and_then_ended_did_its_part():
     store = KeyValueStore(PretendClient(), b"secret")
     first, second = (Agreement(rank, 2, store, lambda rank: rank == 1) for rank in range(2))
-    second.launch(numbered(1), [SUM], meets=False)
+    second.launch(numbered(1), [SUM], waits=False)
     second.close()
-    first.launch(numbered(1), [SUM], meets=True)
+    first.launch(numbered(1), [SUM], waits=True)
     first.close()
 
 
-def test_a_service_that_is_away_for_a_while_does_not_stop_the_beats(monkeypatch):
+def test_a_service_that_is_away_for_a_while_does_not_stop_the_heartbeats(monkeypatch):
     monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
     monkeypatch.setattr(key_value_store, "_PATIENCE_S", 0.05)
     client = PretendClient()
@@ -147,12 +147,12 @@ def test_a_service_that_is_away_for_a_while_does_not_stop_the_beats(monkeypatch)
     deadline = time.monotonic() + 20
     while client.failures and time.monotonic() < deadline:
         time.sleep(0.01)
-    seen = rank.beat_of(0)
-    while rank.beat_of(0) == seen and time.monotonic() < deadline:
+    seen = rank.heartbeat_of(0)
+    while rank.heartbeat_of(0) == seen and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert rank.beat_of(0) > seen
+    assert rank.heartbeat_of(0) > seen
     rank.close()
-    assert rank.beat_of(0) == -1
+    assert rank.heartbeat_of(0) == -1
 
 
 def test_launches_that_did_not_reach_the_service_are_told_again(monkeypatch):
@@ -168,7 +168,7 @@ def test_launches_that_did_not_reach_the_service_are_told_again(monkeypatch):
 
     client.key_value_set_bytes = refuses_once
     rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
-    rank.launch(numbered(1), [SUM], meets=False)
+    rank.launch(numbered(1), [SUM], waits=False)
     deadline = time.monotonic() + 20
     while not rank.launches_of(0) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -176,15 +176,15 @@ def test_launches_that_did_not_reach_the_service_are_told_again(monkeypatch):
     rank.close()
 
 
-def test_a_rank_posts_its_launches_once_and_not_with_every_beat(monkeypatch):
+def test_a_rank_tells_its_launches_once_and_not_with_every_heartbeat(monkeypatch):
     monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
     client, written = PretendClient(), []
     put = client.key_value_set_bytes
     client.key_value_set_bytes = lambda *a: (written.append(a[0]), put(*a))
     rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
-    rank.launch(numbered(1), [SUM], meets=False)
+    rank.launch(numbered(1), [SUM], waits=False)
     deadline = time.monotonic() + 20
-    while written.count("xdist/beat/0") < 10 and time.monotonic() < deadline:
+    while written.count("xdist/heartbeat/0") < 10 and time.monotonic() < deadline:
         time.sleep(0.01)
     rank.close()
     assert written.count("xdist/launched/0") == 1
@@ -229,5 +229,5 @@ def test_another_failure_of_the_store_is_raised():
 
     client.blocking_key_value_get_bytes = gone
     with pytest.raises(RuntimeError, match="INTERNAL: no such thing"):
-        rank.launch(numbered(1), [SUM], meets=True)
+        rank.launch(numbered(1), [SUM], waits=True)
     rank.close()

@@ -50,11 +50,11 @@ def every_collective(rank, size, address):
     local = np.full((1, 2), rank + 1, np.float32)
     wide = jax.make_array_from_process_local_data(NamedSharding(ranks, spec), local)
     results = jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), jax.jit(sharded)(wide))
-    letters = communicator.all_gather("ranks", rank), _letters(rank)
-    return results, letters
+    messages = communicator.all_gather("ranks", rank), _messages(rank)
+    return results, messages
 
 
-def _letters(rank):
+def _messages(rank):
     from torch_xdist.collectives.messages import communicator
 
     communicator.current().send(1 - rank, "hello", bytes([rank]))
@@ -64,8 +64,8 @@ def _letters(rank):
 def test_every_collective_in_one_program(address):
     with RankPool(2) as fresh:
         outcomes = fresh.run(2, every_collective, address, join=False, timeout_s=120)
-    for rank, (found, letters) in enumerate(outcomes):
-        assert letters == ([0, 1], (1 - rank, bytes([1 - rank])))
+    for rank, (found, messages) in enumerate(outcomes):
+        assert messages == ([0, 1], (1 - rank, bytes([1 - rank])))
         assert [total.tolist() for total in found["sum"]] == [[[3.0, 3.0]], [[3, 3]]]
         assert found["mul"].tolist() == [[2.0, 2.0]]
         assert found["any"].tolist() == [[True, True]]

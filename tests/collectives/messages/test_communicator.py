@@ -1,4 +1,4 @@
-"""Small messages between ranks: boards, mailboxes, agreement."""
+"""Small messages between ranks: rendezvous, message queues, agreement."""
 
 import subprocess
 import sys
@@ -74,7 +74,7 @@ def test_a_world_of_one_talks_to_itself():
     assert communicator.current().receive(0, "self") == (0, b"note")
 
 
-def test_letters_are_taken_by_source_in_order():
+def test_messages_are_taken_by_source_in_order():
     box = MessageQueue()
     for source, text in [(1, b"a"), (2, b"b"), (1, b"c")]:
         box.put(source, "s", text)
@@ -103,12 +103,12 @@ def writes_to_the_dead(rank, size):
     return None
 
 
-def test_a_letter_to_a_rank_that_ended_is_an_error(pool):
+def test_a_message_to_a_rank_that_ended_is_an_error(pool):
     first, _ = pool.outcomes(2, writes_to_the_dead)
     assert "rank 1 has ended, while rank 0 waited for it in send on 'note'" in first[1]
 
 
-def test_a_letter_from_a_rank_that_ended_is_not_waited_for():
+def test_a_message_from_a_rank_that_ended_is_not_waited_for():
     with pytest.raises(RankLostError, match="recv: rank 1 has ended and sent nothing more on 's'"):
         MessageQueue().take(1, "s", lambda rank: True)
 

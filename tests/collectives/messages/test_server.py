@@ -14,7 +14,7 @@ import pytest
 from torch_xdist.collectives.errors import JoinError, NoAnswerError, RankLostError, StrangerError
 from torch_xdist.collectives.messages import peers as peers_module
 from torch_xdist.collectives.messages import server as server_module
-from torch_xdist.collectives.messages.handshake import greet
+from torch_xdist.collectives.messages.handshake import authenticate
 from torch_xdist.collectives.messages.peers import Peers, address_of
 from torch_xdist.collectives.messages.server import Server
 from torch_xdist.system.frames import Link
@@ -95,7 +95,7 @@ def test_the_end_of_a_connection_is_told_also_over_tcp(job):
     handlers = {"here": lambda request: request.at_end(ended.set)}
     Server("a name", SECRET, handlers, listener=listener)
     with socket.create_connection(listener.getsockname(), 20) as sock:
-        greet(sock, "a name", SECRET)
+        authenticate(sock, "a name", SECRET)
         assert Link(sock).send({"kind": "here"})
         assert not ended.wait(0.5)
     assert ended.wait(20)
@@ -137,7 +137,7 @@ def test_nothing_of_a_stranger_is_read_and_the_server_goes_on(job, capfd):
 
 
 def test_one_that_connects_and_says_nothing_is_sent_away(job, monkeypatch):
-    monkeypatch.setattr(server_module, "_GREETING_S", 0.2)
+    monkeypatch.setattr(server_module, "_HANDSHAKE_S", 0.2)
     served(job, {})
     with raw(job) as sock:
         assert is_closed(sock)
@@ -157,7 +157,7 @@ def test_one_that_connects_and_says_nothing_is_sent_away(job, monkeypatch):
 def test_a_frame_that_is_none_ends_its_connection_alone(job, frame, capfd):
     served(job, {"echo": echo})
     with raw(job) as sock:
-        greet(sock, address_of(job, 0, SECRET), SECRET)
+        authenticate(sock, address_of(job, 0, SECRET), SECRET)
         sock.sendall(frame)
         assert is_closed(sock)
     assert "could not answer a request: " in capfd.readouterr().err

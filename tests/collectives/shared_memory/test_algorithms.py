@@ -40,7 +40,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(algorithms, "_DIRECT_BYTES", 2**10)
 
 
-def meeting(count, work):
+def on_members(count, work):
     """`work(segment)` on `count` threads, each with its end of one memory; what each returned."""
     slot_bytes = algorithms.slot_bytes(count)
     memory = mmap.mmap(-1, Segment.size_bytes(count, slot_bytes))
@@ -76,7 +76,7 @@ def test_all_reduce_adds_in_order_of_members(count, size):
         return out
 
     expected = sum((values(m, size) for m in range(count)), np.zeros(size, np.float32))
-    for result in meeting(count, work):
+    for result in on_members(count, work):
         np.testing.assert_array_equal(result, expected)
 
 
@@ -90,7 +90,7 @@ def test_all_reduce_of_every_dtype(dtype):
     wide = np.promote_types(np.float32, dtype) if np.dtype(dtype).kind == "V" else dtype
     wide = np.float32 if dtype in (np.float16, *DTYPES[-2:], ml_dtypes.bfloat16) else wide
     expected = sum(values(m, (3, 5), dtype).astype(wide) for m in range(3)).astype(dtype)
-    for result in meeting(3, work):
+    for result in on_members(3, work):
         np.testing.assert_array_equal(result, expected)
 
 
@@ -113,7 +113,7 @@ def test_the_other_reductions_equal_numpys(reduction, ufunc, size):
         return x
 
     expected = ufunc.reduce([values(m, size, np.int32) for m in range(3)])
-    for result in meeting(3, work):
+    for result in on_members(3, work):
         np.testing.assert_array_equal(result, expected)
 
 
@@ -123,7 +123,7 @@ def test_nan_wins_in_min_and_max():
         algorithms.all_reduce(end, "max", "max", [x], [x])
         return x
 
-    for result in meeting(2, work):
+    for result in on_members(2, work):
         np.testing.assert_array_equal(result, [np.nan, 2.0])
 
 
@@ -136,7 +136,7 @@ def test_several_arrays_travel_as_one_and_in_place(scale):
         algorithms.all_reduce(end, "all_reduce(sum)", "sum", xs, xs)
         return xs
 
-    for results in meeting(3, work):
+    for results in on_members(3, work):
         for i, shape in enumerate(shapes):
             expected = sum(values(m * 10 + i, shape) for m in range(3))
             np.testing.assert_array_equal(results[i], expected)
@@ -151,7 +151,7 @@ def test_all_gather_stacks_by_member(count, shape):
         return out
 
     expected = np.stack([values(m, shape, np.uint8) for m in range(count)])
-    for result in meeting(count, work):
+    for result in on_members(count, work):
         np.testing.assert_array_equal(result, expected)
 
 
@@ -164,7 +164,7 @@ def test_all_to_all_exchanges_rows(count, width):
         algorithms.all_to_all(end, "all_to_all", x, out)
         return out
 
-    for member, result in enumerate(meeting(count, work)):
+    for member, result in enumerate(on_members(count, work)):
         rows = [values(m, (count, width), np.int32)[member] for m in range(count)]
         np.testing.assert_array_equal(result, np.stack(rows))
 
@@ -178,7 +178,7 @@ def test_reduce_scatter_folds_the_own_row(count, width):
         algorithms.reduce_scatter(end, "reduce_scatter(sum)", "sum", x, out)
         return out
 
-    for member, result in enumerate(meeting(count, work)):
+    for member, result in enumerate(on_members(count, work)):
         rows = [values(m, (count, width), np.int32)[member] for m in range(count)]
         np.testing.assert_array_equal(result, np.sum(rows, axis=0))
 
@@ -190,7 +190,7 @@ def test_permute_moves_and_zeroes(size):
         algorithms.permute(end, "permute", [-1, 0, 0], values(end.member, size, np.uint8), out)
         return out
 
-    zeros, one, two = meeting(3, work)
+    zeros, one, two = on_members(3, work)
     assert not zeros.any()
     np.testing.assert_array_equal(one, values(0, size, np.uint8))
     np.testing.assert_array_equal(two, values(0, size, np.uint8))
@@ -206,7 +206,7 @@ def test_many_calls_in_a_row_do_not_mix_up():
         return seen
 
     expected = [turn * 30 + 3 for turn in range(100)]
-    assert meeting(3, work) == [expected] * 3
+    assert on_members(3, work) == [expected] * 3
 
 
 def test_different_shapes_name_every_rank_and_leave_the_memory_usable():
@@ -220,7 +220,7 @@ def test_different_shapes_name_every_rank_and_leave_the_memory_usable():
         algorithms.all_reduce(end, "all_reduce(sum)", "sum", [y], [y])
         return message, float(y[0])
 
-    for message, total in meeting(3, work):
+    for message, total in on_members(3, work):
         assert "ranks 0 and 2 called all_reduce(sum) of float32[2, 3] #1" in message
         assert "rank 1 called all_reduce(sum) of float32[2, 4] #1" in message
         assert total == 3.0
@@ -234,7 +234,7 @@ def test_different_collectives_name_both_and_the_line():
             return algorithms.all_gather(end, "all_gather", x, np.empty((2, 2), np.float32))
         return algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
 
-    for error in meeting(2, work):
+    for error in on_members(2, work):
         assert isinstance(error, MismatchError)
         assert "rank 0 called all_reduce(sum) of float32[2] #1 (train.py:0)" in str(error)
         assert "rank 1 called all_gather of float32[2] #1 (train.py:1)" in str(error)

@@ -1,4 +1,4 @@
-"""Arrays on shelves: who takes them, and what is said while nobody sends."""
+"""Arrays in queues: who takes them, and what is said while nobody sends."""
 
 import os
 import resource
@@ -33,23 +33,23 @@ class Others:
 
 @pytest.fixture
 def three():
-    """The posts of three ranks of one process."""
-    shelves = [ArrayQueue() for _ in range(3)]
+    """Three ranks of one process."""
+    queues = [ArrayQueue() for _ in range(3)]
 
     def deliver(source):
-        def to_the_others(parcel):
-            for rank, shelf in enumerate(shelves):
+        def to_the_others(message):
+            for rank, queue in enumerate(queues):
                 if rank != source:
-                    shelf.put(parcel.copy())
+                    queue.put(message.copy())
 
         return to_the_others
 
-    return [PointToPoint(rank, deliver(rank), shelf) for rank, shelf in enumerate(shelves)]
+    return [PointToPoint(rank, deliver(rank), queue) for rank, queue in enumerate(queues)]
 
 
-def received(post, channel, kind="int64[3]", watch=None):
+def received(rank, channel, kind="int64[3]", watch=None):
     out = np.zeros(3, np.int64)
-    post.receive(channel, out, kind, watch or Others())
+    rank.receive(channel, out, kind, watch or Others())
     return out.tolist()
 
 
@@ -71,16 +71,16 @@ def test_one_rank_alone_takes_a_message_and_the_others_drop_it(three):
         received(three[2], 1, watch=Others("gone"))
 
 
-def test_a_parcel_is_taken_once():
-    parcel = ArrayMessage.packed(0, 1, "uint8[2]", "train.py:3", np.array([1, 2], np.uint8))
-    again = parcel.copy()
+def test_a_message_is_taken_once():
+    message = ArrayMessage.packed(0, 1, "uint8[2]", "train.py:3", np.array([1, 2], np.uint8))
+    again = message.copy()
     assert not again.is_taken()
-    assert parcel.take() and not again.take() and again.is_taken()
+    assert message.take() and not again.take() and again.is_taken()
     out = np.zeros(2, np.uint8)
     again.unpack(out)
-    assert out.tolist() == [1, 2] and os.fstat(parcel.descriptor).st_size == 0
-    assert parcel.what == "uint8[2] (train.py:3)"
-    parcel.close()
+    assert out.tolist() == [1, 2] and os.fstat(message.descriptor).st_size == 0
+    assert message.what == "uint8[2] (train.py:3)"
+    message.close()
     again.close()
 
 

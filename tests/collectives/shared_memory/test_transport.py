@@ -177,7 +177,7 @@ def devices(rank, size):
     found = {}
 
     def work(index):
-        shared_memory.be_thread(index)
+        shared_memory.set_rank_of_thread(index)
         x = jax.device_put(np.full(3, index + 1.0), jax.devices()[index])
         found[index] = float(program(x)[0][0]), communicator.all_gather("hello", index)
 

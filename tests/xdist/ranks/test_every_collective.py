@@ -101,7 +101,7 @@ def test_a_reduce_scatter_waits_for_a_rank_forty_seconds_late(transport):
 
 
 def other_waits(rank, size):
-    """Rank 3 is late: rank 0 receives from it, rank 1 calls a rendezvous with it, rank 2 gathers with it."""
+    """Rank 3 is late: rank 0 receives from it, rank 1 waits in a rendezvous, rank 2 gathers."""
     import contextlib
     import io
 

@@ -128,7 +128,7 @@ class OnMesh:
         agreement, launches = mesh.joined()
         with launches.next(PROGRESS.where) as launch:
             # On the CPU, who is here sooner waits outside gloo, which gives up on a late rank.
-            agreement.launch(launch, self._calls, meets=self._is_new or self._is_gloo)
+            agreement.launch(launch, self._calls, waits=self._is_new or self._is_gloo)
             self._is_new = False
             *results, launch.result = self._compiled(
                 [self._wide(x) for x in donated],
