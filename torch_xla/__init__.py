@@ -14,8 +14,8 @@ from torch_xdist.core.devices.device import device, device_count, devices, real_
 from torch_xdist.core.devices.steps import sync
 from torch_xdist.core.torch_side import loading as _loading
 from torch_xdist.launcher.ways_in.spawn import launch
-from torch_xdist.ranks import process_group as _process_group
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
+from torch_xdist.ranks.c10d import process_group as _process_group
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
 from torch_xdist.training import dynamo as _dynamo
 from torch_xdist.training import eager as _eager

@@ -31,7 +31,7 @@ _OPTIMIZERS = "core.composites.optimizers"
 _LAZY_MODULES = "core.torch_side.lazy_modules"
 _METHODS = "core.torch_side.tensor_methods"
 _REGISTRATION = "core.torch_side.registration"
-_DTENSORS = "ranks.dtensors"
+_DTENSORS = "ranks.c10d.dtensors"
 
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
@@ -96,12 +96,12 @@ PATCHES = (
     ),
     Patch(
         "torch.distributed.device_mesh.DeviceMesh.__init__",
-        "ranks.device_mesh",
+        "ranks.c10d.device_mesh",
         "torch leaves a mesh of xla without process groups and coordinates",
     ),
     Patch(
         "torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS",
-        "ranks.process_group",
+        "ranks.c10d.process_group",
         "torch's flight recorder hooks into groups of C++, and raises for others",
         absent="torch before 2.15 has no recorder for every backend",
     ),
@@ -137,7 +137,7 @@ PATCHES = (
     ),
     Patch(
         "torch.distributed.fsdp._common_utils._FSDPDeviceHandle.from_device",
-        "ranks.torchs_fsdp",
+        "ranks.c10d.torch_fsdp",
         "FSDP makes devices of bare numbers, and waits for the device so as not to run ahead",
         TORCHS_FSDP,
     ),

@@ -19,7 +19,7 @@ from torch_xdist.core.devices import device, steps
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import buffers_of
 from torch_xdist.ranks import sharded_grad_scaler
-from torch_xdist.ranks.fsdp.module import state as state_dicts
+from torch_xdist.ranks.fsdp import state as state_dicts
 from torch_xdist.ranks.fsdp.flatten import Owner, XlaFlattenParamsWrapper, owners_of
 from torch_xdist.ranks.fsdp.options import (
     Groups,
