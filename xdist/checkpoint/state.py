@@ -45,8 +45,8 @@ def is_stateful(thing: Any) -> bool:
 
 
 def end_step() -> None:
-    """Run what is pending, so that reading the states does not make another program of it."""
-    steps.run_pending(CUT_REASON)
+    """Run what this thread has recorded, so that reading the states is no program of its own."""
+    steps.run_own(CUT_REASON)
 
 
 def collected(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
-from torch_xdist import metrics, settings
+from torch_xdist import metrics, settings, world
 from torch_xdist.core.devices import closures, device
 from torch_xdist.core.run import program, reports
 from torch_xdist.core.run.cuts import SYNC
@@ -49,10 +49,16 @@ def run_own(reason: str) -> None:
 
 
 def run_pending(reason: str, devices: Sequence[object] = ()) -> None:
-    """Run what every thread has recorded for these devices; for all of this process where empty."""
+    """Run what every thread has recorded for these devices; for all of this process where empty.
+
+    What a thread that is a rank of its own recorded, and collectives, only that thread runs: to
+    wait here for another rank, which may be waiting for this one, would be a deadlock.
+    """
+    own = HERE.by_device.values()
     for index in [device.index_of(d) for d in devices] or range(device.device_count()):
         for trace in traces_of(device.device_at(index)):
-            trace.cut(reason)
+            if trace in own or not (world.replica() or trace.tape.collectives):
+                trace.cut(reason)
 
 
 def wait_device_ops(devices: Sequence[object] = ()) -> None:
