@@ -13,6 +13,7 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.devices.transfer import to_trace
 from torch_xdist.core.record.inference import is_input, make_plan
 from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import PLANS, CpuOnly, Plan
 from torch_xdist.core.trace.trace import Trace
@@ -133,7 +134,7 @@ def plan_of(
     if plan is not None and not plan.follows_default_dtype:
         return plan
     # Its results have torch's default dtype, which may be another one by now.
-    full_key = (*key, torch.get_default_dtype())
+    full_key = (*key, global_state.of_plan())
     if plan is not None:
         plan = _plans.get(full_key)
     if plan is None:

@@ -4,18 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import config
-
-_settings = getattr(config, "trace_context", None)
-
-
-def tracing_settings() -> Any:
-    """Everything that changes what JAX makes of a function: precision, promotion, ... Hashable.
-
-    JAX keys its own cache of programs by it. Where a release of JAX has it no more, it is the
-    precision of matrix products alone, the one of these that this package lets users choose.
-    """
-    return _settings() if _settings is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
 
 
 def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:

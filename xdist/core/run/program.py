@@ -19,8 +19,9 @@ import numpy as np
 from torch_xdist import metrics
 from torch_xdist.core.run import collective_program
 from torch_xdist.core.run.interpreter import ScalarFeed, interpret, rows_of, scalars_of
-from torch_xdist.core.run.jax_internals import in_one_call, tracing_settings
+from torch_xdist.core.run.jax_internals import in_one_call
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
+from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.plans import PLANS, Plan
 from torch_xdist.core.trace.trace import Row, Tape
 from torch_xdist.core.trace.values import Device, Value
@@ -53,8 +54,8 @@ class Launch:
     kept: tuple[jax.Array, ...]
 
     def key(self) -> tuple[Any, ...]:
-        """What determines the program; JAX's own settings for tracing are part of it."""
-        return self.entries, self.leaves, self.outs, self.device.index, tracing_settings()
+        """What determines the program."""
+        return self.entries, self.leaves, self.outs, self.device.index, global_state.of_program()
 
 
 def export(buffer: jax.Array) -> jax.Array:
