@@ -11,7 +11,12 @@ import jax
 import torch
 
 from torch_xdist import settings, world
-from torch_xdist.core.run.device_trace import HERE, IN_FORKED_CHILD, trace_here
+from torch_xdist.core.run.device_trace import (
+    HERE,
+    IN_FORKED_CHILD,
+    forget_in_forked_child,
+    trace_here,
+)
 from torch_xdist.core.trace.random_stream import RandomStream
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Device, hardware_name
@@ -31,8 +36,7 @@ def start() -> None:
     """Start JAX's backend if it is not up."""
     if _devices:
         return
-    if _forked[0]:
-        raise DeviceError(IN_FORKED_CHILD)
+    check_process()
     with _lock:
         if _devices:
             return
@@ -111,6 +115,12 @@ def is_started() -> bool:
 def is_forked() -> bool:
     """Whether this process was forked from one that had used a device, and so cannot use one."""
     return _forked[0]
+
+
+def check_process() -> None:
+    """Raise DeviceError in a process that was forked from one that had used a device."""
+    if _forked[0]:
+        raise DeviceError(IN_FORKED_CHILD)
 
 
 def device_at(index: int) -> Device:
@@ -201,8 +211,10 @@ def set_default_seed(seed: int) -> None:
 
 def _after_fork() -> None:
     """JAX's threads are not in a forked child: it may use a device only if the parent had not."""
-    _forked[0] = _forked[0] or bool(_devices)
-    _devices.clear()
+    if _devices:
+        _forked[0] = True
+        _devices.clear()
+        forget_in_forked_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -169,6 +169,7 @@ def _read(buffer: jax.Array) -> tuple[np.ndarray, bool]:
     `np.asarray` of a buffer on a GPU or TPU leaves its copy with the buffer, so reading a model
     would keep all of it on the host. No public call reads without that.
     """
+    device.check_process()
     read = getattr(buffer, "_single_device_array_to_np_array_did_copy", None)
     try:
         return (np.asarray(buffer), False) if read is None else read()

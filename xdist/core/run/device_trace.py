@@ -6,7 +6,6 @@ for again. Threads have a trace each, so what one records does not depend on the
 that is pending in another thread's trace is computed there when it is needed.
 """
 
-import os
 import sys
 import threading
 import weakref
@@ -45,7 +44,7 @@ class DeviceTrace(Trace):
         last_cut: the record of the last one.
     """
 
-    __slots__ = ("__weakref__", "_lost", "_process", "cut_count", "last_cut")
+    __slots__ = ("__weakref__", "_lost", "cut_count", "last_cut")
 
     def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
         super().__init__(device, device.random, limit)
@@ -53,7 +52,6 @@ class DeviceTrace(Trace):
         self.last_cut: Cut | None = None
         # Why the values of an epoch are gone.
         self._lost: dict[int, str] = {}
-        self._process = os.getpid()
 
     def cut(
         self, reason: str, wanted: Sequence[Value] = (), *, cause: str = reports.USER
@@ -66,8 +64,6 @@ class DeviceTrace(Trace):
         Args:
             cause: who asked for a sync (see `reports`).
         """
-        if os.getpid() != self._process:
-            raise DeviceError(IN_FORKED_CHILD)
         while True:
             tape = self.tape
             slots = [self.slot_of(value) for value in wanted]
@@ -267,6 +263,17 @@ class _Nowhere(Trace):
     """Where a thread records that has used no device: no value is of its device."""
 
 
+class _InForkedChild(Trace):
+    """Where every thread of such a child records: nowhere."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def tape(self) -> Tape:  # type: ignore[override]
+        raise DeviceError(IN_FORKED_CHILD)
+
+
 class _Here(threading.local):
     """Where this thread records.
 
@@ -291,10 +298,19 @@ def trace_of_thread(device: Device) -> DeviceTrace:
     """This thread's trace of a device; never that of a function it is recording."""
     trace = HERE.by_device.get(device)
     if trace is None:
+        if isinstance(_Here.trace, _InForkedChild):
+            raise DeviceError(IN_FORKED_CHILD)
         trace = HERE.by_device[device] = DeviceTrace(device, settings.current().trace_limit)
         with _traces_lock:
             _traces.add(trace)
     return trace
+
+
+def forget_in_forked_child() -> None:
+    """This process was forked from one that had used a device: nothing can be recorded here."""
+    HERE.__dict__.clear()
+    HERE.by_device = {}
+    _Here.trace = _InForkedChild()
 
 
 def trace_here(device: Device) -> Trace:
