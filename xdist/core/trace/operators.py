@@ -65,7 +65,8 @@ class Op:
             and not any(a.name == "dtype" for a in schema.arguments)
         )
         packet = func._schema.name.removeprefix("aten::")
-        self.runtime = packet in RUNTIME or packet.rstrip("_") in RUNTIME
+        names = {packet, packet.rstrip("_"), f"{packet}.{func._overloadname}"}
+        self.runtime = not names.isdisjoint(RUNTIME)
         # Lists of scalars are inputs too, sizes are not.
         self.runtime_lists = self.runtime and all(
             str(a.type) not in ("List[int]", "List[SymInt]") for a in schema.arguments
