@@ -96,12 +96,12 @@ def div(self: jax.Array, other: Number, *, rounding_mode: str | None = None) -> 
 
 @lowers("aten.floor_divide.default", "aten.floor_divide.Scalar")
 @opmath
-def floor_divide(self: jax.Array, other: Number) -> jax.Array:
-    # Not tagged pointwise by torch, so the operands come as they are.
-    if not isinstance(other, jax.Array) and not (isinstance(other, float) and is_integral(self)):
+def floor_divide(self: jax.Array | Number, other: jax.Array | Number) -> jax.Array:
+    # Not tagged pointwise by torch, so the operands come as they are, also a number first.
+    if isinstance(self, jax.Array) and isinstance(other, int | bool):
         return floor_div(self, scalar(other, self))
     common = jnp.result_type(self, other)
-    return floor_div(convert(self, common), convert(jnp.asarray(other), common))
+    return floor_div(convert(jnp.asarray(self), common), convert(jnp.asarray(other), common))
 
 
 def remainder(self: jax.Array, other: jax.Array) -> jax.Array:

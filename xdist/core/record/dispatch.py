@@ -155,19 +155,23 @@ def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     call, plan = find(op, args, kwargs)
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
-    return pack(plan, enter(plan, call))
+    trace = trace_of(call, plan)
+    return pack(plan, trace.record(plan, call.operands, scalars_of(call, plan)))
 
 
-def enter(plan: Plan, call: CallArguments) -> list[Value | None]:
-    """Record a call; returns a value for each of its results."""
-    trace = call.trace
-    if trace is None:
+def trace_of(call: CallArguments, plan: Plan) -> Trace:
+    if call.trace is None:
         raise TypeError(f"{plan.name}: no xla tensor among its operands")
-    scalars = call.scalars
-    if plan.is_random:
-        generator = call.generator
-        scalars = [*scalars, *(trace.random.next() if generator is None else drawn_from(generator))]
-    return trace.record(plan, call.operands, tuple(scalars))
+    return call.trace
+
+
+def scalars_of(call: CallArguments, plan: Plan) -> tuple[int | float, ...]:
+    """What the row of a call is fed with: its runtime scalars; seed and counter if it is random."""
+    if not plan.is_random:
+        return tuple(call.scalars)
+    stream = trace_of(call, plan).random
+    drawn = stream.next() if call.generator is None else drawn_from(call.generator)
+    return (*call.scalars, *drawn)
 
 
 def pack(plan: Plan, values: Sequence[Value | None]) -> Any:
@@ -195,7 +199,7 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call.trace = trace_here(outs[0].value.trace.device)
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
-    values = enter(plan, call)
+    values = call.trace.record(plan, call.operands, scalars_of(call, plan))
     return writes.finish(op, values, outs, is_out=bool(op.out_names))
 
 

@@ -212,15 +212,10 @@ class _Run:
         # What is a leaf already stays as it is: the program neither returns nor donates it.
         found = {slot: tape.buffers[slot] for slot in wanted if slot in tape.buffers}
         outs = [slot for slot in wanted if slot not in found]
-        if outs or tape.collectives:
-            self._launch(outs, found, reason, cause)
-        self._hand_over(found)
-        return [found[slot] for slot in slots]
-
-    def _launch(
-        self, outs: Sequence[int], found: dict[int, jax.Array], reason: str, cause: str
-    ) -> None:
-        trace, tape = self.trace, self.tape
+        if not outs and not tape.collectives:
+            self._hand_over(found)
+            return [found[slot] for slot in slots]
+        trace = self.trace
         reports.before_run(tape, trace.device, outs)
         launch = program.prepare(tape, trace.device, outs, may_donate=True)
         compiled, is_new = program.find(launch)
@@ -240,6 +235,7 @@ class _Run:
                 self._hand_over(found)
         if is_new:
             PLANS.sweep()
+        return [found[slot] for slot in slots]
 
     def _hand_over(self, found: dict[int, Any]) -> None:
         epoch = self.tape.epoch

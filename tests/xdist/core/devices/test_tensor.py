@@ -168,6 +168,16 @@ def test_storages_tell_which_tensors_share_memory():
     assert x.untyped_storage().nbytes() == 16
 
 
+def test_data_ptr_counts_the_offset_as_torchs_does():
+    x = torch.ones(4, 3, device="xla")
+    assert x[1].data_ptr() == x.data_ptr() + 3 * x.element_size()
+    assert x[1:, 2].data_ptr() == x.data_ptr() + 5 * x.element_size()
+    # How safetensors and transformers tell disjoint views from shared ones.
+    ends = [t.data_ptr() + t.numel() * t.element_size() for t in (x[0], x)]
+    assert ends[0] == x[1].data_ptr() and ends[1] > x[3].data_ptr()
+    assert x.data_ptr() != torch.ones(4, 3, device="xla").data_ptr()
+
+
 def test_data_can_be_read_and_set():
     x = torch.ones(2, device="xla", requires_grad=True)
     x.data.mul_(4)

@@ -90,3 +90,32 @@ def test_a_power_of_bools_by_a_bool_is_bool():
         power = torch.pow(bools.to("xla"), exponent)
         assert power.dtype is torch.bool
         assert torch.equal(power.cpu(), torch.pow(bools, exponent))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x / 2,
+        lambda x: x * 0.5,
+        lambda x: x.float().double().long() + 1.5,
+        lambda x: torch.true_divide(x, x + 1),
+        lambda x: x.sqrt(),
+        lambda x: torch.zeros(2, device=x.device) + x,
+        lambda x: torch.full((2,), 1.5, device=x.device),
+        lambda x: torch.linspace(0, 1, 3, device=x.device),
+        lambda x: torch.where(x > 1, 1.0, 2.0),
+    ],
+)
+def test_results_follow_torchs_default_dtype_whatever_it_was_before(call):
+    on_device = torch.tensor([3, 4]).to("xla")
+    found, wanted = [], []
+    try:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+            torch.set_default_dtype(dtype)
+            found.append(call(on_device).cpu())
+            wanted.append(call(torch.tensor([3, 4])))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, wanted):
+        assert one.dtype is other.dtype
+        torch.testing.assert_close(one, other)

@@ -77,6 +77,26 @@ def test_a_value_that_is_there_is_read_without_a_cut():
     assert cuts_of(lambda: x.tolist()) == []
 
 
+def test_a_value_that_is_there_is_read_without_a_cut_also_after_it_was_an_operand():
+    w = torch.ones(3, device="xla") * 3
+    steps.sync()
+    y = w * 2
+    assert cuts_of(w.tolist) == []
+    assert y.value.buffer is None
+    assert y.tolist() == [6, 6, 6]
+
+
+def test_a_trace_without_living_results_runs_nothing():
+    x = torch.ones(3, device="xla")
+    steps.sync()
+
+    def evaluate():
+        (x * 2).sum()
+        steps.sync()
+
+    assert cuts_of(evaluate) == []
+
+
 def test_work_is_never_done_twice():
     x = torch.ones(3, device="xla") + 1
     total = x.sum()
@@ -186,3 +206,45 @@ def test_a_trace_that_grows_too_long_is_cut(monkeypatch):
     log = cuts_of(grow)
     assert [c.reason for c in log] == [cuts.LIMIT, cuts.LIMIT]
     assert x.tolist() == [60, 60] and y.tolist() == [1830, 1830]
+
+
+def many_lists(x):
+    return torch.cat([x, x])[:2]
+
+
+def many_dropouts(x):
+    return torch.nn.functional.dropout(x, 0.0001)
+
+
+def many_foreach(x):
+    return torch._foreach_add([x], [1.0])[0]
+
+
+def many_copies(x):
+    return torch.zeros_like(x).copy_(x)
+
+
+def many_outs(x):
+    return torch.add(x, 1, out=torch.empty(2, device="xla"))
+
+
+def many_views(x):
+    return x.view(1, 2)[0]
+
+
+@pytest.mark.parametrize(
+    "call", [many_lists, many_dropouts, many_foreach, many_copies, many_outs, many_views]
+)
+def test_the_limit_of_a_trace_holds_on_every_path(monkeypatch, call):
+    trace = torch.ones(1, device="xla").value.trace
+    monkeypatch.setattr(trace, "limit", 50)
+    x = torch.zeros(2, device="xla") + 1
+
+    def grow():
+        nonlocal x
+        for _ in range(60):
+            x = call(x) * 1
+
+    log = cuts_of(grow)
+    assert log and {cut.reason for cut in log} == {cuts.LIMIT}
+    assert max(cut.rows for cut in log) <= 55

@@ -1,0 +1,59 @@
+"""A lowering that raises is a mistake: it is said, counted, and can be made an error."""
+
+import warnings
+
+import pytest
+import torch
+
+import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist import metrics, settings
+from torch_xdist.core.record import fallback
+from torch_xdist.core.trace.plans import PLANS
+from torch_xdist.errors import FallbackError
+from torch_xdist.ops.table import LOWERINGS
+
+
+@pytest.fixture
+def broken_lowering(monkeypatch):
+    """The lowering of erfinv as a release of JAX that dropped a name would leave it."""
+
+    def erfinv(x):
+        raise AttributeError("module 'jax.lax' has no attribute 'erf_inv'")
+
+    monkeypatch.setitem(LOWERINGS, "aten.erfinv.default", erfinv)
+    monkeypatch.setattr(fallback, "_told", set())
+    PLANS.clear()
+    yield
+    PLANS.clear()
+    monkeypatch.undo()
+    settings.reread()
+
+
+@pytest.mark.usefixtures("broken_lowering")
+def test_a_lowering_that_raises_warns_once_counts_and_runs_on_the_cpu():
+    x = torch.tensor([0.0, 0.5]).to("xla")
+    before = metrics.counter_value("LoweringFailed") or 0
+    with pytest.warns(RuntimeWarning) as said:
+        found = x.erfinv()
+    torch.testing.assert_close(found.cpu(), torch.tensor([0.0, 0.5]).erfinv())
+    (warning,) = said
+    text = str(warning.message)
+    assert "the lowering of aten.erfinv.default(float32[2]) failed (AttributeError: module" in text
+    assert "This is a mistake in torch_xdist or a release of JAX it does not know" in text
+    assert "test_lowering.py" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x.erfinv()
+    assert metrics.counter_value("LoweringFailed") == before + 2
+
+
+@pytest.mark.usefixtures("broken_lowering")
+def test_a_lowering_that_raises_is_an_error_where_fallbacks_are(monkeypatch):
+    monkeypatch.setenv("XDIST_FALLBACK", "error")
+    settings.reread()
+    x = torch.tensor([0.0, 0.5]).to("xla")
+    with pytest.raises(
+        FallbackError, match=r"erfinv.default has a lowering that fails \(AttributeError: module"
+    ) as caught:
+        x.erfinv()
+    assert isinstance(caught.value.__cause__, AttributeError)
