@@ -1,5 +1,6 @@
 """JAX functions and loops by torch_xla's names: `xb.call_jax`, `scan`, `while_loop`, ..."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,8 +9,6 @@ from torch.utils import _pytree as pytree
 
 from torch_xdist.core.jax_side import control_flow
 from torch_xdist.core.jax_side.from_jax import from_jax
-
-_OPERATORS: dict[Any, Callable[..., Any]] = {}
 
 
 def call_jax(
@@ -30,27 +29,27 @@ def call_jax(
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs or {}))
     # 2, 2.0 and True are equal, but JAX promotes by their types.
     static = tuple(None if isinstance(v, torch.Tensor) else (type(v), v) for v in leaves)
-    key = (jax_func, structure, static)
-    if key not in _OPERATORS:
-        _OPERATORS[key] = from_jax(_on_arrays(jax_func, structure, leaves))
-    return _OPERATORS[key](*(v for v in leaves if isinstance(v, torch.Tensor)))
+    operator = _operator(jax_func, structure, static)
+    return operator(*(v for v in leaves if isinstance(v, torch.Tensor)))
 
 
-def _on_arrays(
-    jax_func: Callable[..., Any], structure: Any, leaves: Sequence[Any]
+# As many as a user may give, one for each of them that is used in turn.
+@functools.lru_cache(maxsize=256)
+def _operator(
+    jax_func: Callable[..., Any], structure: Any, static: tuple[tuple[type, Any] | None, ...]
 ) -> Callable[..., Any]:
-    """A function of the tensors' arrays alone; holds no tensor."""
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    static = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    """A torch function of the tensors alone; `static` has None in their places."""
+    places = [i for i, leaf in enumerate(static) if leaf is None]
+    constants = [None if leaf is None else leaf[1] for leaf in static]
 
     def function(*arrays: Any) -> Any:
-        filled = list(static)
+        filled = list(constants)
         for place, array in zip(places, arrays):
             filled[place] = array
         args, kwargs = pytree.tree_unflatten(filled, structure)
         return jax_func(*args, **kwargs)
 
-    return function
+    return from_jax(function)
 
 
 def scan(
