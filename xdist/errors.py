@@ -2,6 +2,7 @@
 
 XdistError
   UnsupportedDtypeError   TypeError            a dtype JAX does not have
+  ReleaseError            ImportError          a release of torch or jax that does not fit
   DeviceError             RuntimeError         unknown platform, mixed devices
     DeviceIndexError      IndexError           a device index out of range
   NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
@@ -20,6 +21,10 @@ class XdistError(Exception):
 
 class UnsupportedDtypeError(XdistError, TypeError):
     """A dtype that JAX does not have."""
+
+
+class ReleaseError(XdistError, ImportError):
+    """A release of torch or jax that lacks what the device needs of it."""
 
 
 class DeviceError(XdistError, RuntimeError):

@@ -161,7 +161,8 @@ def replace(target: str, value: Any) -> None:
 def wrap(target: str, wrapper: Callable[[Any], Any]) -> None:
     """Put `wrapper(what is there)` where `target` is. A second call changes nothing."""
     for owner, name in _begin(target):
-        setattr(owner, name, wrapper(getattr(owner, name, None)))
+        usual = None if _ROWS[target].is_new else getattr(owner, name)
+        setattr(owner, name, wrapper(usual))
 
 
 def extend(target: str, items: Iterable[Any]) -> None:

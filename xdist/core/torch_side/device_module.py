@@ -8,6 +8,7 @@ import torch
 
 from torch_xdist.core.devices import device as devices
 from torch_xdist.core.devices import rng, steps
+from torch_xdist.releases.probes import XLA
 
 # Activation checkpointing saves a device's random state only where its module says so.
 _initialized = True
@@ -99,6 +100,8 @@ class Event:
 
 class Stream:
     """The order of a device's work, which is the order of its calls."""
+
+    stream_id, device_index, device_type = 0, 0, XLA
 
     def __init__(self, *options: Any, **named: Any) -> None:
         pass

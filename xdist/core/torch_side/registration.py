@@ -3,10 +3,8 @@
 Imported once by `import torch_xla`; it starts no JAX backend, no thread and no network.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,10 +29,8 @@ from torch_xdist.core.torch_side import (
     lazy_modules,
     tensor_methods,
 )
-from torch_xdist.errors import DeviceError
-from torch_xdist.releases import patches
+from torch_xdist.releases import patches, probes
 
-_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _HIGHER = "torch._higher_order_ops"
 _keep: list[Any] = []
 
@@ -65,20 +61,10 @@ def register() -> None:
 
 
 def _share_guard() -> None:
-    """Let "xla" without an index find a device guard: that of `lazy`, which does nothing.
-
-    torch's registry is an array of pointers by device type.
-    """
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    count = max(_XLA, _LAZY) + 1
-    registry = (ctypes.c_void_p * count).in_dll(library, _GUARDS)
-    if not registry[_LAZY]:
-        raise DeviceError(
-            f"torch {torch.__version__}: its registry of device guards has no entry for `lazy`; "
-            "this release of torch cannot carry the xla device; use torch 2.9 to 2.15"
-        )
-    if not registry[_XLA]:
-        registry[_XLA] = registry[_LAZY]
+    """Let "xla" without an index find a device guard: that of `lazy`, which does nothing."""
+    guards = probes.device_guards()
+    if not guards[probes.XLA]:
+        guards[probes.XLA] = guards[probes.LAZY]
 
 
 def _skip_dispatch_rules() -> None:
@@ -115,10 +101,6 @@ def _either(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
         return chosen(*args, **kwargs)
 
     return call
-
-
-# c10::DeviceType; fixed since torch 1.9 and part of torch's serialized formats.
-_XLA, _LAZY = 9, 17
 
 
 def _follow_seeds() -> None:

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
-from torch_xdist.releases import patches
+from torch_xdist.releases import patches, probes
 
 
 def register() -> None:
@@ -29,6 +29,7 @@ def _completing(usual: Callable[..., None]) -> Callable[..., None]:
         usual(self, device_type, *arguments, **options)
         if device_type == "xla":
             _complete(self, **options)
+            probes.require(patches.FIRST_MESH)
             from torch_xdist.ranks.c10d import dtensors
 
             dtensors.register()
@@ -82,9 +83,14 @@ def _chunk_cat(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     kwargs["out"].copy_(torch.cat(rows, dim=1).reshape(kwargs["out"].shape))
 
 
+def _record_grad_output_stream(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Nothing: what is recorded later runs later, so no memory is freed too early (torch 2.15)."""
+
+
 # torch has these for its own devices only; elsewhere they would run on the CPU.
 _OF_FULLY_SHARD = {
     "fsdp.all_gather_copy_in.default": _all_gather_copy_in,
     "fsdp.split_with_sizes_copy.default": _split_with_sizes_copy,
     "fsdp.chunk_cat.default": _chunk_cat,
+    "fsdp.record_grad_output_stream.default": _record_grad_output_stream,
 }

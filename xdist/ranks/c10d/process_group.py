@@ -71,6 +71,15 @@ class ProcessGroupXla(dist.ProcessGroup):
         """The name `init_process_group` knows."""
         return "xla"
 
+    # A group of torch's own asks a backend per device; from 2.15 on callers ask for that backend.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> "ProcessGroupXla":
+        """What does the work on a device: the group itself."""
+        return self
+
+    get_backend = _get_backend
+
     # Rows of the trace
 
     def _record(

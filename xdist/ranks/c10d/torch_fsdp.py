@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.torch_side import device_module
-from torch_xdist.releases import patches
+from torch_xdist.releases import patches, probes
 
 _NAME = "torch.distributed.fsdp._common_utils"
 
@@ -70,6 +70,7 @@ class _Handle:
 
 
 def _complete(module: Any) -> None:
+    probes.require(patches.TORCHS_FSDP)
     handle = module._FSDPDeviceHandle
     usual = handle.from_device  # bound to its class
 

@@ -16,6 +16,8 @@ NOT_CALLED = {
     *("is_gloo_available", "is_mpi_available", "is_nccl_available", "is_ucc_available"),
     *("is_xccl_available", "is_torchelastic_launched", "get_default_backend_for_device"),
     *("monitored_barrier", "split_group", "shrink_group"),
+    # From torch 2.15 on: other backends, and a limit that only theirs have.
+    *("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", "set_timeout"),
 }
 
 
