@@ -47,5 +47,6 @@ def _leaf(value: Any, device: str) -> Any:
 
 def _scalar(t: torch.Tensor) -> torch.Tensor:
     """A sum in which every element has a weight of its own."""
-    weights = torch.linspace(0.5, 1.5, t.numel(), device=t.device).reshape(t.shape)
+    # The same bits on both devices; made on each they may differ in the last one.
+    weights = torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape).to(t.device)
     return ((t.abs() if t.is_complex() else t).to(torch.float32) * weights).sum()

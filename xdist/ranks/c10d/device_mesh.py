@@ -74,13 +74,15 @@ def _split_with_sizes_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) 
 def _chunk_cat(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Each tensor padded to `count` chunks along dim 0; chunk i of all of them, flat, as row i."""
     tensors, dim, count = args
+    out = kwargs["out"]
     rows = []
-    for tensor in tensors:
+    # Those of several dtypes are reduced in that of `out` (torch 2.15).
+    for tensor in (tensor.to(out.dtype) for tensor in tensors):
         missing = -tensor.shape[dim] % count
         padding = tensor.new_zeros((missing, *tensor.shape[1:]))
         padded = torch.cat([tensor, padding]) if missing else tensor
         rows.append(padded.reshape(count, -1))
-    kwargs["out"].copy_(torch.cat(rows, dim=1).reshape(kwargs["out"].shape))
+    out.copy_(torch.cat(rows, dim=1).reshape(out.shape))
 
 
 def _record_grad_output_stream(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -92,5 +94,6 @@ _OF_FULLY_SHARD = {
     "fsdp.all_gather_copy_in.default": _all_gather_copy_in,
     "fsdp.split_with_sizes_copy.default": _split_with_sizes_copy,
     "fsdp.chunk_cat.default": _chunk_cat,
+    "fsdp.chunk_cat_mixed_dtype.default": _chunk_cat,
     "fsdp.record_grad_output_stream.default": _record_grad_output_stream,
 }

@@ -1,5 +1,8 @@
 """torch's own fully_shard and DTensor on meshes of xla devices, over two real ranks."""
 
+import importlib
+
+import pytest
 import torch
 from torch import nn
 
@@ -76,3 +79,19 @@ def tensors(rank, size):
 def test_distributed_tensors_gather_and_reduce(two):
     expected = [[0.0] * 3, [1.0] * 3], [[0.0] * 3, [2.0] * 3], 3.0
     assert two.run(tensors) == [expected, expected]
+
+
+@pytest.mark.parametrize("name", ["chunk_cat", "chunk_cat_mixed_dtype"])
+def test_gradients_of_other_dtypes_are_laid_out_for_the_reduction_as_by_torch(name):
+    importlib.import_module("torch.distributed.fsdp")
+    if not hasattr(torch.ops.fsdp, name):
+        pytest.skip(f"new in torch 2.15: {name}")
+    second = torch.bfloat16 if "mixed" in name else torch.float32
+    grads = [torch.arange(10.0).reshape(5, 2), torch.arange(3.0).to(second)]
+
+    def laid_out(device):
+        out = torch.zeros(2, 8, device=device)
+        getattr(torch.ops.fsdp, name)([g.to(device) for g in grads], 0, 2, out=out)
+        return out.tolist()
+
+    assert laid_out("xla") == laid_out("cpu")
