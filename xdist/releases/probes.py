@@ -60,7 +60,9 @@ class _Wrapped(torch.Tensor):
     """What a wrapper is an instance of."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"the wrapper of a probe: {func} was called on it")
 
 

@@ -83,7 +83,8 @@ def test_distributed_tensors_gather_and_reduce(two):
 
 @pytest.mark.parametrize("name", ["chunk_cat", "chunk_cat_mixed_dtype"])
 def test_gradients_of_other_dtypes_are_laid_out_for_the_reduction_as_by_torch(name):
-    importlib.import_module("torch.distributed.fsdp")
+    for module in ("torch.distributed.fsdp", "torch_xla.distributed.xla_backend"):
+        importlib.import_module(module)
     if not hasattr(torch.ops.fsdp, name):
         pytest.skip(f"new in torch 2.15: {name}")
     second = torch.bfloat16 if "mixed" in name else torch.float32
