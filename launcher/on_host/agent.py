@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher.on_host import nursery
+from torch_xdist.launcher.on_host.head_stream import HeadStream
 from torch_xdist.launcher.on_host.started_rank import OomWatch, StartedRank
 from torch_xdist.system import process_tree
 from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
@@ -32,8 +33,6 @@ _STACKS_S = 0.4
 _BUNDLE_S = 0.2
 # A process that a rank left behind may hold its pipe open.
 _LOG_WAIT_S = 0.3
-# What may wait for a slow head before lines are left to the files.
-_MOST_PENDING_BYTES = 8 << 20
 
 
 class Agent:
@@ -60,9 +59,6 @@ class Agent:
         self._beats: dict[int, Message] = {}
         self._stopping = self._gone = self._orphaned = self._said_all_ended = False
         self._oom = OomWatch()
-        self._tee: set[int] = set()
-        self._unshown = 0
-        self._stream: Any = None
         self._pump: Any = None
 
     # ---- the loop ------------------------------------------------------------------------------
@@ -80,7 +76,8 @@ class Agent:
             return
         self._beat_s = float(config.message["beat_s"])
         self._stdin = config.descriptors[0] if config.descriptors else -1
-        self._connect(config.message)
+        hello = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._stream = HeadStream(config.message, hello, self._post)
         self._watch(self._wake_read, self._on_wake)
         self._watch(0, self._on_stdin)
         self._watch(self._to_nursery.fileno(), self._on_nursery)
@@ -92,23 +89,6 @@ class Agent:
                 self._keep_time()
         finally:
             self._clean_up()
-
-    def _connect(self, config: Message) -> None:
-        # gRPC takes 0.2 s to import; the nursery is on its way already.
-        from torch_xdist.launcher.control import AgentStream
-
-        hello = {
-            "host_index": config["host_index"],
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        self._stream = AgentStream(
-            config["address"],
-            config["token"],
-            hello,
-            self._post,
-            lambda why: self._post({"op": "lost", "why": why}),
-        )
 
     def _post(self, message: Message, blob: bytes = b"") -> None:
         """From any thread: let the loop take a message."""
@@ -137,21 +117,17 @@ class Agent:
                 for rank in self._ranks.values()
                 if rank.process is not None and not rank.ended
             }
-            self._send({"op": "beats", "beats": self._beats, "states": states})
+            self._stream.send({"op": "beats", "beats": self._beats, "states": states})
             self._beats = {}
         if self._stacks_at_s is not None and now_s >= self._stacks_at_s:
             self._stacks_at_s = None
-            self._send({"op": "stacks", "stacks": self._read_stacks()})
+            self._stream.send({"op": "stacks", "stacks": self._read_stacks()})
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
             self._kill_at_s = None
             self._signal_all(signal.SIGKILL)
         for number, at_s in list(self._told_at_s.items()):
             if now_s >= at_s:
                 self._tell_end(self._ranks[number])
-
-    def _send(self, message: Message, blob: bytes = b"") -> None:
-        if self._stream is not None:
-            self._stream.send(message, blob)
 
     # ---- orders --------------------------------------------------------------------------------
 
@@ -215,11 +191,11 @@ class Agent:
 
         self._pump = Pump(
             Path(message["log_dir"]),
-            show=self._show,
-            warn=lambda text: self._send({"op": "note", "text": f"warning: {text}"}),
+            show=self._stream.show,
+            warn=lambda text: self._stream.send({"op": "note", "text": f"warning: {text}"}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
         )
-        self._tee = set(message["tee"])
+        self._stream.show_lines_of(message["tee"])
         common = {"task": message["task"], "cwd": message["cwd"], "env_of_all": message["env"]}
         self._order({"op": "orders", **common})
         for facts in message["ranks"]:
@@ -246,17 +222,6 @@ class Agent:
 
     # ---- what the ranks and the nursery say ----------------------------------------------------
 
-    def _show(self, rank: int, lines: list[str], unfinished: str) -> None:
-        """On the pump's thread. What the head cannot take in time is only in the files."""
-        if rank not in self._tee or self._stream is None:
-            return
-        if self._stream.pending_bytes > _MOST_PENDING_BYTES:
-            self._unshown += len(lines)
-            return
-        unshown, self._unshown = self._unshown, 0
-        shown = {"rank": rank, "lines": lines, "unfinished": unfinished, "unshown": unshown}
-        self._send({"op": "log", **shown})
-
     def _on_link(self, rank: StartedRank) -> None:
         received, is_open = rank.link.read_ready()
         for message, blobs, _ in received:
@@ -266,7 +231,7 @@ class Agent:
                 continue
             if message["op"] == "failed" and message.get("traceback"):
                 self._pump.note(rank.rank, message["traceback"])
-            self._send({**message, "rank": rank.rank}, blobs[0] if blobs else b"")
+            self._stream.send({**message, "rank": rank.rank}, blobs[0] if blobs else b"")
         if not is_open:
             self._forget(rank.link.fileno())
 
@@ -290,11 +255,11 @@ class Agent:
                 if self._stopping:
                     # It has done nothing yet that could be saved.
                     rank.signal(signal.SIGKILL)
-                self._send(message)
+                self._stream.send(message)
             case "ended" if rank is not None:
                 self._on_end(rank, int(message["code"]))
             case _:
-                self._send(message)
+                self._stream.send(message)
 
     def _on_end(self, rank: StartedRank, code: int) -> None:
         """A rank has ended: what it still had to say goes out before the news."""
@@ -310,10 +275,10 @@ class Agent:
         del self._told_at_s[rank.rank]
         rank.told = True
         if rank.program and rank.code == 0:
-            self._send({"op": "finished", "rank": rank.rank})
+            self._stream.send({"op": "finished", "rank": rank.rank})
         elif (error := rank.told_error()) is not None:
             facts = {"kind": "exception", "exit_code": rank.code, **error}
-            self._send({"op": "failed", "rank": rank.rank, **facts})
+            self._stream.send({"op": "failed", "rank": rank.rank, **facts})
         was_killed = rank.code == -signal.SIGKILL and not rank.stopped
         facts = {
             "code": rank.code,
@@ -321,7 +286,7 @@ class Agent:
             "oom": was_killed and self._oom.killed(),
             "tail": self._pump.tail(rank.rank),
         }
-        self._send({"op": "ended", "rank": rank.rank, **facts})
+        self._stream.send({"op": "ended", "rank": rank.rank, **facts})
         self._check_all_ended()
 
     def _on_nursery_end(self, fd: int) -> None:
@@ -333,7 +298,9 @@ class Agent:
                 self._hear(frame)
         self._forget(self._to_nursery.fileno())
         if not self._stopping:
-            self._send({"op": "broken", "text": "the nursery, the parent of the ranks, has died"})
+            self._stream.send(
+                {"op": "broken", "text": "the nursery, the parent of the ranks, has died"}
+            )
         for rank in self._ranks.values():
             if not rank.ended:
                 rank.stopped = True
@@ -381,7 +348,7 @@ class Agent:
         if self._ranks or self._stopping:
             self._said_all_ended = True
             self._sweep()
-            self._send({"op": "all_ended"})
+            self._stream.send({"op": "all_ended"})
 
     def _sweep(self) -> None:
         """Nothing of the job stays: marked processes, descendants, whatever session they are in."""
@@ -397,7 +364,7 @@ class Agent:
         process_tree.reap()
         if self._pump is not None:
             self._pump.close(_LOG_WAIT_S)
-        if self._stream is not None and not self._orphaned:
+        if not self._orphaned:
             self._stream.close()
         sys.stdout.flush()
         os._exit(0)
