@@ -22,6 +22,7 @@ from torch_xdist.loaders.feed import (
     CLOSE_WAIT_S,
     END,
     AdaptiveFeed,
+    MoveBatch,
     MoveTensors,
     ThreadedFeed,
     mover,
@@ -114,24 +115,25 @@ class ParallelLoader:
         )
         if move is None:
             move = partial(transfer.all_to_device, owned=stacks_samples(self._loader))
-        moves = [sharded(mover(move, device), input_sharding) for device in self._devices]
-        pace = self._pass.pace
-        threaded = partial(
-            ThreadedFeed,
+        self._feed = self._started(
             source,
-            moves,
+            [sharded(mover(move, device), input_sharding) for device in self._devices],
             host_size=loader_prefetch_size,
             device_size=device_prefetch_size,
             movers=host_to_device_transfer_threads,
-            pace=pace,
         )
-        self._feed: AdaptiveFeed | ThreadedFeed
-        if self._pass.adapts and pace.is_quick() and len(moves) == 1:
-            self._feed = AdaptiveFeed(source, moves[0], pace, threaded)
-        else:
-            self._feed = threaded()
         # The threads end when nobody can ask for a batch any more.
         weakref.finalize(self, self._feed.close).atexit = False
+
+    def _started(
+        self, source: Source, moves: list[MoveBatch], **sizes: int
+    ) -> AdaptiveFeed | ThreadedFeed:
+        """The feed of this pass, with threads unless the batches are quicker without."""
+        pace = self._pass.pace
+        threaded = partial(ThreadedFeed, source, moves, pace=pace, **sizes)
+        if self._pass.adapts and pace.is_quick() and len(moves) == 1:
+            return AdaptiveFeed(source, moves[0], pace, threaded)
+        return threaded()
 
     def per_device_loader(self, device: Device) -> "PerDeviceLoader":
         """The iterator over the batches of one device. Raises ArgumentError for an unknown one."""

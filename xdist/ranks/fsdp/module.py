@@ -45,7 +45,7 @@ from torch_xdist.ranks.fsdp.passes import (
     remove,
     take_out,
 )
-from torch_xdist.ranks.fsdp.shards import Bundle, cut_shard, layout_of
+from torch_xdist.ranks.fsdp.shards import Bundle, Members, cut_shard, layout_of
 from torch_xdist.ranks.fsdp.wrap import Policy, materialize, recursive_wrap
 
 _SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
@@ -126,11 +126,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self.buffer_dtype = buffer_dtype or compute_dtype
         self.fp32_reduce_scatter = fp32_reduce_scatter
         self.sharding_groups = sharding_groups
-        sharded_grad_scaler.register()
-        self._members = members_of(sharding_groups, sharding_rank, sharding_world_size)
-        self.rank, self.world_size = self._members.member, self._members.count
-        self.gradient_predivide_factor = predivide_factor(self.world_size)
-        self.gradient_postdivide_factor = self.world_size / self.gradient_predivide_factor
+        self._join_group(members_of(sharding_groups, sharding_rank, sharding_world_size))
         self._bucket_bytes = int(reduce_scatter_bucket_size_mb * 2**20) or CAP_BYTES
         self._layout = functools.partial(
             layout_of,
@@ -138,17 +134,28 @@ class XlaFullyShardedDataParallel(nn.Module):
             on_dim_0=shard_param_on_dim_0 and not flatten_parameters,
             multiple=1 if shard_param_on_dim_0 else multiple,
         )
+        self.xla_device = device.device()
+        materialize(module, param_init_fn, is_unit)
+        self._set_up(module, run=execute_sharding_on_init)
+
+    def _join_group(self, members: Members) -> None:
+        sharded_grad_scaler.register()
+        self._members = members
+        self.rank, self.world_size = members.member, members.count
+        self.gradient_predivide_factor = predivide_factor(self.world_size)
+        self.gradient_postdivide_factor = self.world_size / self.gradient_predivide_factor
+
+    def _set_up(self, module: nn.Module, *, run: bool) -> None:
+        """Shard a module that has its values; `run` cuts the shards now."""
         self._is_root: bool | None = None
         self._syncs = True
         self._bundle: Bundle | None = None
         self._sharded: list[Sharded] = []
         # Parameters of other units that this one's modules use too: (whose, which part, names).
         self._borrowed: list[tuple[Sharded, int, list[Owner]]] = []
-        self.xla_device = device.device()
-        materialize(module, param_init_fn, is_unit)
         self._shard(module)
         self._move_buffers()
-        if execute_sharding_on_init:
+        if run:
             values = [s.value for s in self.sharded_params]  # type: ignore[attr-defined]
             buffers_of(values, reason="shard")
         self._place(with_gradients=False)
