@@ -60,12 +60,12 @@ def loads(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     Raises:
         PayloadError: it cannot be unpickled here, mostly for a module that cannot be imported.
     """
-    parcel = pickle.loads(data)
-    sys.path[:] = parcel["path"]
-    multiprocessing.current_process().authkey = parcel["key"]
-    for name, text in parcel["sources"].items():
+    sent = pickle.loads(data)
+    sys.path[:] = sent["path"]
+    multiprocessing.current_process().authkey = sent["key"]
+    for name, text in sent["sources"].items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    fn, args = _unpickled(parcel["call"], "the function and its arguments")
+    fn, args = _unpickled(sent["call"], "the function and its arguments")
     return fn, args
 
 

@@ -1,4 +1,4 @@
-"""What has come for the head, in order: news from the agents, questions, wishes to stop.
+"""What has come for the head, in order: news from the agents, questions, requests to stop.
 
 Whoever puts something there never waits. Lines of ranks wait only up to a limit, and are counted
 beyond it: ranks that print without end must not keep the head from what it has to judge.

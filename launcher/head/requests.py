@@ -1,6 +1,6 @@
 """What is asked of a running job: to stop, by signals and other processes; how it stands.
 
-Signal handlers and the threads of gRPC only leave their wish here and wake the loop of the head,
+Signal handlers and the threads of gRPC only leave the request here and wake the loop of the head,
 through calls that may interrupt one another.
 """
 
@@ -14,7 +14,7 @@ _ANSWER_LIMIT_S = 10.0
 
 
 class Requests:
-    """The wishes to stop a job, in the order in which they came, over all its attempts."""
+    """The requests to stop a job, in the order in which they came, over all its attempts."""
 
     def __init__(self) -> None:
         # Appending and SimpleQueue.put are safe in a signal handler, whatever it interrupts.
@@ -30,18 +30,18 @@ class Requests:
         self._wake()
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Let this be called after each wish, and now; it must be safe in a signal handler."""
+        """Let this be called after each request, and now; it must be safe in a signal handler."""
         self._wake = wake
         wake()
 
     def new(self) -> list[tuple[int, bool]]:
-        """(signal, now) of the wishes since the last call."""
+        """(signal, now) of the requests since the last call."""
         found = self._asked[self._taken :]
         self._taken += len(found)
         return found
 
     def wait(self, limit_s: float = 0.0) -> bool:
-        """Wait for a wish; whether there was one, now or before."""
+        """Wait for a request; whether there was one, now or before."""
         if not self._asked:
             with contextlib.suppress(queue.Empty):
                 self._bell.get(timeout=limit_s)

@@ -4,8 +4,8 @@ imported again.
 A fork is a promise: to the ranks it must look like a process that was started for them. So it is
 taken only where the caller has one thread, no device, and no module of its own but `__main__`
 (`can`); whoever else calls gets a fresh nursery, which imports torch a second time. The conductor
-and the agent are forked too, for the sake of their places in the family (the agent must be the
-nursery's parent), and at once become fresh programs.
+and the agent are forked too, because the agent must be the nursery's parent and the conductor the
+agent's, and at once become fresh programs.
 """
 
 import atexit
@@ -111,8 +111,8 @@ def fork_conductor(
         return None
     else:
         if pid == 0:
-            family = _Family(job_id, warmth, mark, environ)
-            _in_child(lambda: family.be_conductor(link.fileno()), old)
+            chain = _ProcessChain(job_id, warmth, mark, environ)
+            _in_child(lambda: chain.be_conductor(link.fileno()), old)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     try:
@@ -137,7 +137,7 @@ def _in_child(action: Callable[[], None], mask: set[int]) -> NoReturn:
         os._exit(70)
 
 
-class _Family:
+class _ProcessChain:
     """What the three processes turn into, each in its own fork."""
 
     def __init__(self, job_id: str, warmth: str, mark: str, environ: Mapping[str, str]) -> None:
