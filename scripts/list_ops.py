@@ -19,22 +19,21 @@ import torch
 from torch._decomp import global_decomposition_table
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist.core.alias.views import make_view
 from torch_xdist.core.composites.sparse import KERNELS
-from torch_xdist.core.record import cpu_only
-from torch_xdist.core.record.handlers import HANDLERS
-from torch_xdist.core.trace.plans import Op
-from torch_xdist.ops.decomps import DECOMPOSED
-from torch_xdist.ops.refused import REFUSED
+from torch_xdist.core.record import cpu_only, dispatch
 from torch_xdist.ops.table import LOWERINGS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "ops.md"
 SWEEP = DOCS / "ops_sweep.json"
+# Handlers that serve whatever the schema allows.
+GENERAL = (dispatch.write_handler, dispatch.composite_handler, make_view)
 MEANINGS = {
     "lowered": "a row of the lowering table",
     "view": "a view: no row until it is read or written",
     "derived": "an in-place or out= form, derived from the schema of its functional form",
-    "own": "a meaning of its own: copies, reads, storage",
+    "handled": "a handler of its own: copies, reads, storage",
     "composite": "torch makes it of other operators before it arrives",
     "decomposed": "torch's decomposition, recorded once while a program is built",
     "sparse": "of sparse COO tensors alone: a kernel on their indices and values",
@@ -58,26 +57,22 @@ def overloads() -> list[Any]:
 
 def served(func: Any) -> str:
     """How one overload is served; the keys of MEANINGS."""
-    op = Op(func)
-    name = op.name
-    functional = str(op.functional) if op.functional is not None else ""
-    if name in REFUSED:
+    op = dispatch.learn(func)
+    name, table = op.name, global_decomposition_table["post_autograd"]
+    if op.handler is dispatch.refuse:
         return "refused"
-    if name in HANDLERS:
-        return "own"
-    if op.is_view and name in LOWERINGS:
+    if op.handler is make_view and name in LOWERINGS:
         return "view"
-    if name in LOWERINGS and name not in DECOMPOSED:
+    if op.handler is not None and op.handler not in GENERAL:
+        return "handled"
+    if name in LOWERINGS:
         return "lowered"
-    if op.mutated and functional in LOWERINGS:
+    if op.mutated and (str(op.functional) in LOWERINGS or op.functional in table):
         return "derived"
     if func._can_decompose():
         return "composite"
-    table = global_decomposition_table["post_autograd"]
     if func in table and name not in cpu_only.NAMES:
         return "decomposed"
-    if op.mutated and op.functional in table:
-        return "derived"
     return "sparse" if name.removeprefix("aten.") in KERNELS else "fallback"
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-# ---------------------------------------------------------------- 1. values and rows (trace.py)
+# ---------------------------------------------------------------- 1. values and rows (core/trace/)
 
 
 class Slot(NamedTuple):
@@ -67,7 +67,7 @@ class Trace:
 
 TRACE = Trace()
 
-# ------------------------------------------------ 2. the tensor and its dispatcher (tensor.py, ...)
+# ------------------------------------------------ 2. the tensor and its dispatcher (core/record)
 
 
 class DeviceTensor(torch.Tensor):
@@ -98,7 +98,7 @@ def wrap(value: Value) -> DeviceTensor:
 
 
 def to_device(tensor: torch.Tensor) -> DeviceTensor:
-    """A copy of a CPU tensor on the device (transfer.py)."""
+    """A copy of a CPU tensor on the device (core/devices/transfer.py)."""
     buffer = jnp.asarray(tensor.detach().numpy())
     wrapped = wrap(Value(tensor.detach().to("meta"), None, buffer))
     return wrapped.requires_grad_(tensor.requires_grad)
@@ -112,7 +112,7 @@ def to_host(tensor: DeviceTensor) -> torch.Tensor:
 
 
 def record(func: Any, args: Any, kwargs: dict[str, Any]) -> DeviceTensor:
-    """Append one row, and return a tensor of what it will make (record.py, dispatch.py)."""
+    """Append one row, and return a tensor of what it will make (core/record/dispatch.py)."""
     target = None
     if func._schema.is_mutable:
         # In-place operators need no rows: the schema says what is written, and the functional
@@ -185,7 +185,7 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "aten.ones_like.default": jnp.ones_like,
 }
 
-# ------------------------------------------------------ 4. programs and cuts (program.py, cuts.py)
+# ------------------------------------------------------ 4. programs and cuts (core/run/)
 
 PROGRAMS: dict[Any, Callable[..., list[jax.Array]]] = {}
 CUTS: list[str] = []
@@ -211,7 +211,7 @@ def cut(reason: str) -> None:
 
 
 def living(trace: Trace) -> list[Value]:
-    """The values a tensor still refers to: more references than the list's own (program.py).
+    """The values a tensor still refers to: more than the list's own (core/run/program.py).
 
     A weak reference per value would say the same, and cost more than the rest of its row.
     """
@@ -222,7 +222,7 @@ def living(trace: Trace) -> list[Value]:
 def walk(
     rows: tuple[Any, ...], slots: tuple[int, ...], outs: Any, leaves: Any, numbers: Any
 ) -> list[jax.Array]:
-    """Compute the rows on JAX's tracers (walk.py); XLA removes what is dead and fuses the rest."""
+    """Compute the rows on JAX's tracers (core/run/interpreter.py); XLA fuses them."""
     env = dict(zip(slots, leaves))
     scalars = iter(numbers)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PromotionKind
 from torch._prims_common import elementwise_dtypes
 
 from torch_xdist.dtypes import to_jax, to_torch
@@ -27,7 +27,7 @@ _NUMBER_OF = {"b": True, "i": 1, "f": 1.0, "c": 1j}
 
 @lru_cache(maxsize=4096)
 def _dtypes(
-    arrays: tuple[tuple[bool, np.dtype], ...], numbers: str, kind: Kind
+    arrays: tuple[tuple[bool, np.dtype], ...], numbers: str, kind: PromotionKind
 ) -> tuple[np.dtype, np.dtype]:
     """Computation and result dtype. Arrays are given as (has dims, dtype), numbers by kind."""
     operands = [
@@ -48,7 +48,7 @@ def _letter(number: Number) -> str:
     return "c" if jnp.issubdtype(dtype, jnp.complexfloating) else "f"
 
 
-def promoted(row: Row, kind: Kind = Kind.DEFAULT) -> Row:
+def promoted(row: Row, kind: PromotionKind = PromotionKind.DEFAULT) -> Row:
     """`row` on operands of any dtypes: promoted as torch promotes, rounded to its result.
 
     The first `len(arrays)` operands are arrays, the others numbers.
@@ -71,7 +71,7 @@ _FLOAT_FUNCTIONS = (
 _SAME_DTYPE_FUNCTIONS = "ceil floor frac neg round sign trunc"
 
 
-def _each(name: str, kind: Kind) -> Row:
+def _each(name: str, kind: PromotionKind) -> Row:
     def over(self: Arrays) -> list[jax.Array]:
         element = promoted(LOWERINGS[f"aten.{name}.default"], kind)
         return [element([array]) for array in self]
@@ -80,13 +80,15 @@ def _each(name: str, kind: Kind) -> Row:
 
 
 for _name in _FLOAT_FUNCTIONS.split():
-    add_rows({f"aten._foreach_{_name}.default": _each(_name, Kind.INT_TO_FLOAT)})
+    add_rows({f"aten._foreach_{_name}.default": _each(_name, PromotionKind.INT_TO_FLOAT)})
 for _name in _SAME_DTYPE_FUNCTIONS.split():
-    add_rows({f"aten._foreach_{_name}.default": _each(_name, Kind.DEFAULT)})
-add_rows({"aten._foreach_abs.default": _each("abs", Kind.COMPLEX_TO_FLOAT)})
+    add_rows({f"aten._foreach_{_name}.default": _each(_name, PromotionKind.DEFAULT)})
+add_rows({"aten._foreach_abs.default": _each("abs", PromotionKind.COMPLEX_TO_FLOAT)})
 
 
-def _binary(on_arrays: str, on_number: str, kind: Kind = Kind.DEFAULT) -> dict[str, Row]:
+def _binary(
+    on_arrays: str, on_number: str, kind: PromotionKind = PromotionKind.DEFAULT
+) -> dict[str, Row]:
     """The overloads of a list with a list, one number, a list of numbers, or a 0-d array."""
 
     def with_list(self: Arrays, other: Arrays, **kwargs: Any) -> list[jax.Array]:
@@ -113,15 +115,15 @@ def _binary(on_arrays: str, on_number: str, kind: Kind = Kind.DEFAULT) -> dict[s
 
 
 _BINARY = {
-    "add": ("aten.add.Tensor", "aten.add.Scalar", Kind.DEFAULT),
-    "sub": ("aten.sub.Tensor", "aten.sub.Scalar", Kind.DEFAULT),
-    "mul": ("aten.mul.Tensor", "aten.mul.Scalar", Kind.DEFAULT),
-    "div": ("aten.div.Tensor", "aten.div.Scalar", Kind.INT_TO_FLOAT),
-    "pow": ("aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar", Kind.DEFAULT),
-    "clamp_max": ("aten.minimum.default", "aten.clamp_max.default", Kind.DEFAULT),
-    "clamp_min": ("aten.maximum.default", "aten.clamp_min.default", Kind.DEFAULT),
-    "minimum": ("aten.minimum.default", "aten.clamp_max.default", Kind.DEFAULT),
-    "maximum": ("aten.maximum.default", "aten.clamp_min.default", Kind.DEFAULT),
+    "add": ("aten.add.Tensor", "aten.add.Scalar", PromotionKind.DEFAULT),
+    "sub": ("aten.sub.Tensor", "aten.sub.Scalar", PromotionKind.DEFAULT),
+    "mul": ("aten.mul.Tensor", "aten.mul.Scalar", PromotionKind.DEFAULT),
+    "div": ("aten.div.Tensor", "aten.div.Scalar", PromotionKind.INT_TO_FLOAT),
+    "pow": ("aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar", PromotionKind.DEFAULT),
+    "clamp_max": ("aten.minimum.default", "aten.clamp_max.default", PromotionKind.DEFAULT),
+    "clamp_min": ("aten.maximum.default", "aten.clamp_min.default", PromotionKind.DEFAULT),
+    "minimum": ("aten.minimum.default", "aten.clamp_max.default", PromotionKind.DEFAULT),
+    "maximum": ("aten.maximum.default", "aten.clamp_min.default", PromotionKind.DEFAULT),
 }
 _WITH_ARRAY = {"add", "mul", "div"}
 for _name, (_on_arrays, _on_number, _kind) in _BINARY.items():
@@ -192,7 +194,9 @@ def norm(self: Arrays, ord: Number = 2, dtype: torch.dtype | None = None) -> lis
 def powsum(self: Arrays, ord: Number = 2, dtype: torch.dtype | None = None) -> list[jax.Array]:
     row = LOWERINGS["aten.pow.Tensor_Scalar"]
     wide = [array if dtype is None else convert(array, dtype) for array in self]
-    element = promoted(lambda array: jnp.sum(row(jnp.abs(array), ord)), Kind.COMPLEX_TO_FLOAT)
+    element = promoted(
+        lambda array: jnp.sum(row(jnp.abs(array), ord)), PromotionKind.COMPLEX_TO_FLOAT
+    )
     return [element([array]) for array in wide]
 
 

@@ -1,6 +1,6 @@
 """Shapes and dtypes of the results of operators for which torch has no meta kernel.
 
-The recipe of a row asks torch's meta kernels what its results look like. Where torch has none,
+The plan of a row asks torch's meta kernels what its results look like. Where torch has none,
 one is entered here, so that the row is used at all.
 """
 

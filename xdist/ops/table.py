@@ -1,6 +1,6 @@
 """The lowering table: for each ATen overload, the function that computes it on JAX arrays.
 
-Every module of this folder fills it when it is imported; `xdist/core/recipe.py` reads it while a
+Every module of this folder fills it when it is imported; `core/record/lowering.py` reads it while a
 program is built. Keys are strings such as ``"aten.add.Tensor"``, never looked up at import, so a
 release of torch that lacks an operator loses that row only.
 """

@@ -59,8 +59,8 @@ def _xla_sync_multi(
     sync_xla_data: bool = True,
 ) -> None:
     """Compute these tensors now."""
-    cells = [t.value for t in tensors]  # type: ignore[attr-defined]
-    for buffer in buffers_of(cells, reason="sync_multi") if cells else ():
+    values = [t.value for t in tensors]  # type: ignore[attr-defined]
+    for buffer in buffers_of(values, reason="sync_multi") if values else ():
         if wait:
             buffer.block_until_ready()
 

@@ -1,4 +1,4 @@
-"""Result kinds read off a lowering, for operators whose kinds no meta kernel of torch tells.
+"""Result types read off a lowering, for operators whose types no meta kernel of torch tells.
 
 torch has no meta kernel for a few operators, and for some one that describes another device. Their
 lowerings return the dtypes torch returns, so JAX's abstract evaluation is the meta kernel.

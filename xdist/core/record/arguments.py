@@ -1,6 +1,6 @@
 """The arguments of a torch call: its key, its operands, its runtime scalars; any arguments.
 
-The quick path of dispatch.py looks at simple calls by itself; `find` serves those it leaves. Both
+The fast path of dispatch.py looks at simple calls by itself; `find` serves those it leaves. Both
 make the same keys, so that a call has one plan whichever way it comes.
 """
 

@@ -44,8 +44,8 @@ def record_jax(
     """
     trace = trace_among(name, tensors)
     trace.note(tensors)
-    kinds = tuple(number.__class__ for number in scalars)
-    plan = jax_op(name, lowering, tensors, key, kinds, collective=collective)
+    scalar_types = tuple(number.__class__ for number in scalars)
+    plan = jax_op(name, lowering, tensors, key, scalar_types, collective=collective)
     where = user_line() if collective else ""
     values = trace.record(plan, [t.value for t in tensors], tuple(scalars), where)
     return [wrap(value) for value in values]  # type: ignore[arg-type]

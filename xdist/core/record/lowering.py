@@ -126,7 +126,7 @@ def _made_of_others(func: OpOverload) -> Callable[..., Any] | None:
     """An operator's own implementation, where that serves every device: it calls other operators.
 
     That of torch's own may reach for the memory of its operands; those of libraries and of users
-    (`torch.library.custom_op`) do not, and what reads a value fails on paper.
+    (`torch.library.custom_op`) do not, and what reads a value fails while it is traced.
     """
     if func._can_decompose():
         return func.decompose

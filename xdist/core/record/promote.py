@@ -1,7 +1,7 @@
 """In which dtype a pointwise operator computes.
 
 torch promotes the operands of a pointwise operator to one dtype and computes half precision in
-float32 (its "opmath"). The recipe of a row asks here once, while a program is built, so that no
+float32 (its "opmath"). Whoever lowers a row asks here once, while a program is built, so that no
 lowering ever casts.
 """
 

@@ -53,14 +53,14 @@ class Node:
     number: int = -1
 
 
-def shape_text(kind: TensorType | None) -> str:
+def shape_text(type_: TensorType | None) -> str:
     """A type as XLA prints it: f32[3,4]{1,0}."""
-    if kind is None:
+    if type_ is None:
         return "token[]"
-    element = _ELEMENTS.get(kind.dtype, str(kind.dtype).removeprefix("torch."))
-    sizes = ",".join(map(str, kind.shape))
-    layout = ",".join(str(d) for d in reversed(range(len(kind.shape))))
-    return f"{element}[{sizes}]" + (f"{{{layout}}}" if kind.shape else "")
+    element = _ELEMENTS.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
+    sizes = ",".join(map(str, type_.shape))
+    layout = ",".join(str(d) for d in reversed(range(len(type_.shape))))
+    return f"{element}[{sizes}]" + (f"{{{layout}}}" if type_.shape else "")
 
 
 def _nodes(tape: Tape, device: Device, roots: Sequence[int]) -> list[Node]:
@@ -97,10 +97,10 @@ def _op_name(plan: Plan) -> str:
     return "xla::" + plan.name.split(".")[-1]
 
 
-def _shapes(kinds: Sequence[TensorType | None]) -> str:
-    if len(kinds) == 1:
-        return shape_text(kinds[0])
-    return f"({', '.join(map(shape_text, kinds))})"
+def _shapes(types: Sequence[TensorType | None]) -> str:
+    if len(types) == 1:
+        return shape_text(types[0])
+    return f"({', '.join(map(shape_text, types))})"
 
 
 def _attributes(plan: Plan) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from torch_xdist import metrics, settings, world
 from torch_xdist.core.run import graph_text
 from torch_xdist.core.run.interpreter import rows_of
 from torch_xdist.core.run.program import Launch, Program
-from torch_xdist.core.run.user_frames import user_frames
+from torch_xdist.core.run.user_frames import called_by_user, user_frames
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Device
 from torch_xdist.errors import CutError
@@ -138,8 +138,8 @@ def check_no_open_scope() -> None:
 
 def _shown_frames(reason: str) -> list[str]:
     limit = settings.current().debug_frames
-    # The line where the step ended comes first, as if `sync` were the user's own.
-    first = [f"sync ({Path(__file__).with_name('cuts.py')}:1)"] if reason == SYNC else []
+    # What ended the step comes first, as torch_xla shows it.
+    first = [called_by_user()] if reason == SYNC else []
     found = first + user_frames()
     return [f"  {frame}" for frame in found[:limit]] + ["  .........."]
 

@@ -45,7 +45,17 @@ def user_line() -> str:
 
 def user_frames() -> list[str]:
     """Every such frame, innermost first: `function (file:line)`."""
-    return [
-        f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
-        for frame in _user_frames()
-    ]
+    return [_text(frame) for frame in _user_frames()]
+
+
+def called_by_user() -> str:
+    """The frame of ours or torch's that the user's innermost one called: how it came here."""
+    called = sys._getframe(1)
+    user = next(_user_frames(), None)
+    while called.f_back is not None and called.f_back is not user:
+        called = called.f_back
+    return _text(called)
+
+
+def _text(frame: FrameType) -> str:
+    return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"

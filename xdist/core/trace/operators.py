@@ -40,7 +40,7 @@ class Op:
         schema = func._schema
         self.func = func
         self.name = str(func)
-        # Who answers its calls: a handler of its own; else the quick path of dispatch.py, and where
+        # Who answers its calls: a handler of its own; else the fast path of dispatch.py, and where
         # that does not do, `general`.
         self.handler: Callable[..., Any] | None = None
         self.general: Callable[..., Any] | None = None

@@ -13,13 +13,13 @@ from torch_xdist.errors import DeviceError, NoLoweringError
 from torch_xdist.ops.table import add_rows
 
 
-def test_an_own_row_records_any_jax_function():
+def test_a_row_of_a_jax_function_records_any_jax_function():
     x = torch.ones(3, device="xla")
     plus, twice = record_jax("both", lambda x: (x + 1, x * 2), [x])
     assert plus.tolist() == twice.tolist() == [2.0] * 3
 
 
-def test_an_own_row_refuses_cpu_tensors_by_name():
+def test_a_row_of_a_jax_function_refuses_cpu_tensors_by_name():
     with pytest.raises(DeviceError, match="mine: Input tensor is not an XLA tensor"):
         record_jax("mine", lambda x: x, [torch.ones(1)])
 

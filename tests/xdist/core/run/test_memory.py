@@ -1,7 +1,8 @@
 """What a long job keeps: nothing per step, shape, body of control flow, or schedule.
 
 Each case warms up until every table it touches is full, then goes on many times as long. The cache
-of programs is small here, so that it is full at once.
+of programs is small here, so that it is full at once. JAX's own caches, which it bounds at some
+thousands of entries each, are emptied before each look.
 """
 
 import subprocess
@@ -10,10 +11,13 @@ import sys
 import pytest
 
 START = """
-import gc, os, psutil, torch, torch_xla
+import gc, jax, psutil, torch, torch_xla
+from torch_xdist.core.trace.plans import PLANS
+PLANS._sweep_at = PLANS._FIRST_SWEEP = 512
 from torch_xdist.core.jax_side.control_flow import scan
 
 def resident():
+    jax.clear_caches()
     gc.collect()
     return psutil.Process().memory_info().rss
 
@@ -48,7 +52,7 @@ def turn(number):
     x = torch.ones(number + 1, 4).to("xla")
     y = (x * w).sin().sum(0)[1:].repeat(2)
     y.tolist()
-measure(turn, 500, 2000)
+measure(turn, 200, 2000)
 """
 BODIES = """
 w = torch.full((3,), 0.5, device="xla", requires_grad=True)
