@@ -52,7 +52,7 @@ def turn(number):
     x = torch.ones(number + 1, 4).to("xla")
     y = (x * w).sin().sum(0)[1:].repeat(2)
     y.tolist()
-measure(turn, 200, 2000)
+measure(turn, 600, 2000)
 """
 BODIES = """
 w = torch.full((3,), 0.5, device="xla", requires_grad=True)
@@ -66,7 +66,7 @@ def turn(number):
     ys.sum().backward()
     w.grad.tolist()
     w.grad = None
-measure(turn, 100, 200)
+measure(turn, 200, 200)
 """
 SCHEDULERS = """
 def turn(number):
