@@ -93,9 +93,9 @@ def check_view_sharing(obj: Any) -> None:
     """Raise CheckpointError where two device tensors inside `obj` share memory."""
     found: list[torch.Tensor] = []
     for_each_instance(obj, is_device_tensor, found.append)
-    owners: dict[int, int] = {}
+    owners: dict[Any, int] = {}
     for number, tensor in enumerate(found):
-        first = owners.setdefault(tensor.untyped_storage().data_ptr(), number)
+        first = owners.setdefault(memory_of(tensor)[0], number)
         if first != number:
             raise CheckpointError(
                 f"check_view_sharing: Tensor ID {first} ({tuple(found[first].shape)}) is sharing a"
@@ -119,6 +119,8 @@ def _one_each(
 
 def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What two tensors have in common exactly when they are the same part of the same memory."""
+    if isinstance(tensor, SparseXlaTensor):
+        return memory_of(tensor.indices_part), memory_of(tensor.values_part), tensor.shape
     pointer = tensor.untyped_storage().data_ptr()
     return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
@@ -151,6 +153,8 @@ def write(data: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _placeholder(tensor: torch.Tensor, sources: dict[int, torch.Tensor]) -> torch.Tensor:
+    if isinstance(tensor, SparseXlaTensor):
+        return tensor.detach().cpu()
     # Memory that nobody touches: it takes address space, not RAM.
     empty = torch.empty(tensor.shape, dtype=tensor.dtype)
     if empty.numel():

@@ -125,3 +125,18 @@ def test_a_save_writes_what_a_lazily_conjugated_or_negated_tensor_means(tmp_path
 
 def _resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("to_path", [True, False])
+def test_a_sparse_tensor_is_saved_beside_dense_ones(tmp_path, to_path):
+    there = torch.eye(3).to_sparse().to("xla")
+    data = {"sparse": there, "again": there, "dense": torch.arange(3.0).to("xla")}
+    target = tmp_path / "both.pt" if to_path else io.BytesIO()
+    saving.save(data, target)
+    if not to_path:
+        target.seek(0)
+    out = torch.load(target)
+    assert torch.equal(out["sparse"].to_dense(), torch.eye(3))
+    assert out["again"].layout is torch.sparse_coo
+    assert out["dense"].tolist() == [0, 1, 2]
+    saving.check_view_sharing({"sparse": there, "dense": data["dense"]})

@@ -230,3 +230,11 @@ def test_set_shares_the_storage_of_another_tensor():
     x.set_(y)
     x.mul_(2)
     assert y.tolist() == [0, 2, 4, 6]
+
+
+def test_the_imaginary_part_of_a_conjugate_is_read_through_a_negated_view():
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    there = x.to("xla")
+    assert there.conj().imag.tolist() == x.conj().imag.tolist() == [-2, 4]
+    assert torch._neg_view(there.real).tolist() == [-1, -3]
+    assert torch.ops.aten._reshape_alias(there.real, [2, 1], [1, 1]).tolist() == [[1], [3]]

@@ -47,6 +47,18 @@ def test_bodies_that_differ_in_one_value_are_different_rows(branch, values):
         assert y.tolist() == plain.tolist()
 
 
+def test_bodies_that_differ_in_what_a_factory_makes_are_different_rows():
+    x, pred = torch.zeros(2, device="xla"), torch.tensor(True).to("xla")
+    for rows, columns in ((3, 3), (6, 1)):
+        y = torch.cond(
+            pred,
+            lambda x, r=rows, c=columns: x + torch.tril_indices(r, c, device="xla").sum(1).float(),
+            lambda x: x * 1,
+            (x,),
+        )
+        assert y.tolist() == torch.tril_indices(rows, columns).sum(1).tolist()
+
+
 def test_cond_refuses_branches_of_different_shapes():
     x = torch.ones(3, device="xla")
     with pytest.raises(CutError, match="both must return tensors of the same shapes and dtypes"):
