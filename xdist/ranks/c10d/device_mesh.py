@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from torch_xdist.core.record import dispatch
@@ -39,6 +40,7 @@ def _completing(usual: Callable[..., None]) -> Callable[..., None]:
 
 def _complete(
     mesh: Any,
+    /,
     backend_override: Any = None,
     _init_backend: bool = True,
     _rank: int | None = None,
@@ -49,13 +51,29 @@ def _complete(
         if not dist.is_initialized():
             dist.init_process_group("xla", init_method="xla://")
         overrides = backend_override or tuple((None, None) for _ in range(mesh.ndim))
-        mesh._dim_group_names = mesh._init_process_groups(
-            mesh._layout, mesh._rank_map, mesh._mesh_dim_names, overrides
-        )
-        for name in mesh._dim_group_names:
-            mesh._get_root_mesh()._pg_registry[name] = _resolve_process_group(name)
+        _make_groups(mesh, overrides)
     mesh._rank = dist.get_rank() if _rank is None else _rank
-    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    if _KEEPS_ITS_GROUPS:
+        found = (mesh.mesh == mesh._rank).nonzero().tolist()
+        mesh._coordinate_on_dim = found[0] if found else None
+    else:
+        mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+
+
+# The meshes of torch 2.9: later ones have layouts, and the groups are kept by their root.
+_KEEPS_ITS_GROUPS = not hasattr(DeviceMesh, "_compute_coordinate_on_dim")
+
+
+def _make_groups(mesh: Any, overrides: Any) -> None:
+    """A process group per dim of the mesh."""
+    if _KEEPS_ITS_GROUPS:
+        mesh._init_process_groups(overrides)
+        return
+    mesh._dim_group_names = mesh._init_process_groups(
+        mesh._layout, mesh._rank_map, mesh._mesh_dim_names, overrides
+    )
+    for name in mesh._dim_group_names:
+        mesh._get_root_mesh()._pg_registry[name] = _resolve_process_group(name)
 
 
 def _all_gather_copy_in(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
