@@ -31,6 +31,7 @@ ROOMS = [
     "debug",
     "training",
     "checkpoint",
+    "doctor",
 ]
 # The folders of xdist/core/, ground first.
 CORE = ["trace", "run", "devices", "alias", "record", "jax_side", "composites", "torch_side"]

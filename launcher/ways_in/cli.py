@@ -26,13 +26,9 @@ from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
 from torch_xdist.launcher.ways_in import command_line, job_commands
 from torch_xdist.launcher.ways_in.screen import Screen
+from torch_xdist.system.masking import masked, masked_text
 from torch_xdist.system.rank import Rank
 
-_SECRET_NAMES = (
-    *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE", "ACCESS_KEY"),
-)
-# postgres://user:password@host: what stands before the @ of an address.
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The options of other launchers are known by these names, too.
 _NPROCS_NAMES = ("-n", "-np", "--nprocs", "--nproc-per-node", "--nproc_per_node")
@@ -205,21 +201,10 @@ def dry_run_text(spec: Job, words: Sequence[str]) -> str:
     shared = {**spec.env, **placement.shared_environ(spec)}
     for order in placement.rank_orders(spec, 0, log_dir, meeting):
         cores = ",".join(map(str, order["cores"]))
-        lines.append(f"rank {order['rank']} (cores {cores}): {_masked_text(' '.join(words))}")
+        lines.append(f"rank {order['rank']} (cores {cores}): {masked_text(' '.join(words))}")
         for name, value in sorted({**shared, **order["env"]}.items()):
             lines.append(f"  {name}={masked(name, value)}")
     return "\n".join(lines)
-
-
-def masked(name: str, value: str) -> str:
-    """The value of a variable as it may be shown."""
-    if any(part in name.upper() for part in _SECRET_NAMES):
-        return "***"
-    return _masked_text(value)
-
-
-def _masked_text(text: str) -> str:
-    return _IN_ADDRESS.sub("***", text)
 
 
 def main() -> None:
