@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch_releases
 from torch.distributed.nn import functional as differentiable
 
 CALLS: dict[str, Callable[[int, int, str], Any]] = {}
@@ -32,7 +33,7 @@ def zeros(device, *shape):
 def all_gather_into_tensor(rank, size, device):
     flat, stacked = zeros(device, 2 * size), zeros(device, size, 2)
     dist.all_gather_into_tensor(flat, full(device, rank, 1))
-    dist.all_gather_single(stacked, full(device, rank, 2)[None])
+    torch_releases.all_gather_single(stacked, full(device, rank, 2)[None])
     return flat, stacked
 
 
@@ -40,7 +41,7 @@ def all_gather_into_tensor(rank, size, device):
 def reduce_scatter_tensor(rank, size, device):
     flat, rows = zeros(device, 2), zeros(device, 1, 3)
     dist.reduce_scatter_tensor(flat, torch.arange(2.0 * size, device=device) + rank)
-    dist.reduce_scatter_single(
+    torch_releases.reduce_scatter_single(
         rows, torch.arange(3.0 * size, device=device).reshape(size, 3) + rank
     )
     return flat, rows

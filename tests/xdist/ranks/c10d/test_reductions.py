@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 from torch.distributed import ReduceOp
+from torch_releases import premul_sum
 
 from torch_xdist.ranks.c10d.reductions import Reduction, reduction
 
@@ -19,8 +20,8 @@ from torch_xdist.ranks.c10d.reductions import Reduction, reduction
         (ReduceOp.BAND, [0, 4]),
         (ReduceOp.BOR, [3, 5]),
         (ReduceOp.BXOR, [3, 1]),
-        (ReduceOp.PREMUL_SUM(2.0), [6, 18]),
-        (ReduceOp.PREMUL_SUM(torch.tensor([2.0])), [6, 18]),
+        (premul_sum(2.0), [6, 18]),
+        (premul_sum(torch.tensor([2.0])), [6, 18]),
     ],
     ids=str,
 )
@@ -30,7 +31,7 @@ def test_whole_numbers_are_reduced_as_torch_says(op, expected):
 
 
 def test_factors_go_before_and_parts_after():
-    halves = reduction(ReduceOp.PREMUL_SUM(0.5), 2, of="all_reduce")
+    halves = reduction(premul_sum(0.5), 2, of="all_reduce")
     assert halves == Reduction("sum", 0.5, 1)
     assert halves.before(jnp.ones(1, jnp.bfloat16)).dtype == jnp.bfloat16
     mean = reduction(ReduceOp.AVG, 4, of="all_reduce")
