@@ -95,27 +95,29 @@ def dispatch(
         plan = plan_of(key, op, args, kwargs)
     entries = tape.entries
     slot = len(entries)
-    if plan.path is GENERAL or slot >= trace.limit:
+    path = plan.path
+    if path is GENERAL or slot >= trace.limit:
         return op.general(op, args, kwargs)
     # What `Trace.record` does, without its frame.
     row = (plan, *slots)
-    if plan.path is RESULTS:
+    if path is RESULTS:
         entries += (row, *plan.further)
     else:
         entries.append(row)
     if numbers is not None and entries[slot] is row:
         tape.scalars[slot] = numbers
-    if plan.path is WRITE:
+    if path is WRITE:
         if overwritten(args[0], plan, trace, tape, slot, row):
             return args[0]
     else:
         type_: Any = plan.types[0]
-        if plan.path is RESULTS:
+        if path is RESULTS:
             result = pack(plan, trace.new_values(plan.types, tape, slot))
         else:
             value = _new(Value)
-            value.type, value.trace, value.slot, value.epoch = type_, trace, slot, epoch
-            value.listed, value.buffer, value.generation = epoch, None, 0
+            value.type, value.trace, value.slot = type_, trace, slot
+            value.epoch = value.listed = epoch
+            value.buffer, value.generation = None, 0
             tape.values.append(value)
             result = _make(
                 XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,

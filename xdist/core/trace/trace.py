@@ -22,6 +22,7 @@ from torch_xdist.core.trace.values import Device, Value, ViewValue
 
 # Of all tapes of all traces: a value's epoch tells the tape.
 _epochs = itertools.count(1)
+_new = object.__new__
 
 # (plan, slot of each operand ...), or (type,) for a leaf.
 Row = tuple[Any, ...]
@@ -72,7 +73,12 @@ class Tape:
         """The slot of a buffer, which becomes a leaf where it is none yet."""
         slot = self.leaves.get(id(buffer))
         if slot is None:
-            slot = self.append((type_,))
+            # `append`, without its frame.
+            entries, row = self.entries, (type_,)
+            slot = len(entries)
+            entries.append(row)
+            while entries[slot] is not row:
+                slot += 1
             self.buffers[slot] = buffer
             self.leaves[id(buffer)] = slot
         return slot
@@ -148,8 +154,18 @@ class Trace:
     ) -> list[Value | None]:
         """A value for each result of the row at a slot of a tape; None where torch has none."""
         values: list[Value | None] = []
+        epoch, listed = tape.epoch, tape.values
         for place, type_ in enumerate(types, slot):
-            values.append(None if type_ is None else self.new_value(type_, tape, place))
+            if type_ is None:
+                values.append(None)
+                continue
+            # `Value(...)`, without its frame.
+            value = _new(Value)
+            value.type, value.trace, value.slot = type_, self, place
+            value.epoch = value.listed = epoch
+            value.buffer, value.generation = None, 0
+            listed.append(value)
+            values.append(value)
         return values
 
     def new_value(self, type_: TensorType, tape: Tape, slot: int) -> Value:
