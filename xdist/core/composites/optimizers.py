@@ -89,12 +89,10 @@ def _is_ours(lists: Sequence[list[Any]], steps: list[Any], options: dict[str, An
         return False
     if any(isinstance(options[name], torch.Tensor) for name in ("beta1", "beta2")):
         return False
-    if any(t.__class__ is not XlaTensor for x in lists for t in x):
+    tensors = [t for x in lists for t in x]
+    if {*map(type, tensors)} != {XlaTensor} or XlaTensor in {*map(type, steps)}:
         return False
-    device = lists[0][0].value.trace.device
-    return not any(s.__class__ is XlaTensor for s in steps) and all(
-        t.value.trace.device is device for x in lists for t in x
-    )
+    return len({t.value.trace.device for t in tensors}) == 1
 
 
 def _by_step(steps: list[torch.Tensor]) -> dict[float, list[int]]:
@@ -127,13 +125,11 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
     results = trace.record(plan, values, scalars)
     count = form.members
     targets = [*values[:count], *values[2 * count :]]
-    for target, result in zip(targets, results):
-        if target.parent is not None:
+    if any([target.parent is not None for target in targets]):
+        for target, result in zip(targets, results):
             write(target, result)  # type: ignore[arg-type]
-    trace.write_all(
-        [t for t in targets if t.parent is None],
-        [r for t, r in zip(targets, results) if t.parent is None],  # type: ignore[misc]
-    )
+    else:
+        trace.write_all(targets, results)  # type: ignore[arg-type]
     torch.autograd.graph.increment_version([*lists[0], *lists[2], *lists[3], *lists[4]])
 
 

@@ -19,7 +19,6 @@ from torch_xdist import settings
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.core.run import cuts, program, reports
 from torch_xdist.core.run.cuts import Cut
-from torch_xdist.core.run.interpreter import rows_of
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape, Trace
@@ -219,8 +218,7 @@ class _Run:
         reports.before_run(tape, trace.device, outs)
         launch = program.prepare(tape, trace.device, outs, may_donate=True)
         compiled, is_new = program.find(launch)
-        rows = len(rows_of(launch.entries))
-        self.cut = trace.last_cut = cuts.note(reason, rows, is_new, compiled.fingerprint)
+        self.cut = trace.last_cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
         trace.cut_count += 1
         self._note_collectives(compiled)
         reports.at_run(launch, reason, cause, compiled, is_new)

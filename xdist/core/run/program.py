@@ -71,12 +71,12 @@ def live_values(tape: Tape) -> list[Value]:
     unreferenced = [Value.__new__(Value)]
     listed = [*tape.values, unreferenced[0]]
     counts = [sys.getrefcount(value) for value in listed]
-    least = counts[-1]
+    least, epoch = counts[-1], tape.epoch
     return [
         value
         for value, count in zip(listed, counts)
         # One that was written since, or whose storage was freed, is of another epoch.
-        if count > least and value.epoch == tape.epoch and value.buffer is None
+        if count > least and value.epoch == epoch and value.buffer is None
     ]
 
 
@@ -149,6 +149,7 @@ def make(launch: Launch) -> Program:
         outs=outs,
         fingerprint=_digest(describe(row) for _, row in rows),
         collectives=_digest(call for call, _ in calls) if calls else "",
+        rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
         scalars=(len(floats), len(ints)),
     )

@@ -34,6 +34,7 @@ class Program:
         fingerprint: of all it computes; the same on every rank that recorded the same.
         collectives: the fingerprint of its collectives alone, in which ranks must agree; "" for
             none.
+        rows: how many it has.
         plans: of its rows.
         scalars: how many floats and ints it takes.
         run: `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars,
@@ -44,6 +45,7 @@ class Program:
     outs: tuple[int, ...]
     fingerprint: str
     collectives: str
+    rows: int
     plans: frozenset[Any]
     scalars: tuple[int, int]
     run: Any = None
