@@ -33,7 +33,7 @@ QUICKSTART = "quickstart"
 NOTHING_COLLECTED = 5
 PINNED_BY_CELL = ("torch", "jax", "jaxlib")
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)(?: - (.*))?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - (.*))?$", re.MULTILINE)
 _BEGIN, _END = "<!-- results: written by scripts/matrix -->", "<!-- end of results -->"
 
 

@@ -37,6 +37,12 @@ def test_the_counts_and_reasons_of_a_part_are_read_from_its_log(matrix):
     assert outcome.failures == ["`tests/a.py::b[x]`: ValueError: no"]
 
 
+def test_the_name_of_a_failed_test_may_hold_spaces(matrix):
+    log = "FAILED tests/a.py::b[-True 0] - assert False\nERROR tests/c.py\n2 failed in 9.00s\n"
+    outcome = matrix.outcome_of("core", 1, log, 9.0)
+    assert outcome.failures == ["`tests/a.py::b[-True 0]`: assert False", "`tests/c.py`"]
+
+
 def test_a_part_that_ends_without_a_count_is_a_failure(matrix):
     outcome = matrix.outcome_of("core", -11, "Fatal Python error: Segmentation fault\n", 1.0)
     assert outcome.failures == ["core: pytest ended with exit code -11"]

@@ -11,6 +11,7 @@ import torch
 
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.trace.tensor_types import extent
 from torch_xdist.core.trace.values import Value, ViewValue, root_of
 
 # The epoch of a value whose storage was freed; tapes count theirs from 1.
@@ -40,10 +41,7 @@ def _base_of(root: Value) -> int:
 
 def _nbytes(root: Value) -> int:
     """The bytes of a storage: as far as the tensor that owns it reaches."""
-    if not root.type.numel:
-        return 0
-    reach = 1 + sum((n - 1) * s for n, s in zip(root.type.shape, root.type.stride))
-    return reach * root.type.dtype.itemsize
+    return extent(root.type) * root.type.dtype.itemsize
 
 
 class DeviceStorage:

@@ -11,7 +11,13 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap, wrap_roomy
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import PLANS, jax_plan
-from torch_xdist.core.trace.tensor_types import TensorType, dense_type, overlaps, tensor_type
+from torch_xdist.core.trace.tensor_types import (
+    TensorType,
+    dense_type,
+    extent,
+    overlaps,
+    tensor_type,
+)
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import DeviceError
 from torch_xdist.ops.table import LOWERINGS
@@ -20,7 +26,7 @@ _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 
 def mutated_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors an in-place operator writes, in the order of its schema."""
+    """What a call writes, in the order of the operator's schema; None where it was not given."""
     tensors: list[Any] = []
     for position, name in op.mutated:
         value = args[position] if position < len(args) else kwargs.get(name)
@@ -101,7 +107,7 @@ def _is_laid_out_anew(op: Op, target: TensorType, result: TensorType) -> bool:
 
 def _memory_order(op: Op, result: TensorType) -> tuple[int, ...] | None:
     """The strides an out= tensor takes from a result; None for row-major ones."""
-    is_dense = _extent(result) == result.offset + result.numel and not overlaps(result)
+    is_dense = extent(result) == result.offset + result.numel and not overlaps(result)
     return result.stride if is_dense and op.name not in _ROW_MAJOR else None
 
 
@@ -165,18 +171,11 @@ def set_layout(target: XlaTensor, type_: TensorType) -> None:
     """Change dtype, sizes and strides of the wrapper in place, by torch's meta kernels."""
     layout = type_.shape, type_.stride, type_.offset
     before = target.value.type
-    if _extent(type_) > _extent(before) or type_.dtype != before.dtype:
+    if extent(type_) > extent(before) or type_.dtype != before.dtype:
         # torch checks layouts against the size of the wrapper: it becomes a large one.
         roomy = wrap_roomy(Value(type_, target.value.trace))
         torch.Tensor.data.__set__(target, roomy)  # type: ignore[attr-defined]
     torch.ops.aten.as_strided_.default.redispatch(_META, target, *layout)
-
-
-def _extent(type_: TensorType) -> int:
-    """How many elements of a storage a layout reaches into."""
-    if not type_.numel:
-        return 0
-    return type_.offset + 1 + sum((n - 1) * s for n, s in zip(type_.shape, type_.stride))
 
 
 def set_value(target: XlaTensor, value: Value) -> None:

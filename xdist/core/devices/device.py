@@ -13,7 +13,7 @@ import torch
 from torch_xdist import settings, world
 from torch_xdist.core.run.device_trace import (
     HERE,
-    IN_FORKED_CHILD,
+    check_process,
     forget_in_forked_child,
     trace_here,
 )
@@ -28,8 +28,6 @@ _lock = threading.RLock()
 _devices: list[Device] = []
 _default = threading.local()
 _default_seed = 0
-# Whether this process was forked from one in which a device had started.
-_forked = [False]
 
 
 def start() -> None:
@@ -112,17 +110,6 @@ def is_started() -> bool:
     return bool(_devices)
 
 
-def is_forked() -> bool:
-    """Whether this process was forked from one that had used a device, and so cannot use one."""
-    return _forked[0]
-
-
-def check_process() -> None:
-    """Raise DeviceError in a process that was forked from one that had used a device."""
-    if _forked[0]:
-        raise DeviceError(IN_FORKED_CHILD)
-
-
 def device_at(index: int) -> Device:
     """What the trace knows of xla:`index`."""
     start()
@@ -137,11 +124,6 @@ def jax_device(index: int) -> jax.Device:
 def trace_of(index: int) -> Trace:
     """Where this thread records for xla:`index`: its trace, or the function it is recording."""
     return HERE.symbolic or trace_here(device_at(index))
-
-
-def all_devices() -> list[Device]:
-    """Every device of this process; empty before the first use."""
-    return _devices
 
 
 def check_index(index: int) -> int:
@@ -212,7 +194,6 @@ def set_default_seed(seed: int) -> None:
 def _after_fork() -> None:
     """JAX's threads are not in a forked child: it may use a device only if the parent had not."""
     if _devices:
-        _forked[0] = True
         _devices.clear()
         forget_in_forked_child()
 

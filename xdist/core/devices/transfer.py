@@ -13,7 +13,7 @@ from torch_xdist import dtypes, metrics
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.run.device_trace import buffer_of
+from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Value
@@ -169,7 +169,7 @@ def _read(buffer: jax.Array) -> tuple[np.ndarray, bool]:
     `np.asarray` of a buffer on a GPU or TPU leaves its copy with the buffer, so reading a model
     would keep all of it on the host. No public call reads without that.
     """
-    device.check_process()
+    check_process()
     read = getattr(buffer, "_single_device_array_to_np_array_did_copy", None)
     try:
         return (np.asarray(buffer), False) if read is None else read()

@@ -18,6 +18,7 @@ import torch
 
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.jax_side.differentiable import is_smooth
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.record.symbolic_trace import Subgraph, TracedFunction
 from torch_xdist.core.run.device_trace import trace_here
@@ -262,11 +263,6 @@ def divided(items: Sequence[Any], *parts: Sequence[Any]) -> list[tuple[Any, ...]
     """Items in parts that are as long as these."""
     given = iter(items)
     return [tuple(itertools.islice(given, len(part))) for part in parts]
-
-
-def is_smooth(tensor: Any) -> bool:
-    """Whether a tensor may have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def smooth(tensors: Tensors) -> list[Any]:

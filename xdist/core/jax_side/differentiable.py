@@ -54,7 +54,7 @@ class _Row(torch.autograd.Function):
         count, saved = ctx.count, ctx.saved_tensors
         inputs = saved[:count]
         wanted = tuple(
-            i for i, need in enumerate(ctx.needs_input_grad[4:]) if need and _is_smooth(inputs[i])
+            i for i, need in enumerate(ctx.needs_input_grad[4:]) if need and is_smooth(inputs[i])
         )
         if gradient is None:
             pull = partial(pull_back, function, wanted, count)
@@ -65,7 +65,8 @@ class _Row(torch.autograd.Function):
         return None, None, None, None, *(found.get(i) for i in range(count))
 
 
-def _is_smooth(tensor: torch.Tensor) -> bool:
+def is_smooth(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 

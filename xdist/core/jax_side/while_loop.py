@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -94,7 +95,7 @@ class While(Call):
             "while_loop_backward",
             functools.partial(_run_back, bodies, form),
             operands,
-            (tuple(body.key for body in bodies), form.key),
+            (tuple(body.key for body in bodies), form),
         )
         return [*with_gaps(found[: len(given)], self.inputs), *found[len(given) :]]
 
@@ -117,14 +118,15 @@ class While(Call):
         return tuple((tuple(t.shape), t.dtype) for t in self.outer)
 
 
+@dataclass(frozen=True)
 class _Form:
     """How many of each a way back has; the types of the gradients that are summed up."""
 
-    def __init__(
-        self, states: int, smooth: int, passive: int, parts: tuple[int, ...], outer: Any
-    ) -> None:
-        self.key = states, smooth, passive, parts, outer
-        self.states, self.smooth, self.passive, self.parts, self.outer = self.key
+    states: int
+    smooth: int
+    passive: int
+    parts: tuple[int, ...]
+    outer: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def _run(bodies: Sequence[Body], lengths: Sequence[range], *arguments: Any) -> list[Any]:

@@ -157,22 +157,18 @@ def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     call, plan = find(op, args, kwargs)
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
-    trace = trace_of(call, plan)
-    return pack(plan, trace.record(plan, call.operands, scalars_of(call, plan)))
-
-
-def trace_of(call: CallArguments, plan: Plan) -> Trace:
-    if call.trace is None:
+    trace = call.trace
+    if trace is None:
         raise TypeError(f"{plan.name}: no xla tensor among its operands")
-    return call.trace
+    return pack(plan, trace.record(plan, call.operands, scalars_of(call, plan, trace)))
 
 
-def scalars_of(call: CallArguments, plan: Plan) -> tuple[int | float, ...]:
+def scalars_of(call: CallArguments, plan: Plan, trace: Trace) -> tuple[int | float, ...]:
     """What the row of a call is fed with: its runtime scalars; seed and counter if it is random."""
     if not plan.is_random:
         return tuple(call.scalars)
-    stream = trace_of(call, plan).random
-    drawn = stream.next() if call.generator is None else drawn_from(call.generator)
+    generator = call.generator
+    drawn = trace.random.next() if generator is None else drawn_from(generator)
     return (*call.scalars, *drawn)
 
 
@@ -197,11 +193,10 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if op.is_factory:
         rest = {**rest, "dtype": outs[0].value.type.dtype, "device": _META_DEVICE}
     call, plan = find(op, args, rest)
-    if call.trace is None:
-        call.trace = trace_here(outs[0].value.trace.device)
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
-    values = call.trace.record(plan, call.operands, scalars_of(call, plan))
+    trace = call.trace or trace_here(outs[0].value.trace.device)
+    values = trace.record(plan, call.operands, scalars_of(call, plan, trace))
     return writes.finish(op, values, outs, is_out=bool(op.out_names))
 
 

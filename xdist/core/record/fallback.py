@@ -14,7 +14,7 @@ import torch
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.alias.views import write
-from torch_xdist.core.alias.writes import set_value
+from torch_xdist.core.alias.writes import mutated_tensors, set_value
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record.near_names import nearest
@@ -123,12 +123,7 @@ def _back(
 
 def _written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors a call writes to."""
-    written: list[torch.Tensor] = []
-    for position, name in op.mutated:
-        named = position >= len(args) or name in kwargs
-        value = kwargs.get(name) if named else args[position]
-        written += [t for t in flat(value) if isinstance(t, torch.Tensor)]
-    return written
+    return [t for t in mutated_tensors(op, args, kwargs) if isinstance(t, torch.Tensor)]
 
 
 def _write_back(tensor: Any, host: torch.Tensor, trace: Trace) -> None:

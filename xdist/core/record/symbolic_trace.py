@@ -17,9 +17,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torch_xdist.core.alias.writes import mutated_tensors
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import HERE
 from torch_xdist.core.run.interpreter import ScalarFeed, interpret, rows_of, scalars_of
+from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import Row, Trace
@@ -101,7 +103,7 @@ class SymbolicTrace(Trace):
         return slot
 
     def _slot_of_outer_view(self, view: ViewValue) -> int:
-        seen = len(self.written) and self._writes(view.root)
+        seen = self._writes(view.root)
         slot, when = self._outer_views.get(view, (-1, -1))
         if when != seen:
             slot = self.tape.append((view.step, self.slot_of(view.parent)))  # type: ignore[arg-type]
@@ -268,13 +270,7 @@ class _Watch(TorchDispatchMode):
 
     def _check_write(self, func: Any, args: Any, kwargs: Any, leaves: Sequence[Any]) -> None:
         """Refuse what would make a tensor from outside depend on the function's own tensors."""
-        named = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
-        written = [
-            named[a.name]
-            for a in func._schema.arguments
-            if a.alias_info is not None and a.alias_info.is_write and a.name in named
-        ]
-        for target in pytree.tree_leaves(written):
+        for target in mutated_tensors(op_of(func), args, kwargs):
             is_outer = target.__class__ is XlaTensor and not self.trace.is_own(target.value)
             if is_outer and any(getattr(leaf, "requires_grad", False) for leaf in leaves):
                 raise CutError(

@@ -292,12 +292,22 @@ def trace_of_thread(device: Device) -> DeviceTrace:
     """This thread's trace of a device; never that of a function it is recording."""
     trace = HERE.by_device.get(device)
     if trace is None:
-        if isinstance(_Here.trace, _InForkedChild):
-            raise DeviceError(IN_FORKED_CHILD)
+        check_process()
         trace = HERE.by_device[device] = DeviceTrace(device, settings.current().trace_limit)
         with _traces_lock:
             _traces.add(trace)
     return trace
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had used a device, and so cannot use one."""
+    return isinstance(_Here.trace, _InForkedChild)
+
+
+def check_process() -> None:
+    """Raise DeviceError in a process that was forked from one that had used a device."""
+    if is_forked():
+        raise DeviceError(IN_FORKED_CHILD)
 
 
 def forget_in_forked_child() -> None:

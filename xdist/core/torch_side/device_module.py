@@ -8,6 +8,7 @@ import torch
 
 from torch_xdist.core.devices import device as devices
 from torch_xdist.core.devices import rng, steps
+from torch_xdist.core.run.device_trace import is_forked
 from torch_xdist.releases.probes import XLA
 
 # Activation checkpointing saves a device's random state only where its module says so.
@@ -23,7 +24,7 @@ def is_initialized() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    return devices.is_forked()
+    return is_forked()
 
 
 def device_count() -> int:

@@ -110,3 +110,10 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def overlaps(type_: TensorType) -> bool:
     """Whether several elements of a layout share memory, as after `expand`."""
     return any(s == 0 and n > 1 for n, s in zip(type_.shape, type_.stride))
+
+
+def extent(type_: TensorType) -> int:
+    """How many elements of a storage a layout reaches into."""
+    if not type_.numel:
+        return 0
+    return type_.offset + 1 + sum((n - 1) * s for n, s in zip(type_.shape, type_.stride))
