@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,9 @@ import pytest
 from processes import kill_marked
 
 from torch_xdist.system import process_tree
+
+# Under nohup it is ignored, and a job that begins so ignores it too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
 

@@ -2,8 +2,8 @@
 
 import os
 import signal
+import subprocess
 import sys
-import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from torch_xdist.launcher.on_host import inherit
-from torch_xdist.system import process_tree
 
 # What a script may have done before it spawns. Nothing of it may reach a rank.
 DONE_BEFORE = """
@@ -199,33 +198,34 @@ def test_the_own_modules_are_those_of_no_installed_library(monkeypatch, tmp_path
     )
 
 
-def test_files_that_were_given_up_keep_their_numbers(tmp_path: Path) -> None:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            file = open(tmp_path / "file", "w")  # noqa: SIM115
-            ours, theirs = os.pipe()
-            reserved = inherit.give_up_files({ours})
-            null = os.stat(os.devnull).st_rdev
-            taken = all(os.fstat(fd).st_rdev == null for fd in (0, file.fileno(), theirs))
-            code = (
-                0 if taken and {file.fileno(), theirs} <= reserved and ours not in reserved else 2
-            )
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+def in_a_process_of_its_own(code: str) -> None:
+    """Run code where no thread of an earlier test, such as gRPC's, loses its descriptors."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_that_were_given_up_keep_their_numbers() -> None:
+    in_a_process_of_its_own("""if True:
+        import os, tempfile
+        from torch_xdist.launcher.on_host import inherit
+        file = tempfile.TemporaryFile()
+        ours, theirs = os.pipe()
+        reserved = inherit.give_up_files({ours})
+        null = os.stat(os.devnull).st_rdev
+        assert all(os.fstat(fd).st_rdev == null for fd in (0, file.fileno(), theirs))
+        assert {file.fileno(), theirs} <= reserved and ours not in reserved
+    """)
 
 
 def test_close_all_but_leaves_what_it_is_told_to_leave() -> None:
-    pid = os.fork()
-    if pid == 0:
+    in_a_process_of_its_own("""if True:
+        import os
+        from torch_xdist.system import process_tree
         kept, gone = os.pipe()
-        process_tree.close_all_but({kept})
-        left = {fd for fd in (kept, gone) if os.path.exists(f"/proc/self/fd/{fd}")}
-        os._exit(0 if left == {kept} else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert threading.active_count() >= 1
+        process_tree.close_all_but({2, kept})
+        left = {fd for fd in (2, kept, gone) if os.path.exists(f"/proc/self/fd/{fd}")}
+        assert left == {2, kept}, left
+    """)
 
 
 def _parent(pid: int) -> int:

@@ -127,8 +127,8 @@ def solve_ex(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     # torch takes B for a batch of vectors where it has A's shape without the last dim.
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and A.shape[:-1] == B.shape)
-    lu, pivots = _lu(A)
-    x = lu_solve(lu, pivots, B[..., None] if vector else B, left=left)
+    lu, pivots, flipped = _lu_for_gradients(A, "_linalg_solve_ex", 1, contiguous)
+    x = lu_solve(lu, pivots, B[..., None] if vector else B, left=left, adjoint=flipped)
     return (x[..., 0] if vector else x), lu, pivots, _singular(lu)
 
 

@@ -89,10 +89,12 @@ def _is_ours(lists: Sequence[list[Any]], steps: list[Any], options: dict[str, An
         return False
     if any(isinstance(options[name], torch.Tensor) for name in ("beta1", "beta2")):
         return False
-    tensors = [t for x in lists for t in x]
-    if {*map(type, tensors)} != {XlaTensor} or XlaTensor in {*map(type, steps)}:
+    classes = [t.__class__ for x in lists for t in x]
+    if classes.count(XlaTensor) != len(classes) or XlaTensor in [t.__class__ for t in steps]:
         return False
-    return len({t.value.trace.device for t in tensors}) == 1
+    traces = [t.value.trace for x in lists for t in x]
+    # Nearly always one trace; its devices tell otherwise.
+    return traces.count(traces[0]) == len(traces) or len({trace.device for trace in traces}) == 1
 
 
 def _by_step(steps: list[torch.Tensor]) -> dict[float, list[int]]:
@@ -122,14 +124,13 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
     types = tuple([value.type for value in values])
     plan = PLANS.find(("adam", form, types), lambda: _make_plan(form, types, len(scalars)))
     trace = trace_here(values[0].trace.device)
-    results = trace.record(plan, values, scalars)
     count = form.members
     targets = [*values[:count], *values[2 * count :]]
     if any([target.parent is not None for target in targets]):
-        for target, result in zip(targets, results):
+        for target, result in zip(targets, trace.record(plan, values, scalars)):
             write(target, result)  # type: ignore[arg-type]
     else:
-        trace.write_all(targets, results)  # type: ignore[arg-type]
+        trace.record_into(plan, values, scalars, targets)
     torch.autograd.graph.increment_version([*lists[0], *lists[2], *lists[3], *lists[4]])
 
 

@@ -53,17 +53,22 @@ def dispatch(
         op = func._xdist
     except AttributeError:
         op = learn(func)
-    kwargs = kwargs or _NO_KWARGS
     if op.handler is not None:
-        return op.handler(op, args, kwargs)
+        return op.handler(op, args, kwargs or _NO_KWARGS)
     trace = HERE.trace
     tape = trace.tape
     epoch = tape.epoch
-    key: Any = [op, *kwargs]
+    key: Any = [op]
+    values = args
+    if kwargs:
+        key.extend(kwargs)
+        values = (*args, *kwargs.values())
+    else:
+        kwargs = _NO_KWARGS
     slots: list[int] = []
     numbers: tuple[float, ...] | None = None
     try:
-        for a in (*args, *kwargs.values()) if kwargs else args:
+        for a in values:
             cls = a.__class__
             if cls is XlaTensor:
                 value = a.value
@@ -107,8 +112,19 @@ def dispatch(
     if numbers is not None and entries[slot] is row:
         tape.scalars[slot] = numbers
     if path is WRITE:
-        if overwritten(args[0], plan, trace, tape, slot, row):
-            return args[0]
+        value = args[0].value
+        if value.parent is not None or trace.is_symbolic:
+            if overwritten(value, plan, trace, tape, slot, row):
+                return args[0]
+        else:
+            if value.listed != epoch:
+                tape.values.append(value)
+                value.listed = epoch
+            if trace.tape is tape and entries[slot] is row:
+                # Nothing comes between these: they neither call nor jump back.
+                value.trace, value.slot, value.generation = trace, slot, value.generation + 1
+                value.epoch, value.buffer = epoch, None
+                return args[0]
     else:
         type_: Any = plan.types[0]
         if path is RESULTS:
@@ -130,25 +146,12 @@ def dispatch(
     return dispatch(func, types, args, kwargs)
 
 
-def overwritten(
-    target: XlaTensor, plan: Plan, trace: Trace, tape: Tape, slot: int, row: Row
-) -> bool:
-    """Let a tensor hold the result of the row; False where it does not stand at that slot."""
-    value = target.value
-    if value.parent is not None or trace.is_symbolic:
-        result = trace.new_value(plan.types[0], tape, slot)  # type: ignore[arg-type]
-        if trace.tape is not tape or tape.entries[slot] is not row:
-            return False
-        write(value, result)
-        return True
-    if value.listed != tape.epoch:
-        tape.values.append(value)
-        value.listed = tape.epoch
+def overwritten(value: Value, plan: Plan, trace: Trace, tape: Tape, slot: int, row: Row) -> bool:
+    """Let a value hold the result of the row; False where it does not stand at that slot."""
+    result = trace.new_value(plan.types[0], tape, slot)  # type: ignore[arg-type]
     if trace.tape is not tape or tape.entries[slot] is not row:
         return False
-    # Nothing comes between these: they neither call nor jump back.
-    value.trace, value.slot, value.generation = trace, slot, value.generation + 1
-    value.epoch, value.buffer = tape.epoch, None
+    write(value, result)
     return True
 
 

@@ -24,7 +24,7 @@ from torch_xdist.core.run.interpreter import ScalarFeed, interpret, rows_of, sca
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
-from torch_xdist.core.trace.trace import Row, Trace
+from torch_xdist.core.trace.trace import Entry, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
 from torch_xdist.errors import CutError, DeviceError
 
@@ -54,10 +54,9 @@ class SymbolicTrace(Trace):
     """
 
     __slots__ = ("_outer_views", "captured", "tensors", "written")
-    is_symbolic = True
 
     def __init__(self, device: Device, *, may_capture: bool) -> None:
-        super().__init__(device, _RowNumbers())
+        super().__init__(device, _RowNumbers(), is_symbolic=True)
         self.captured: dict[Value, int] | None = {} if may_capture else None
         self.written: dict[Value, Value] = {}
         self.tensors: dict[int, torch.Tensor] = {}
@@ -82,6 +81,10 @@ class SymbolicTrace(Trace):
             now = self.written.get(value)
             return self._operand(value) if now is None else super().slot_of(now)
         return self._slot_of_outer_view(value)
+
+    def slots_of(self, operands: Sequence[Value]) -> list[int]:
+        """`slot_of` each."""
+        return [self.slot_of(value) for value in operands]
 
     def note(self, tensors: Iterable[Any]) -> None:
         """Remember which tensors from outside need gradients."""
@@ -130,10 +133,16 @@ class SymbolicTrace(Trace):
             now = self.written[target] = Value(target.type, self)
         super().write(now, source)
 
-    def write_all(self, targets: Sequence[Value], sources: Sequence[Value]) -> None:
-        """`write` of each pair."""
-        for target, source in zip(targets, sources):
-            self.write(target, source)
+    def record_into(
+        self,
+        plan: Plan,
+        operands: Sequence[Value],
+        scalars: tuple[int | float, ...],
+        targets: Sequence[Value],
+    ) -> None:
+        """Append one row whose results become what `targets`, roots, hold."""
+        for target, result in zip(targets, self.record(plan, operands, scalars)):
+            self.write(target, result)  # type: ignore[arg-type]
 
     def keep_view(self, view: ViewValue, source: Value) -> None:
         """Nothing to remember of a view from outside: the next read records how it reads."""
@@ -155,7 +164,7 @@ class Subgraph:
     `constants` are the leaves a decomposition made itself.
     """
 
-    entries: tuple[Row | None, ...]
+    entries: tuple[Entry, ...]
     operands: tuple[int, ...]
     outs: tuple[int | None, ...]
     constants: tuple[tuple[int, jax.Array], ...]

@@ -90,6 +90,7 @@ class DeviceTrace(Trace):
         run = _Run(self, tape, ())
         try:
             self.tape = Tape()
+            self.finish_writes(tape)
             run.live = program.live_values(tape)
             return run.results(slots, reason, cause)
         except BaseException as error:
@@ -154,7 +155,7 @@ class DeviceTrace(Trace):
         """
         with self.lock:
             if value.trace is self and value.buffer is None and value.epoch == self.tape.epoch:
-                self._run_for_another(value)
+                return self._run_for_another(value)
             owner, buffer = value.trace, value.buffer
         if buffer is not None:
             return buffer
@@ -165,21 +166,23 @@ class DeviceTrace(Trace):
             + self._lost.get(value.epoch, "its storage was freed, or it was never written")
         )
 
-    def _run_for_another(self, value: Value) -> None:
+    def _run_for_another(self, value: Value) -> jax.Array:
         """Compute one value for another thread, at a moment that is not this trace's choice."""
-        tape = self.tape
-        needed = needed_rows(tape, [value.slot])
+        tape, slot = self.tape, value.slot
+        needed = needed_rows(tape, [slot])
         if has_collective(tape, needed):
-            self._run_all(tape, (), cuts.OTHER_THREAD, reports.USER)
-            return
-        (buffer,) = self._run_part(tape, [value.slot], needed, cuts.OTHER_THREAD, reports.USER)
-        if value.epoch == tape.epoch:
+            return self._run_all(tape, [slot], cuts.OTHER_THREAD, reports.USER)[0]
+        (buffer,) = self._run_part(tape, [slot], needed, cuts.OTHER_THREAD, reports.USER)
+        # This trace's thread may have written the value meanwhile.
+        if value.epoch == tape.epoch and value.slot == slot:
             value.buffer = buffer
         # What nobody waits for any more would hold its operands until this thread cuts.
         self.tape = Tape()
+        self.finish_writes(tape)
         live = program.live_values(tape)
         kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
         self._absorb(tape, live, kept)
+        return buffer
 
     def trim(self) -> None:
         """Run the tape because it has grown to the limit."""
@@ -207,10 +210,12 @@ class _Run:
     def results(self, slots: Sequence[int], reason: str, cause: str) -> list[jax.Array]:
         """The buffers of these slots; the living values get theirs."""
         tape = self.tape
-        wanted = dict.fromkeys([*[value.slot for value in self.live], *slots])
-        # What is a leaf already stays as it is: the program neither returns nor donates it.
-        found = {slot: tape.buffers[slot] for slot in wanted if slot in tape.buffers}
-        outs = [slot for slot in wanted if slot not in found]
+        found: dict[int, Any] = dict.fromkeys([*[value.slot for value in self.live], *slots])
+        outs = [*found]
+        if not tape.buffers.keys().isdisjoint(found):
+            # What is a leaf already stays as it is: the program neither returns nor donates it.
+            outs = [slot for slot in found if slot not in tape.buffers]
+            found.update((slot, tape.buffers[slot]) for slot in tape.buffers.keys() & found)
         if not outs and not tape.collectives:
             self._hand_over(found)
             return [found[slot] for slot in slots]

@@ -67,9 +67,9 @@ def _nodes(tape: Tape, device: Device, roots: Sequence[int]) -> list[Node]:
     """The nodes that lead to the root slots, operands before users, numbered."""
     made: dict[int, tuple[Node, int]] = {}
     for slot, entry in enumerate(tape.entries):
-        if slot in tape.buffers:
+        if isinstance(entry, TensorType):
             place = [("device", hardware_name(device.jax))]
-            leaf = Node("xla::device_data", shape_text(entry[0]), attributes=place)  # type: ignore
+            leaf = Node("xla::device_data", shape_text(entry), attributes=place)
             made[slot] = (leaf, 0)
     for start, row in rows_of(tape.entries):
         plan: Plan = row[0]

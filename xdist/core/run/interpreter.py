@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from torch_xdist.core.trace.plans import Plan
-from torch_xdist.core.trace.trace import Row, Tape
+from torch_xdist.core.trace.trace import Entry, Row, Tape
 
 
 class ScalarFeed:
@@ -31,10 +31,10 @@ class ScalarFeed:
         return jax.random.fold_in(jax.random.key(seed), counter)
 
 
-def interpret(entries: Sequence[Row | None], env: dict[int, Any], scalars: ScalarFeed) -> None:
+def interpret(entries: Sequence[Entry], env: dict[int, Any], scalars: ScalarFeed) -> None:
     """Compute every row, entering its results into `env`, which holds the leaves."""
     for slot, entry in enumerate(entries):
-        if entry is None or entry[0].__class__ is not Plan:
+        if not isinstance(entry, tuple) or entry[0].__class__ is not Plan:
             continue
         plan = entry[0]
         given = [scalars.take(type_) for type_ in plan.scalar_types]
@@ -44,12 +44,12 @@ def interpret(entries: Sequence[Row | None], env: dict[int, Any], scalars: Scala
         env.update(enumerate(results, slot))
 
 
-def rows_of(entries: Sequence[Row | None]) -> list[tuple[int, Row]]:
+def rows_of(entries: Sequence[Entry]) -> list[tuple[int, Row]]:
     """The rows among the entries, each with its first slot: no leaves, no further results."""
     return [
         (slot, entry)
         for slot, entry in enumerate(entries)
-        if entry is not None and entry[0].__class__ is Plan
+        if isinstance(entry, tuple) and entry[0].__class__ is Plan
     ]
 
 
@@ -58,7 +58,7 @@ def scalar_types(plan: Plan) -> tuple[type, ...]:
     return (*plan.scalar_types, int, int) if plan.is_random else plan.scalar_types
 
 
-def scalars_of(tape: Tape, entries: Sequence[Row | None]) -> tuple[list[float], list[int]]:
+def scalars_of(tape: Tape, entries: Sequence[Entry]) -> tuple[list[float], list[int]]:
     """What the rows are fed with, as a program takes it: floats and ints apart, in order.
 
     A row whose recording was interrupted has none; nobody reads its results, so zeros do.

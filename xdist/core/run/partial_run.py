@@ -8,6 +8,7 @@ moment does not change what the recording thread's programs are.
 from collections.abc import Sequence
 
 from torch_xdist.core.run.interpreter import rows_of
+from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape
 
 
@@ -39,8 +40,8 @@ def copy_rows(source: Tape, slots: set[int], target: Tape) -> dict[int, int]:
     for slot in sorted(slots):
         entry = source.entries[slot]
         assert entry is not None
-        if slot in source.buffers:
-            places[slot] = target.enter(entry[0], source.buffers[slot])
+        if isinstance(entry, TensorType):
+            places[slot] = target.move_in(entry, source.buffers[slot])
             continue
         plan, *operands = entry
         first = target.add_row(

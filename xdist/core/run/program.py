@@ -5,6 +5,7 @@ A cut asks `prepare` for a launch, `find` for its program (which compiles where 
 """
 
 import hashlib
+import itertools
 import sys
 import time
 import warnings
@@ -23,7 +24,7 @@ from torch_xdist.core.run.jax_internals import in_one_call
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.plans import PLANS, Plan
-from torch_xdist.core.trace.trace import Row, Tape
+from torch_xdist.core.trace.trace import Entry, Row, Tape
 from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.progress import PROGRESS
 
@@ -40,22 +41,25 @@ class Launch:
     """What one cut runs.
 
     Attributes:
-        leaves: the slots of the leaves, and for each whether its buffer is donated.
+        leaves: the slots of the leaves.
+        mask: for each of them whether its buffer is donated.
         outs: the slots whose values are wanted.
         donated, kept: the leaves' buffers.
     """
 
     tape: Tape
     device: Device
-    entries: tuple[Row | None, ...]
-    leaves: tuple[tuple[int, bool], ...]
+    entries: tuple[Entry, ...]
+    leaves: tuple[int, ...]
+    mask: tuple[bool, ...]
     outs: tuple[int, ...]
     donated: tuple[jax.Array, ...]
     kept: tuple[jax.Array, ...]
 
     def key(self) -> tuple[Any, ...]:
         """What determines the program."""
-        return self.entries, self.leaves, self.outs, self.device.index, global_state.of_program()
+        state = global_state.of_program()
+        return self.entries, self.leaves, self.mask, self.outs, self.device.index, state
 
 
 def export(buffer: jax.Array) -> jax.Array:
@@ -70,7 +74,7 @@ def live_values(tape: Tape) -> list[Value]:
     # then depends on the release of Python and on debuggers, so it is measured, not known.
     unreferenced = [Value.__new__(Value)]
     listed = [*tape.values, unreferenced[0]]
-    counts = [sys.getrefcount(value) for value in listed]
+    counts = [*map(sys.getrefcount, listed)]
     least, epoch = counts[-1], tape.epoch
     return [
         value
@@ -82,10 +86,10 @@ def live_values(tape: Tape) -> list[Value]:
 
 def prepare(tape: Tape, device: Device, outs: Sequence[int], *, may_donate: bool) -> Launch:
     """Decide which buffers are donated: those that nobody but the tape holds."""
-    slots = sorted(tape.buffers)
+    leaves = tuple(tape.buffers)
     unreferenced = [object()]
-    buffers: list[Any] = [*map(tape.buffers.__getitem__, slots), unreferenced[0]]
-    counts = [sys.getrefcount(buffer) for buffer in buffers]
+    buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
+    counts = [*map(sys.getrefcount, buffers)]
     least = counts.pop() if may_donate else -1
     buffers.pop()
     mask = [count <= least for count in counts]
@@ -95,9 +99,10 @@ def prepare(tape: Tape, device: Device, outs: Sequence[int], *, may_donate: bool
         tape,
         device,
         tuple(tape.entries),
-        tuple(zip(slots, mask)),
+        leaves,
+        tuple(mask),
         tuple(outs),
-        tuple([b for b, give in zip(buffers, mask) if give]),
+        tuple(itertools.compress(buffers, mask)),
         tuple([b for b, give in zip(buffers, mask) if not give]),
     )
 
@@ -130,8 +135,8 @@ def find(launch: Launch) -> tuple[Program, bool]:
 def make(launch: Launch) -> Program:
     """The program of a launch, not compiled yet."""
     entries = launch.entries
-    given = [slot for slot, give in launch.leaves if give]
-    held = [slot for slot, give in launch.leaves if not give]
+    given = [*itertools.compress(launch.leaves, launch.mask)]
+    held = [slot for slot, give in zip(launch.leaves, launch.mask) if not give]
     outs = launch.outs
 
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
@@ -185,9 +190,11 @@ def _signature(launch: Launch, program: Program) -> tuple[Any, ...]:
 def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndarray]:
     """What the rows are fed with, as the program takes it."""
     scalars = launch.tape.scalars
-    numbers = [number for slot in sorted(scalars) for number in scalars[slot]]
-    floats = [number for number in numbers if number.__class__ is float]
-    ints = [number for number in numbers if number.__class__ is not float]
+    numbers = itertools.chain.from_iterable(map(scalars.__getitem__, sorted(scalars)))
+    floats, ints = [*numbers], []
+    if program.scalars[1]:
+        ints = [number for number in floats if number.__class__ is not float]
+        floats = [number for number in floats if number.__class__ is float]
     if (len(floats), len(ints)) != program.scalars:
         floats, ints = scalars_of(launch.tape, launch.entries)  # type: ignore[assignment]
     return np.asarray(floats, np.float64), np.asarray(ints, np.int64)

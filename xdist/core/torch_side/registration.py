@@ -75,8 +75,9 @@ def _skip_dispatch_rules() -> None:
 
     def skipping(find_rule: Callable[..., Any]) -> Callable[..., Any]:
         def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> Any:
-            ours = torch_dispatch_class is XlaTensor
-            return None if ours else find_rule(op, torch_dispatch_class)
+            return (
+                None if torch_dispatch_class is XlaTensor else find_rule(op, torch_dispatch_class)
+            )
 
         return find_torch_dispatch_rule
 

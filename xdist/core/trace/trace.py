@@ -2,10 +2,10 @@
 
 A trace has one tape at a time; whoever runs the tape first puts a new one in its place. Recording
 is optimistic: an operator reads `trace.tape` once, appends its row to that tape, and commits what
-it changed in one statement, guarded by a look whether the tape is still the trace's. If it is not,
-it records itself anew. So it does not matter what comes between: Ctrl-C, a finalizer that records
-or cuts, another thread that needs a value of this trace. CPython runs none of them inside a
-statement of plain attribute stores, because that neither calls nor jumps back.
+it changed by plain attribute stores, guarded by a look whether the tape is still the trace's. If it
+is not, it records itself anew. So it does not matter what comes between: Ctrl-C, a finalizer that
+records or cuts, another thread that needs a value of this trace. CPython runs none of them between
+such stores, which neither call, nor jump back, nor make a container.
 """
 
 import itertools
@@ -24,8 +24,10 @@ from torch_xdist.core.trace.values import Device, Value, ViewValue
 _epochs = itertools.count(1)
 _new = object.__new__
 
-# (plan, slot of each operand ...), or (type,) for a leaf.
+# (plan, slot of each operand ...).
 Row = tuple[Any, ...]
+# A row, None for a further result of the row before it, or the type of a leaf.
+Entry = Row | TensorType | None
 
 
 class OtherDevice(Exception):
@@ -35,29 +37,61 @@ class OtherDevice(Exception):
         self.value = value
 
 
+class Writes:
+    """Roots that are to hold what consecutive slots of a tape hold, and how many of them do."""
+
+    __slots__ = ("done", "epoch", "slot", "targets", "trace")
+
+    def __init__(self, trace: "Trace", targets: Sequence[Value], slot: int, epoch: int) -> None:
+        self.trace = trace
+        self.targets = targets
+        self.slot = slot
+        self.epoch = epoch
+        self.done = 0
+
+    def make(self) -> None:
+        """Make those that are left; whoever comes in between may do the same."""
+        trace, targets, first, epoch = self.trace, self.targets, self.slot, self.epoch
+        count = len(targets)
+        while True:
+            # Nothing comes between these: they neither call nor jump back. (The condition of a
+            # `while` is evaluated before the jump.)
+            done = self.done
+            if done == count:
+                return
+            target = targets[done]
+            target.trace, target.slot, target.generation = (
+                trace, first + done, target.generation + 1
+            )  # fmt: skip
+            target.epoch, target.buffer, self.done = epoch, None, done + 1
+
+
 class Tape:
     """The rows of one epoch.
 
-    `entries[slot]` is a row, (type,) for a leaf (a value that has a buffer), or None for a further
+    `entries[slot]` is a row, the type of a leaf (a value that has a buffer), or None for a further
     result of the row before it. What a row is fed with stands beside it, so that the entries alone
     are the key of a program: `buffers` of the leaves and the `scalars` of rows, by slot.
     """
 
     __slots__ = (
-        "buffers", "collectives", "entries", "epoch", "leaves", "scalars", "values",
+        "buffers", "collectives", "entries", "epoch", "moved", "scalars", "values", "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.epoch = next(_epochs)
-        self.entries: list[Row | None] = []
+        self.entries: list[Entry] = []
         self.buffers: dict[int, jax.Array] = {}
         self.scalars: dict[int, tuple[int | float, ...]] = {}
-        # The slot of each leaf by the id of its buffer.
-        self.leaves: dict[int, int] = {}
+        # The slots of leaves that came from another tape, by the id of their buffer: values that
+        # were leaves there do not know of them.
+        self.moved: dict[int, int] = {}
         # Where the collectives were recorded, by slot: "file:line".
         self.collectives: dict[int, str] = {}
         # Every value that was given a slot; one that nothing else refers to is dead.
         self.values: list[Value] = []
+        # Of several values at once; those that began.
+        self.writes: list[Writes] = []
 
     def append(self, row: Row, further: tuple[None, ...] = ()) -> int:
         """Append a row and return the slot of its first result; `further` stands for the others."""
@@ -70,17 +104,21 @@ class Tape:
                 return slot
 
     def enter(self, type_: TensorType, buffer: jax.Array) -> int:
-        """The slot of a buffer, which becomes a leaf where it is none yet."""
-        slot = self.leaves.get(id(buffer))
-        if slot is None:
-            # `append`, without its frame.
-            entries, row = self.entries, (type_,)
+        """Append a leaf; returns its slot."""
+        entries = self.entries
+        while True:
             slot = len(entries)
-            entries.append(row)
-            while entries[slot] is not row:
-                slot += 1
-            self.buffers[slot] = buffer
-            self.leaves[id(buffer)] = slot
+            entries.append(type_)
+            # Otherwise another entry came between, and the leaf is dead where it is.
+            if len(entries) == slot + 1:
+                self.buffers[slot] = buffer
+                return slot
+
+    def move_in(self, type_: TensorType, buffer: jax.Array) -> int:
+        """The slot of a leaf of another tape, which becomes one of this."""
+        slot = self.moved.get(id(buffer))
+        if slot is None:
+            slot = self.moved[id(buffer)] = self.enter(type_, buffer)
         return slot
 
     def add_row(
@@ -102,12 +140,14 @@ class Trace:
     the tape has grown to `limit` slots (`trim`).
     """
 
-    __slots__ = ("device", "limit", "lock", "random", "tape")
-    # Whether it records a function instead of the user's step; then there are no values.
-    is_symbolic = False
+    __slots__ = ("device", "is_symbolic", "limit", "lock", "random", "tape")
 
-    def __init__(self, device: Device, random: Any, limit: int = sys.maxsize) -> None:
+    def __init__(
+        self, device: Device, random: Any, limit: int = sys.maxsize, *, is_symbolic: bool = False
+    ) -> None:
         self.device = device
+        # Whether it records a function instead of the user's step; then there are no values.
+        self.is_symbolic = is_symbolic
         self.random = random
         self.limit = limit
         # Held while a tape runs. Recording takes no lock.
@@ -117,8 +157,8 @@ class Trace:
     @property
     def rows(self) -> list[Row]:
         """The pending rows, in order; for reports and tests."""
-        entries = [entry for entry in self.tape.entries if entry is not None]
-        return [entry for entry in entries if isinstance(entry[0], Plan)]
+        entries = [entry for entry in self.tape.entries if isinstance(entry, tuple)]
+        return [row for row in entries if isinstance(row[0], Plan)]
 
     def record(
         self,
@@ -139,15 +179,22 @@ class Trace:
             if len(self.tape.entries) >= self.limit:
                 self.trim()
             tape = self.tape
-            epoch = tape.epoch
-            slots = [
-                v.slot if v.epoch == epoch and v.parent is None else self.slot_of(v)
-                for v in operands
-            ]
-            slot = tape.add_row(plan, slots, scalars, where)
+            slot = tape.add_row(plan, self.slots_of(operands), scalars, where)
             values = self.new_values(plan.types, tape, slot)
             if self.tape is tape:
                 return values
+
+    def slots_of(self, operands: Sequence[Value]) -> list[int]:
+        """`slot_of` each, without its frame for a root."""
+        epoch = self.tape.epoch
+        return [
+            self.slot_of(v)
+            if v.parent is not None
+            else v.slot
+            if v.epoch == epoch
+            else self.enter(v)
+            for v in operands
+        ]
 
     def new_values(
         self, types: Sequence[TensorType | None], tape: Tape, slot: int
@@ -184,26 +231,49 @@ class Trace:
             slot = self.slot_of(source)
             self.list_value(target, tape)
             if self.tape is tape:
-                # One statement: `target` may be pending in another trace.
-                target.trace, target.slot, target.generation, target.epoch, target.buffer = (
-                    self, slot, target.generation + 1, tape.epoch, None
-                )  # fmt: skip
+                # Nothing comes between these: `target` may be pending in another trace. (Four
+                # targets in one statement would make a tuple, and so collect garbage.)
+                target.trace, target.slot, target.generation = self, slot, target.generation + 1
+                target.epoch, target.buffer = tape.epoch, None
                 return
 
-    def write_all(self, targets: Sequence[Value], sources: Sequence[Value]) -> None:
-        """`write` of each pair; the sources were recorded just before."""
-        tape = self.tape
-        epoch = tape.epoch
-        for target, source in zip(targets, sources):
-            if target.listed != epoch:
-                tape.values.append(target)
-                target.listed = epoch
-            if self.tape is tape and source.epoch == epoch:
-                target.trace, target.slot, target.generation, target.epoch, target.buffer = (
-                    self, source.slot, target.generation + 1, epoch, None
-                )  # fmt: skip
-            else:
-                self.write(target, source)
+    def record_into(
+        self,
+        plan: Plan,
+        operands: Sequence[Value],
+        scalars: tuple[int | float, ...],
+        targets: Sequence[Value],
+    ) -> None:
+        """Append one row whose results become what `targets`, roots, hold.
+
+        Whoever runs the tape meanwhile makes the writes that are left (`finish_writes`).
+        """
+        while True:
+            if len(self.tape.entries) >= self.limit:
+                self.trim()
+            tape = self.tape
+            slot = tape.add_row(plan, self.slots_of(operands), scalars, "")
+            epoch = tape.epoch
+            for target in targets:
+                if target.listed != epoch:
+                    tape.values.append(target)
+                    target.listed = epoch
+            writes = Writes(self, targets, slot, epoch)
+            try:
+                tape.writes.append(writes)
+                # If the tape was run before it knew of the writes, nobody made them.
+                if self.tape is tape or writes not in tape.writes:
+                    writes.make()
+                    return
+            finally:
+                if writes in tape.writes:
+                    tape.writes.remove(writes)
+
+    @staticmethod
+    def finish_writes(tape: Tape) -> None:
+        """Make the writes that others began on a tape, which is about to run."""
+        while tape.writes:
+            tape.writes.pop().make()
 
     @staticmethod
     def list_value(value: Value, tape: Tape) -> None:
@@ -214,12 +284,12 @@ class Trace:
 
     def slot_of(self, value: Value) -> int:
         """The slot of a value on the present tape; records how a view reads its parent."""
-        epoch = self.tape.epoch
-        if isinstance(value, ViewValue):
-            if value.epoch == epoch and value.seen == value.root.generation:
-                return value.slot
-            return self.read_view(value)
-        return value.slot if value.epoch == epoch else self.enter(value)
+        is_of_tape = value.epoch == self.tape.epoch
+        if value.parent is None:
+            return value.slot if is_of_tape else self.enter(value)
+        view: ViewValue = value  # type: ignore[assignment]
+        is_read = is_of_tape and view.seen == view.root.generation
+        return view.slot if is_read else self.read_view(view)
 
     def enter(self, value: Value) -> int:
         """Make a root that is not on this tape a leaf of it."""
@@ -230,7 +300,15 @@ class Trace:
             buffer = value.buffer
             if buffer is None:
                 buffer = value.trace.fetch(value)
-            slot = tape.enter(value.type, buffer)
+            slot = tape.moved.get(id(buffer)) if tape.moved else None
+            if slot is None:
+                # `tape.enter`, without its frame.
+                entries = tape.entries
+                slot = len(entries)
+                entries.append(value.type)
+                if len(entries) != slot + 1:
+                    continue
+                tape.buffers[slot] = buffer
             if self.tape is tape and value.buffer is buffer:
                 value.slot, value.epoch = slot, tape.epoch
                 return slot
@@ -239,11 +317,15 @@ class Trace:
         """Record the step that reads a view from its parent."""
         if view.reader is not None:
             return view.reader(self)
+        root, parent = view.root, view.parent
         while True:
-            tape = self.tape
-            seen = view.root.generation
-            slot = tape.append((view.step, self.slot_of(view.parent)))  # type: ignore[arg-type]
-            if self.tape is tape and view.root.generation == seen:
+            tape, seen = self.tape, root.generation
+            row = view.step, self.slot_of(parent)  # type: ignore[arg-type]
+            # `append`, without its frame.
+            entries = tape.entries
+            slot = len(entries)
+            entries.append(row)
+            if entries[slot] is row and self.tape is tape and root.generation == seen:
                 view.slot, view.seen, view.epoch = slot, seen, tape.epoch
                 return slot
 

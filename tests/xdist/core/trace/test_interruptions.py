@@ -11,6 +11,7 @@ computed next is right.
 import dis
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import torch
 
 import torch_xdist.core.torch_side.registration as registration
 from torch_xdist.core.devices import steps
+from torch_xdist.core.run import device_trace
+from torch_xdist.core.trace.plans import jax_plan
 
 CORE = Path(registration.__file__).parents[1]
 RECORDING = tuple(
@@ -48,6 +51,20 @@ def write_out(t: Tensors) -> None:
     torch.add(t["x"], t["other"], alpha=3, out=t["acc"])
 
 
+def write_two_at_once(t: Tensors) -> None:
+    x, acc, other = t["x"], t["acc"], t["other"]
+    if x.is_cpu:
+        acc.copy_(x * other)
+        other.add_(x)
+        return
+    values = [x.value, other.value]
+    types = [value.type for value in values]
+    pair = jax_plan("test.pair", lambda a, b: [a * b, b + a], types, types)
+    device_trace.trace_here(x.value.trace.device).record_into(
+        pair, values, (), [acc.value, other.value]
+    )
+
+
 # What leaves a result, and what writes. The last two come in several rows.
 CASES: dict[str, Callable[[Tensors], object]] = {
     "pointwise": lambda t: t["x"] * t["other"],
@@ -62,6 +79,7 @@ CASES: dict[str, Callable[[Tensors], object]] = {
     "a copy to a view": copy_to_view_of_view,
     "an index": put,
     "out=": write_out,
+    "two at once": write_two_at_once,
     "copy_ from the host": lambda t: t["acc"].copy_(VALUES["other"]),
     "foreach": lambda t: torch._foreach_mul_([t["acc"], t["other"]], [0.3, 0.7]),
 }
@@ -142,6 +160,7 @@ def each_line(case: str, what: Callable[[], None]) -> int:
     while True:
         line += 1
         tensors, result = on_device(), None
+        present.update(tensors)
         at = At(line, what)
         try:
             with at:
@@ -171,11 +190,21 @@ def run_the_trace() -> None:
     steps.sync()
 
 
+def read_in_another_thread() -> None:
+    reader = threading.Thread(target=present["other"].cpu)
+    reader.start()
+    reader.join()
+
+
 kept: list[torch.Tensor] = []
+# What the case that runs is working on.
+present: Tensors = {}
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("what", [interrupt, record_something, run_the_trace])
+@pytest.mark.parametrize(
+    "what", [interrupt, record_something, run_the_trace, read_in_another_thread]
+)
 def test_whatever_comes_at_any_line_of_a_recording_leaves_every_tensor_whole(case, what):
     CASES[case](on_device())
     assert each_line(case, what) >= 8
