@@ -190,7 +190,7 @@ def rooted(rank, size, device):
 def exchanged(rank, size, device):
     whole, parts = zeros(device, size, 2), [zeros(device, 2) for _ in range(size)]
     dist.all_to_all_single(whole, torch.arange(2.0 * size, device=device).reshape(size, 2) + rank)
-    dist.all_to_all(parts, [full(device, rank, r) for r in range(size)])
+    torch_releases.all_to_all(parts, [full(device, rank, r) for r in range(size)])
     uneven = zeros(device, size * (rank + 1))
     source = torch.arange(size * (size + 1) / 2, device=device) + 100 * rank
     sizes = [r + 1 for r in range(size)]
@@ -279,7 +279,7 @@ def differentiable_collectives(rank, size, device):
 
 @call
 def facts(rank, size, device):
-    with dist.record_comm("named"):
+    with torch_releases.record_comm("named"):
         value = full(device, rank)
         dist.all_reduce(value)
     there = [dist.is_initialized(), dist.supports_complex(dist.ReduceOp.SUM)]

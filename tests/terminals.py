@@ -6,11 +6,20 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 CTRL_C, CTRL_D, CTRL_S, CTRL_Q, CTRL_Z = "\x03", "\x04", "\x13", "\x11", "\x1a"
+
+# The terminal on stdin becomes that of the session: keys such as Ctrl-C are signals. Not done in a
+# fork of this process (`preexec_fn`), in which gRPC, if a test used it, would start its threads.
+_TAKE_TERMINAL = """
+import os, sys
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Terminal:
@@ -19,15 +28,13 @@ class Terminal:
     def __init__(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            words,
+            [sys.executable, "-I", "-c", _TAKE_TERMINAL, *words],
             cwd=folder,
             env=dict(environ),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            # The terminal on stdin becomes that of the session: keys such as Ctrl-C are signals.
-            preexec_fn=_take_terminal,
         )
         os.close(theirs)
         self.shown = self.everything = ""
@@ -68,10 +75,6 @@ class Terminal:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def _take_terminal() -> None:
-    os.close(os.open(os.ttyname(0), os.O_RDWR))
 
 
 @contextlib.contextmanager

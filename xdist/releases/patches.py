@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Patch(NamedTuple):
     """One row: what is changed, by which module below torch_xdist, and why."""
@@ -21,6 +23,12 @@ class Patch(NamedTuple):
     when: str = "import"  # of torch_xla; else one of the moments below
     absent: str = ""  # why some releases of torch lack the target; empty: it has to be there
     is_new: bool = False  # a name torch does not have
+    until: str = ""  # the first release of torch that does not need it
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this torch needs the change."""
+        return not self.until or torch.__version__ < self.until
 
 
 FIRST_MESH = "the first DeviceMesh of xla"
@@ -130,6 +138,13 @@ PATCHES = (
         FIRST_MESH,
     ),
     Patch(
+        "torch.distributed._functional_collectives._maybe_wrap_tensor",
+        "ranks.c10d.functional",
+        "autograd ends the process at a result that is to be waited for",
+        absent="its module is loaded with ours",
+        until="2.11",
+    ),
+    Patch(
         "torch.distributed.tensor._random._rng_tracker",
         _DTENSORS,
         "random numbers of DTensors are the same for the same shard",
@@ -172,6 +187,11 @@ def extend(target: str, items: Iterable[Any]) -> None:
         known.extend(items) if isinstance(known, list) else known.update(items)
 
 
+def is_needed(target: str) -> bool:
+    """Whether this torch needs the change."""
+    return _ROWS[target].is_needed
+
+
 def is_made(target: str) -> bool:
     """Whether the change was made in this process."""
     return any(target == made for made, _ in _made)
@@ -179,7 +199,8 @@ def is_made(target: str) -> bool:
 
 def _begin(target: str) -> list[tuple[Any, str]]:
     """Where to make a change that was not made yet; nothing where torch may lack the target."""
-    if _ROWS[target].absent and not has(target):
+    patch = _ROWS[target]
+    if not patch.is_needed or (patch.absent and not has(target)):
         return []
     done = [owner for made, owner in _made if made == target]
     found = [place for place in places(target) if not any(place[0] is owner for owner in done)]

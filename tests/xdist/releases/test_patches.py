@@ -140,8 +140,8 @@ def test_what_is_ours_in_torch_after_the_import_is_in_the_table():
 
 
 def fits(patch: patches.Patch) -> bool:
-    """Whether this release of torch has the target of a row."""
-    return not patch.absent or patches.has(patch.target)
+    """Whether this release of torch needs the change of a row, and has its target."""
+    return patch.is_needed and (not patch.absent or patches.has(patch.target))
 
 
 def test_every_row_is_made_once_its_moment_has_come():

@@ -4,6 +4,7 @@
 torch has kernels of them for its own devices; elsewhere they would run on the CPU.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
+from torch_xdist.releases import patches
 
 
 def register() -> None:
@@ -24,6 +26,25 @@ def register() -> None:
             "_dtensor.shard_dim_alltoall.default": _arriving(_shard_other_dim),
         }
     )
+    if patches.is_needed(_WRAPPER):
+        importlib.import_module(_WRAPPER.rpartition(".")[0])
+        patches.wrap(_WRAPPER, _waiting)
+
+
+_WRAPPER = "torch.distributed._functional_collectives._maybe_wrap_tensor"
+
+
+def _waiting(usual: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Give out the result of a collective itself, which waits for nothing here: it is recorded.
+
+    torch's wrapper is on xla, whose stream the device guard underneath refuses to name (torch 2.9).
+    """
+
+    def wait_or_wrap(tensor: Any) -> Any:
+        is_ours = isinstance(tensor, XlaTensor)
+        return torch.ops._c10d_functional.wait_tensor(tensor) if is_ours else usual(tensor)
+
+    return wait_or_wrap
 
 
 def _arriving(function: Callable[..., Any]) -> Callable[..., Any]:
