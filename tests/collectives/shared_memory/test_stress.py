@@ -127,7 +127,7 @@ def test_whenever_a_rank_dies_all_others_name_it_within_seconds(pool, seed, tmp_
 
 
 def counts_what_it_holds(rank, size, rounds):
-    """(descriptors, maps, threads) after the first round of everything, and after many more."""
+    """(descriptors, maps, threads) after some rounds of everything, and after many more."""
     import threading
 
     from rank_programs import launched, summing
@@ -152,10 +152,11 @@ def counts_what_it_holds(rank, size, rounds):
         with open("/proc/self/maps") as maps:
             return len(os.listdir("/proc/self/fd")), len(list(maps)), threading.active_count()
 
-    for number in range(5):
+    # The runtime's own threads open what they need in the course of some rounds.
+    for number in range(30):
         everything(number)
     before = held()
-    for number in range(5, rounds):
+    for number in range(30, rounds):
         everything(number)
     after, here = held(), communicator.current()
     return before, after, (len(here._messages._messages), len(here._rendezvous._rounds))
@@ -163,7 +164,7 @@ def counts_what_it_holds(rank, size, rounds):
 
 def test_nothing_that_ranks_do_again_and_again_is_kept():
     with RankPool(3) as fresh:
-        for before, after, kept in fresh.run(3, counts_what_it_holds, 60):
+        for before, after, kept in fresh.run(3, counts_what_it_holds, 90):
             assert kept == (0, 0)
             # What the runtime maps for itself may grow a little; a leak would be some per round.
             assert after[0] - before[0] <= 2
