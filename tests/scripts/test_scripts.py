@@ -1,8 +1,10 @@
 """The scripts around the suite: lanes, the environment's stamp, the digits."""
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +109,21 @@ def test_two_ranks_learn_the_digits(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "digits.pt").exists() and (tmp_path / "digits.png").exists()
+
+
+def test_counting_instructions_without_valgrind_says_what_to_install():
+    command = [sys.executable, ROOT / "scripts" / "bench_instructions.py"]
+    done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "valgrind is not on PATH; install it" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not on PATH")
+def test_a_tree_takes_as_many_instructions_as_itself():
+    command = [sys.executable, ROOT / "scripts" / "bench_instructions.py", "--layers", "1"]
+    command += ["--against", ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["what"] for line in lines] == ["host, AdamW default", "host, AdamW foreach=False"]
+    assert all(abs(line["ratio"] - 1) < 0.02 for line in lines)
