@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.index import read_rows
-from torch_xdist.ops.scatter import in_float32, reduce_rows, write_rows
+from torch_xdist.ops.operands import widened
+from torch_xdist.ops.scatter import reduce_rows, write_rows
 from torch_xdist.ops.table import lowers
 
 _MEAN, _MAX = 1, 2
@@ -45,7 +46,7 @@ def embedding_bag(
     bags = offsets.shape[0] - int(include_last_offset)
     bag = _bag_of(offsets[:bags], indices.shape[0]).astype(indices.dtype)
     counted = _counted(indices, padding_idx)
-    rows = in_float32(read_rows(weight, indices, 0))
+    rows = widened(read_rows(weight, indices, 0))
     sizes = _add_to_bags(bags, bag, counted.astype(indices.dtype))
     bag_size = jnp.pad(sizes, (0, offsets.shape[0] - bags))
     if mode == _MAX:
@@ -90,7 +91,7 @@ def embedding_bag_dense_backward(
     padding_idx: int = -1,
 ) -> jax.Array:
     """Bag gradients [b, d] to the table's gradient [num_weights, d]."""
-    grad = in_float32(grad)
+    grad = widened(grad)
     table = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
     if mode == _MAX:
         filled = (bag_size[: grad.shape[0]] > 0)[:, None]
@@ -153,6 +154,6 @@ def embedding_bag_per_sample_weights_backward(
 ) -> jax.Array:
     """[n]: the product of each index's row with its bag's gradient."""
     bag = offset2bag if offset2bag.shape == indices.shape else _bag_of(offsets, indices.shape[0])
-    rows = in_float32(read_rows(weight, indices, 0))
-    dots = jnp.sum(rows * in_float32(read_rows(grad, bag, 0)), axis=1)
+    rows = widened(read_rows(weight, indices, 0))
+    dots = jnp.sum(rows * widened(read_rows(grad, bag, 0)), axis=1)
     return jnp.where(_counted(indices, padding_idx), dots, 0)

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from torch_xdist.ops.index import read_rows, wrapped
+from torch_xdist.ops.operands import widened
 from torch_xdist.ops.table import lowers
 
 Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
@@ -36,11 +37,6 @@ def write_rows(rows: jax.Array, index: jax.Array, updates: jax.Array, how: str) 
     return write(updates.astype(rows.dtype), mode="drop", wrap_negative_indices=False)
 
 
-def in_float32(x: jax.Array) -> jax.Array:
-    """Half precision as float32, everything else as it is."""
-    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
-
-
 def reduce_rows(
     rows: jax.Array, index: jax.Array, updates: jax.Array, reduce: str, include_self: bool = True
 ) -> jax.Array:
@@ -48,7 +44,7 @@ def reduce_rows(
     how = _REDUCTIONS[reduce]
     if how == "set":
         return write_rows(rows, index, updates, how)
-    out, updates = in_float32(rows), in_float32(updates)
+    out, updates = widened(rows), widened(updates)
     if not include_self:
         neutral = jnp.full(updates.shape, _neutral(how, out.dtype), out.dtype)
         out = write_rows(out, index, neutral, "set")
@@ -296,7 +292,7 @@ def embedding_dense_backward(
     scale_grad_by_freq: bool,
 ) -> jax.Array:
     """[..., d] and indices [...]: the gradient [num_weights, d]; `padding_idx` gets none."""
-    grad = in_float32(grad_output.reshape(-1, grad_output.shape[-1]))
+    grad = widened(grad_output.reshape(-1, grad_output.shape[-1]))
     places = indices.reshape(-1)
     if padding_idx >= 0:
         places = jnp.where(places == padding_idx, num_weights, places)

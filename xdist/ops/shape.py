@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from torch_xdist.ops.table import lowers
-from torch_xdist.ops.views import INVERSES, Layout, write_strided
+from torch_xdist.ops.views import INVERSES, Layout, slice_bounds, write_strided
 
 
 @lowers("aten.clone.default", "aten.contiguous.default", "aten.lift.default")
@@ -92,8 +92,8 @@ def trace(self: jax.Array) -> jax.Array:
 
 def span(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int]:
     """First position and number of positions of `start:end:step` in a dim of `size`."""
-    first, stop, _ = slice(start, end, step).indices(size)
-    return first, len(range(first, stop, step))
+    first, last = slice_bounds(size, start, end)
+    return first, len(range(first, last, step))
 
 
 def spread(part: jax.Array, size: int, dim: int, start: int, step: int, fill: Any) -> jax.Array:

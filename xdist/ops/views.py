@@ -131,11 +131,9 @@ def slice_(
 
 
 def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """torch's clamping of slice ends."""
-    first = 0 if start is None else start + size if start < 0 else start
-    last = size if end is None else end + size if end < 0 else end
-    first = min(max(first, 0), size)
-    return first, min(max(last, first), size)
+    """First position of a slice, and the one behind its last, clamped."""
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(first, last)
 
 
 @lowers("aten.diagonal.default")

@@ -98,7 +98,7 @@ def _fits(
 
 
 def register() -> None:
-    """Enter the kernels. Called once, with the device's registration."""
+    """Let attention and the operators of `_ARRIVE` arrive whole."""
     library = torch.library.Library("aten", "IMPL", "AutogradLazy")
     library.impl("scaled_dot_product_attention", attention)
     below = torch.library.Library("aten", "IMPL", "Lazy")

@@ -40,7 +40,7 @@ def _writing(name: str, functional: Callable[..., torch.Tensor]) -> Callable[...
 
 
 def register() -> None:
-    """Enter the kernels. Called once, with the device's registration."""
+    """Let out= forms of composites write into device tensors."""
     for key in ("AutogradLazy", "Lazy"):
         library = torch.library.Library("aten", "IMPL", key)
         for name in _NAMES:

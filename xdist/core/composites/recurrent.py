@@ -114,7 +114,7 @@ def _kernel(kind: str) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Enter the kernels. Called once, with the device's registration."""
+    """Let each recurrent layer arrive whole."""
     library = torch.library.Library("aten", "IMPL", "AutogradLazy")
     for kind in CELLS:
         library.impl(f"{kind}.input", _kernel(kind))

@@ -128,7 +128,7 @@ _STREAM = Stream()
 
 
 def current_stream(target: Any = None) -> Stream:
-    """The only one."""
+    """The stream of this process: there is one, whatever the device."""
     return _STREAM
 
 
