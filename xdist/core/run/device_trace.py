@@ -6,6 +6,7 @@ for again. Threads have a trace each, so what one records does not depend on the
 that is pending in another thread's trace is computed there when it is needed.
 """
 
+import copy
 import sys
 import threading
 import weakref
@@ -110,7 +111,8 @@ class DeviceTrace(Trace):
         """Put a tape back; what was recorded meanwhile goes behind it."""
         if self.tape is tape:
             return
-        late, self.tape = self.tape, tape
+        # As another object: whoever is recording may have slots of both tapes, and shall see it.
+        late, self.tape = self.tape, copy.copy(tape)
         if late.entries:
             slots = [value.slot for value in late.values if value.epoch == late.epoch]
             self._absorb(late, late.values, needed_rows(late, [*slots, *late.collectives]))

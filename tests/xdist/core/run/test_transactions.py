@@ -15,6 +15,7 @@ from torch_xdist.core.devices import steps
 from torch_xdist.core.jax_side.from_jax import from_jax
 from torch_xdist.core.run import collective_program, cuts, jax_internals, program
 from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.errors import ValueLostError
 
 
@@ -105,6 +106,25 @@ def test_rows_recorded_while_a_failing_program_was_compiled_are_kept(monkeypatch
         with pytest.raises(RuntimeError, match="no"):
             steps.sync()
     assert (x + late[0]).tolist() == [8, 8]
+
+
+def test_an_operator_recorded_while_another_thread_tried_to_run_the_tape_is_right(monkeypatch):
+    a, b = torch.tensor([1.0, 2.0]).to("xla"), torch.tensor([5.0, 7.0]).to("xla")
+    steps.sync()
+    x = a * 2
+    enter = Trace.enter
+
+    def enter_on_the_tape_in_between(trace, value):
+        monkeypatch.setattr(Trace, "enter", enter)
+        tape, trace.tape = trace.tape, Tape()
+        slot = trace.enter(value)
+        trace._restore(tape)
+        return slot
+
+    monkeypatch.setattr(Trace, "enter", enter_on_the_tape_in_between)
+    y = x - b
+    assert Trace.enter is enter
+    assert y.tolist() == [-3.0, -3.0]
 
 
 def test_a_full_disk_under_a_dump_loses_nothing(monkeypatch):

@@ -8,19 +8,21 @@ it, every tensor holds what it held before the call or what the call makes of it
 computed next is right.
 """
 
+import contextlib
 import dis
 import functools
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration as registration
 from torch_xdist.core.devices import steps
-from torch_xdist.core.run import device_trace
+from torch_xdist.core.run import device_trace, program
 from torch_xdist.core.trace.plans import jax_plan
 
 CORE = Path(registration.__file__).parents[1]
@@ -190,6 +192,12 @@ def run_the_trace() -> None:
     steps.sync()
 
 
+def fail_to_run_the_trace() -> None:
+    no_room = mock.patch.object(program, "find", side_effect=MemoryError("no room to compile"))
+    with no_room, contextlib.suppress(MemoryError):
+        steps.sync()
+
+
 def read_in_another_thread() -> None:
     reader = threading.Thread(target=present["other"].cpu)
     reader.start()
@@ -203,7 +211,14 @@ present: Tensors = {}
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
-    "what", [interrupt, record_something, run_the_trace, read_in_another_thread]
+    "what",
+    [
+        interrupt,
+        record_something,
+        run_the_trace,
+        fail_to_run_the_trace,
+        read_in_another_thread,
+    ],
 )
 def test_whatever_comes_at_any_line_of_a_recording_leaves_every_tensor_whole(case, what):
     CASES[case](on_device())
