@@ -58,13 +58,9 @@ def dispatch(
     trace = HERE.trace
     tape = trace.tape
     epoch = tape.epoch
-    key: Any = [op]
-    values = args
-    if kwargs:
-        key.extend(kwargs)
-        values = (*args, *kwargs.values())
-    else:
-        kwargs = _NO_KWARGS
+    key: Any = [op, *kwargs] if kwargs else [op]
+    values = (*args, *kwargs.values()) if kwargs else args
+    kwargs = kwargs or _NO_KWARGS
     slots: list[int] = []
     numbers: tuple[float, ...] | None = None
     try:
@@ -98,9 +94,8 @@ def dispatch(
     plan: Any = _known(key)
     if plan is None:
         plan = plan_of(key, op, args, kwargs)
-    entries = tape.entries
+    entries, path = tape.entries, plan.path
     slot = len(entries)
-    path = plan.path
     if path is GENERAL or slot >= trace.limit:
         return op.general(op, args, kwargs)
     # What `Trace.record` does, without its frame.
@@ -112,19 +107,8 @@ def dispatch(
     if numbers is not None and entries[slot] is row:
         tape.scalars[slot] = numbers
     if path is WRITE:
-        value = args[0].value
-        if value.parent is not None or trace.is_symbolic:
-            if overwritten(value, plan, trace, tape, slot, row):
-                return args[0]
-        else:
-            if value.listed != epoch:
-                tape.values.append(value)
-                value.listed = epoch
-            if trace.tape is tape and entries[slot] is row:
-                # Nothing comes between these: they neither call nor jump back.
-                value.trace, value.slot, value.generation = trace, slot, value.generation + 1
-                value.epoch, value.buffer = epoch, None
-                return args[0]
+        if overwritten(args[0].value, trace, tape, slot, row):
+            return args[0]
     else:
         type_: Any = plan.types[0]
         if path is RESULTS:
@@ -146,12 +130,23 @@ def dispatch(
     return dispatch(func, types, args, kwargs)
 
 
-def overwritten(value: Value, plan: Plan, trace: Trace, tape: Tape, slot: int, row: Row) -> bool:
+def overwritten(value: Value, trace: Trace, tape: Tape, slot: int, row: Row) -> bool:
     """Let a value hold the result of the row; False where it does not stand at that slot."""
-    result = trace.new_value(plan.types[0], tape, slot)  # type: ignore[arg-type]
+    if value.parent is not None or trace.is_symbolic:
+        result = trace.new_value(row[0].types[0], tape, slot)
+        if trace.tape is not tape or tape.entries[slot] is not row:
+            return False
+        write(value, result)
+        return True
+    epoch = tape.epoch
+    if value.listed != epoch:
+        tape.values.append(value)
+        value.listed = epoch
     if trace.tape is not tape or tape.entries[slot] is not row:
         return False
-    write(value, result)
+    # Nothing comes between these: they neither call nor jump back.
+    value.trace, value.slot, value.generation = trace, slot, value.generation + 1
+    value.epoch, value.buffer = epoch, None
     return True
 
 
