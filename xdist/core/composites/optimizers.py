@@ -126,7 +126,7 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
     trace = trace_here(values[0].trace.device)
     count = form.members
     targets = [*values[:count], *values[2 * count :]]
-    if any([target.parent is not None for target in targets]):
+    if trace.is_symbolic or any([target.parent is not None for target in targets]):
         for target, result in zip(targets, trace.record(plan, values, scalars)):
             write(target, result)  # type: ignore[arg-type]
     else:

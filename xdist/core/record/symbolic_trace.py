@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_xdist.core.alias.writes import mutated_tensors
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import HERE
-from torch_xdist.core.run.interpreter import ScalarFeed, interpret, rows_of, scalars_of
+from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
-from torch_xdist.core.trace.trace import Entry, Trace
+from torch_xdist.core.trace.trace import Entry, Trace, rows_of
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
 from torch_xdist.errors import CutError, DeviceError
 
@@ -132,17 +132,6 @@ class SymbolicTrace(Trace):
         if now is None:
             now = self.written[target] = Value(target.type, self)
         super().write(now, source)
-
-    def record_into(
-        self,
-        plan: Plan,
-        operands: Sequence[Value],
-        scalars: tuple[int | float, ...],
-        targets: Sequence[Value],
-    ) -> None:
-        """Append one row whose results become what `targets`, roots, hold."""
-        for target, result in zip(targets, self.record(plan, operands, scalars)):
-            self.write(target, result)  # type: ignore[arg-type]
 
     def keep_view(self, view: ViewValue, source: Value) -> None:
         """Nothing to remember of a view from outside: the next read records how it reads."""

@@ -12,10 +12,9 @@ import torch
 
 from torch_xdist import settings
 from torch_xdist.core.run import program
-from torch_xdist.core.run.interpreter import rows_of
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
-from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.core.trace.values import Device, hardware_name
 
 _ELEMENTS = {

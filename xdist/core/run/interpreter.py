@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from torch_xdist.core.trace.plans import Plan
-from torch_xdist.core.trace.trace import Entry, Row, Tape
+from torch_xdist.core.trace.trace import Entry, Tape, rows_of
 
 
 class ScalarFeed:
@@ -33,24 +33,13 @@ class ScalarFeed:
 
 def interpret(entries: Sequence[Entry], env: dict[int, Any], scalars: ScalarFeed) -> None:
     """Compute every row, entering its results into `env`, which holds the leaves."""
-    for slot, entry in enumerate(entries):
-        if not isinstance(entry, tuple) or entry[0].__class__ is not Plan:
-            continue
-        plan = entry[0]
+    for slot, row in rows_of(entries):
+        plan = row[0]
         given = [scalars.take(type_) for type_ in plan.scalar_types]
         key = scalars.key() if plan.is_random else None
         assert plan.compute is not None
-        results = plan.compute([env[operand] for operand in entry[1:]], given, key)
+        results = plan.compute([env[operand] for operand in row[1:]], given, key)
         env.update(enumerate(results, slot))
-
-
-def rows_of(entries: Sequence[Entry]) -> list[tuple[int, Row]]:
-    """The rows among the entries, each with its first slot: no leaves, no further results."""
-    return [
-        (slot, entry)
-        for slot, entry in enumerate(entries)
-        if isinstance(entry, tuple) and entry[0].__class__ is Plan
-    ]
 
 
 def scalar_types(plan: Plan) -> tuple[type, ...]:

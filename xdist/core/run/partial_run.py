@@ -7,9 +7,8 @@ moment does not change what the recording thread's programs are.
 
 from collections.abc import Sequence
 
-from torch_xdist.core.run.interpreter import rows_of
 from torch_xdist.core.trace.tensor_types import TensorType
-from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.trace import Tape, rows_of
 
 
 def needed_rows(tape: Tape, wanted: Sequence[int]) -> set[int]:

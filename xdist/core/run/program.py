@@ -19,12 +19,12 @@ import numpy as np
 
 from torch_xdist import metrics
 from torch_xdist.core.run import collective_program
-from torch_xdist.core.run.interpreter import ScalarFeed, interpret, rows_of, scalars_of
+from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.run.jax_internals import in_one_call
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.plans import PLANS, Plan
-from torch_xdist.core.trace.trace import Entry, Row, Tape
+from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of
 from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.progress import PROGRESS
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from torch_xdist import metrics, settings, world
 from torch_xdist.core.run import graph_text
-from torch_xdist.core.run.interpreter import rows_of
 from torch_xdist.core.run.program import Launch, Program
 from torch_xdist.core.run.user_frames import called_by_user, user_frames
-from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.core.trace.values import Device
 from torch_xdist.errors import CutError
 

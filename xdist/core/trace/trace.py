@@ -30,6 +30,16 @@ Row = tuple[Any, ...]
 Entry = Row | TensorType | None
 
 
+def rows_of(entries: Sequence[Entry]) -> list[tuple[int, Row]]:
+    """The rows among the entries, each with its first slot: no leaves, no further results."""
+    return [
+        (slot, entry)
+        for slot, entry in enumerate(entries)
+        # An operand of a recorded function is a tuple too, without a plan.
+        if isinstance(entry, tuple) and entry[0].__class__ is Plan
+    ]
+
+
 class OtherDevice(Exception):
     """A value of another device than the trace's stands among the operands."""
 
@@ -156,9 +166,8 @@ class Trace:
 
     @property
     def rows(self) -> list[Row]:
-        """The pending rows, in order; for reports and tests."""
-        entries = [entry for entry in self.tape.entries if isinstance(entry, tuple)]
-        return [row for row in entries if isinstance(row[0], Plan)]
+        """The pending rows, in order; for tests."""
+        return [row for _, row in rows_of(self.tape.entries)]
 
     def record(
         self,
@@ -244,8 +253,9 @@ class Trace:
         scalars: tuple[int | float, ...],
         targets: Sequence[Value],
     ) -> None:
-        """Append one row whose results become what `targets`, roots, hold.
+        """Append one row whose results become what `targets`, roots of this device, hold.
 
+        Not for a symbolic trace, where each is a `write`: a root from outside is not moved there.
         Whoever runs the tape meanwhile makes the writes that are left (`finish_writes`).
         """
         while True:
