@@ -127,3 +127,32 @@ def test_a_tree_takes_as_many_instructions_as_itself():
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["what"] for line in lines] == ["host, AdamW default", "host, AdamW foreach=False"]
     assert all(abs(line["ratio"] - 1) < 0.02 for line in lines)
+
+
+@pytest.mark.long
+def test_the_clock_compares_a_tree_with_itself_and_with_another():
+    command = [sys.executable, ROOT / "scripts" / "bench_clock.py", ROOT]
+    command += ["--layers", "1", "--turns", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["what"] for line in lines] == ["host, AdamW default", "host, AdamW foreach=False"]
+    for line in lines:
+        assert line["this / other"]["median"] > 0
+        assert line["other / other"]["median"] > 0
+
+
+def test_the_clock_wants_a_checkout(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "bench_clock.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"{tmp_path} has no scripts/bench_steps.py: name a checkout" in done.stderr
+
+
+@pytest.mark.long
+def test_the_clock_says_when_a_worker_ended(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "bench_steps.py").write_text("raise SystemExit(3)")
+    command = [sys.executable, ROOT / "scripts" / "bench_clock.py", tmp_path, "--layers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "bench_clock: a worker ended with code 3" in done.stderr

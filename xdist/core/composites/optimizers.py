@@ -7,7 +7,7 @@ row for all parameters; what the row does not cover goes to torch's own function
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +74,8 @@ def multi_tensor_adam(
     if not _is_ours(lists, state_steps, options):
         _multi_tensor_adam(*lists, state_steps, grad_scale, found_inf, **options)
         return
-    torch._foreach_add_(state_steps, 1.0)
+    # Of a tensor and with alpha: torch makes a tensor of a number anew for every step.
+    torch._foreach_add_(state_steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
     for step, members in _by_step(state_steps).items():
         if len(members) == len(params):
             _record(lists, step, options)
@@ -97,11 +98,14 @@ def _is_ours(lists: Sequence[list[Any]], steps: list[Any], options: dict[str, An
     return traces.count(traces[0]) == len(traces) or len({trace.device for trace in traces}) == 1
 
 
-def _by_step(steps: list[torch.Tensor]) -> dict[float, list[int]]:
-    """The members of each step count; reading them together is one call."""
+def _by_step(steps: list[torch.Tensor]) -> Mapping[float, Sequence[int]]:
+    """The members of each step count."""
+    counts = [step.item() for step in steps]
+    if counts.count(counts[0]) == len(counts):
+        return {counts[0]: range(len(counts))}
     groups: dict[float, list[int]] = {}
-    for index, step in enumerate(torch.stack(steps).tolist()):
-        groups.setdefault(step, []).append(index)
+    for index, count in enumerate(counts):
+        groups.setdefault(count, []).append(index)
     return groups
 
 

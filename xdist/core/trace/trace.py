@@ -194,16 +194,9 @@ class Trace:
                 return values
 
     def slots_of(self, operands: Sequence[Value]) -> list[int]:
-        """`slot_of` each, without its frame for a root."""
-        epoch = self.tape.epoch
-        return [
-            self.slot_of(v)
-            if v.parent is not None
-            else v.slot
-            if v.epoch == epoch
-            else self.enter(v)
-            for v in operands
-        ]
+        """`slot_of` each, without its frame for a root that is on the tape."""
+        epoch, slot_of = self.tape.epoch, self.slot_of
+        return [v.slot if v.epoch == epoch and v.parent is None else slot_of(v) for v in operands]
 
     def new_values(
         self, types: Sequence[TensorType | None], tape: Tape, slot: int
@@ -293,18 +286,18 @@ class Trace:
             value.listed = tape.epoch
 
     def slot_of(self, value: Value) -> int:
-        """The slot of a value on the present tape; records how a view reads its parent."""
-        is_of_tape = value.epoch == self.tape.epoch
-        if value.parent is None:
-            return value.slot if is_of_tape else self.enter(value)
-        view: ViewValue = value  # type: ignore[assignment]
-        is_read = is_of_tape and view.seen == view.root.generation
-        return view.slot if is_read else self.read_view(view)
+        """The slot of a value on the present tape.
 
-    def enter(self, value: Value) -> int:
-        """Make a root that is not on this tape a leaf of it."""
+        A root that is not on it becomes a leaf; how a view reads its parent is recorded.
+        """
+        if value.parent is not None:
+            view: ViewValue = value  # type: ignore[assignment]
+            is_read = view.epoch == self.tape.epoch and view.seen == view.root.generation
+            return view.slot if is_read else self.read_view(view)
         while True:
             tape = self.tape
+            if value.epoch == tape.epoch:
+                return value.slot
             if value.trace.device is not self.device:
                 raise OtherDevice(value)
             buffer = value.buffer

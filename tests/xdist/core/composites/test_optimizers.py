@@ -131,3 +131,20 @@ def test_turning_maximize_on_and_off_again_compiles_at_most_one_program_more(cls
         compiled.append(sum(cut.compiled for cut in list(cuts.LOG)[before:]))
     assert compiled[4:] == [0] * 6
     assert all(math.isfinite(p.sum().item()) for p in model.parameters())
+
+
+def train_in_turns(device: str) -> list[torch.Tensor]:
+    """Five steps of Adam, of which the second layer misses every other."""
+    model = model_on(device)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for number in range(5):
+        model[2].requires_grad_(number % 2 == 0)
+        with torch.device(device if number > 2 else "cpu"):
+            step(model, optimizer)
+    assert [state["step"].item() for state in optimizer.state.values()] == [5, 3]
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def test_parameters_at_different_step_counts_are_updated_as_on_the_cpu():
+    for ours, theirs in zip(train_in_turns("xla"), train_in_turns("cpu")):
+        torch.testing.assert_close(ours, theirs)

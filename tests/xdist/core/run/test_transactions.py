@@ -112,18 +112,18 @@ def test_an_operator_recorded_while_another_thread_tried_to_run_the_tape_is_righ
     a, b = torch.tensor([1.0, 2.0]).to("xla"), torch.tensor([5.0, 7.0]).to("xla")
     steps.sync()
     x = a * 2
-    enter = Trace.enter
+    slot_of = Trace.slot_of
 
-    def enter_on_the_tape_in_between(trace, value):
-        monkeypatch.setattr(Trace, "enter", enter)
+    def slot_on_the_tape_in_between(trace, value):
+        monkeypatch.setattr(Trace, "slot_of", slot_of)
         tape, trace.tape = trace.tape, Tape()
-        slot = trace.enter(value)
+        slot = trace.slot_of(value)
         trace._restore(tape)
         return slot
 
-    monkeypatch.setattr(Trace, "enter", enter_on_the_tape_in_between)
+    monkeypatch.setattr(Trace, "slot_of", slot_on_the_tape_in_between)
     y = x - b
-    assert Trace.enter is enter
+    assert Trace.slot_of is slot_of
     assert y.tolist() == [-3.0, -3.0]
 
 
