@@ -158,9 +158,11 @@ class Segment:
         caller = self.caller
         sentence = f"{call} of {caller.what or tensors}"
         exact = zlib.crc32(caller.exact, self._calls & _MASK)
-        fingerprint = zlib.crc32(sentence.encode()) << 32 | exact
+        fingerprint = zlib.crc32(sentence.encode(errors="backslashreplace")) << 32 | exact
         where = f" ({caller.where})" if caller.where else ""
-        text = f"{sentence} #{self._calls}{where}{caller.thread_text}".encode()
+        text = f"{sentence} #{self._calls}{where}{caller.thread_text}".encode(
+            errors="backslashreplace"
+        )
         thread, known = _numbers(caller.thread, caller.threads)
         text = text[: _NOTE_BYTES - _NOTE_HEAD.size - len(known)]
         head = _NOTE_HEAD.pack(fingerprint, thread, len(known) // 4, len(text))

@@ -67,6 +67,10 @@ class UsageError(LauncherError, ValueError):
     exit_code = ExitCode.USAGE
 
 
+class AmbiguousJobError(UsageError):
+    """The beginning of a name that several jobs have."""
+
+
 class SettingError(LauncherError, ValueError):
     """An environment variable whose value cannot be read."""
 

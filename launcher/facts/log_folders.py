@@ -14,6 +14,7 @@ import struct
 from pathlib import Path
 
 from torch_xdist.launcher.facts import registry
+from torch_xdist.launcher.facts.errors import AmbiguousJobError
 
 KEPT_FOLDERS = 20
 MARK = ".xla-run-job"
@@ -113,10 +114,23 @@ def attempts(folder: Path) -> list[Path]:
 
 
 def kept(root: Path, name: str) -> list[Path]:
-    """The log folders below `root` whose job has this name, or one that starts so; newest last."""
+    """The log folders below `root` whose job has this name, or one that starts so; newest last.
+
+    Raises:
+        AmbiguousJobError: several jobs have a name that starts so.
+    """
+    hits: list[Path] = []
     with contextlib.suppress(OSError):
         found = [path for path in root.iterdir() if (path / MARK).exists()]
-        exact = [path for path in found if re.fullmatch(re.escape(name) + r"(\.\d+)?", path.name)]
+        exact = [path for path in found if name in (path.name, _job_of(path))]
         hits = exact or [path for path in found if path.name.startswith(name)]
-        return sorted(hits, key=lambda path: (path / MARK).stat().st_mtime)
-    return []
+        hits.sort(key=lambda path: (path / MARK).stat().st_mtime)
+    names = sorted({path.name if path.name == name else _job_of(path) for path in hits})
+    if len(names) > 1:
+        told = ", ".join(names)
+        raise AmbiguousJobError(f"job {name!r}: several jobs start with it: {told}; give one name")
+    return hits
+
+
+def _job_of(folder: Path) -> str:
+    return re.sub(r"\.\d+$", "", folder.name)

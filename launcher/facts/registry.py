@@ -21,7 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch_xdist.launcher.facts.errors import DuplicateJobError, PreflightError, UsageError
+from torch_xdist.launcher.facts.errors import (
+    AmbiguousJobError,
+    DuplicateJobError,
+    PreflightError,
+    UsageError,
+)
 from torch_xdist.launcher.facts.job import check_id
 
 FORMAT = "xla-run job 1"
@@ -158,7 +163,8 @@ def find(state_dir: Path, job_id: str, *, ended: bool = False) -> Record:
     A beginning of the name is enough, where only one job has it; a job that runs comes first.
 
     Raises:
-        UsageError: no such job, or several, go by that name.
+        AmbiguousJobError: several jobs have a name that starts so.
+        UsageError: none has.
     """
     every = [record for record in records(state_dir) if ended or record["running"]]
     for names in (
@@ -170,7 +176,9 @@ def find(state_dir: Path, job_id: str, *, ended: bool = False) -> Record:
             return names[0]
         if names:
             told = ", ".join(record["job"] for record in names)
-            raise UsageError(f"job {job_id!r}: several jobs start with it: {told}; give one name")
+            raise AmbiguousJobError(
+                f"job {job_id!r}: several jobs start with it: {told}; give one name"
+            )
     there = ", ".join(record["job"] for record in every) or "none"
     raise UsageError(
         f"job {job_id!r}: no such job {'is known' if ended else 'runs'}; there: {there}"

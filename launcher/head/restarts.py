@@ -70,14 +70,25 @@ def _is_hopeless(attempt: Attempted) -> bool:
     )
 
 
+def _resumed_later(one: Attempted, other: Attempted) -> bool:
+    if one.resumed is None or other.resumed is None:
+        return False
+    return other.resumed > one.resumed
+
+
 def _without_progress(attempts: Sequence[Attempted]) -> int:
     """How many of the last attempts came no further than those before them.
 
     Steps of an attempt that resumed at an unknown step cannot be compared with those of others:
-    such an attempt is stuck only where it made none, or as many as the one before it.
+    such an attempt is stuck only where it made none, or as many as the one before it. Those of
+    others can only where the script counts its steps as the device does (it may save by epoch, or
+    sync more than once a step); that an attempt goes on from a later checkpoint than the one before
+    shows in any case that the latter had moved.
     """
     best, before, stuck = 0, None, 0
-    for attempt in attempts:
+    for number, attempt in enumerate(attempts):
+        if number and _resumed_later(attempts[number - 1], attempt):
+            stuck = 1
         if attempt.resumed is None:
             moved = attempt.step > 0 and attempt.step != before
         else:

@@ -204,6 +204,7 @@ class _Run:
                 log_dir=facts["log_dir"],
                 argv=self._job.argv,
                 ranks=self._job.nprocs,
+                graceful_s=self._job.timeouts.graceful_s,
                 started=time.time(),
             )
         except OSError as error:

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ class Agent:
             return
         self._beat_s = float(config.message["beat_s"])
         self._stdin = config.descriptors[0] if config.descriptors else -1
-        hello = {"host": socket.gethostname(), "pid": os.getpid()}
+        hello = {"host": socket.gethostname()}
         self._stream = HeadStream(config.message, hello, self._post)
         self._watch(self._wake_read, self._on_wake)
         self._watch(0, self._on_stdin)
@@ -87,6 +88,9 @@ class Agent:
                 for key, _ in self._selector.select(self._wait_s()):
                     key.data(key.fd)
                 self._keep_time()
+        except BaseException:
+            text = f"the agent failed:\n{traceback.format_exc()}"
+            self._stream.send({"op": "broken", "text": text})
         finally:
             self._clean_up()
 

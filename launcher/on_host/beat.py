@@ -1,5 +1,7 @@
 """The heartbeat of a rank: a thread that says every two seconds how far the rank has come.
 
+That it begins to wait for others is told at once: one of them may have ended.
+
 The core writes its progress into `torch_xdist.progress.PROGRESS`; this only reads, and only where
 that module is loaded. Before the first step only the user's line is known.
 """
@@ -8,12 +10,14 @@ import os
 import sys
 import sysconfig
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 from torch_xdist.system.frames import Link, Message
 
 _RECENT = 16
+_LOOK_S = 0.5
 _stop = threading.Event()
 _recent: list[tuple[int, str]] = []
 _LIBRARIES = tuple(
@@ -114,6 +118,14 @@ def line(frame: FrameType | None) -> str:
 
 
 def _beat(link: Link, every_s: float, main_thread: int) -> None:
-    while not _stop.wait(every_s):
+    told_s, told_waits = time.monotonic(), False
+    while not _stop.wait(min(every_s, _LOOK_S)):
+        progress = getattr(sys.modules.get("torch_xdist.progress"), "PROGRESS", None)
+        waits = bool(progress is not None and progress.waits_for)
+        is_news = waits and not told_waits
+        # Half a look: what is due within it is due.
+        if time.monotonic() - told_s < every_s - _LOOK_S / 2 and not is_news:
+            continue
+        told_s, told_waits = time.monotonic(), waits
         if not link.send({"op": "beat", "heartbeat": read(main_thread)}):
             return

@@ -45,7 +45,7 @@ class Nursery:
 
     def serve(self) -> None:
         """Obey the agent until it is gone, then leave nothing behind."""
-        self._tell("ready", pid=os.getpid())
+        self._tell("ready")
         is_open = True
         while is_open:
             for fd in self._ready():

@@ -25,6 +25,7 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
 from torch_xdist.launcher.ways_in import command_line, job_commands
+from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen
 from torch_xdist.system.masking import masked, masked_text
 from torch_xdist.system.rank import Rank
@@ -50,38 +51,13 @@ class _RunByDefault(click.Group):
         return [*found, *self.commands["run"].shell_complete(ctx, incomplete)]
 
 
-class _Seconds(click.ParamType):
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return settings.parse_seconds(value, param.opts[0] if param else "duration")
-        except LauncherError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _Count(click.ParamType):
-    """A number of ranks, or a word of torchrun for "as many as there are devices" (0)."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        if value in ("auto", "gpu", "tpu", "cpu", "xla"):
-            return 0
-        if not str(value).isdecimal() or int(value) == 0:
-            self.fail(f"{value!r}: a whole number from 1 up is needed, or auto", param, ctx)
-        return int(value)
-
-
 def _timeout_options(command: Callable[..., None]) -> Callable[..., None]:
     """One flag per row of the timeout table."""
     for row in reversed(settings.TIMEOUTS):
         option = click.option(
             row.flag,
             row.field,
-            type=_Seconds(),
+            type=Seconds(),
             default=None,
             help=f"{row.meaning} [{row.variable}; {settings.show_seconds(row.default_s)}]",
         )
@@ -104,7 +80,7 @@ for each in (job_commands.ps, job_commands.logs, job_commands.stack, job_command
 
 # The first word that is no option of ours begins the command: all that follows is its own.
 @cli.command(context_settings={"allow_interspersed_args": False})
-@click.option(*_NPROCS_NAMES, "nprocs", type=_Count(), help="ranks on this host; else run once")
+@click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks on this host; else run once")
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")

@@ -17,10 +17,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from torch_xdist.launcher.facts import log_folders, registry, settings
-from torch_xdist.launcher.facts.errors import HostError, LauncherError, UsageError
+from torch_xdist.launcher.facts.errors import (
+    AmbiguousJobError,
+    HostError,
+    LauncherError,
+    UsageError,
+)
 from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
+from torch_xdist.launcher.ways_in.param_types import Seconds
 from torch_xdist.system.process import Process
 
 _STATUS_LIMIT_S = 3.0
@@ -145,19 +151,25 @@ def logs(
     """What the ranks of JOB have written (also after its end)."""
     record, folder = _log_folder(name, attempt)
     files = [_LogFile(path) for path in _log_paths(folder, rank)]
-    if not files:
-        raise UsageError(f"job {name}: no log of {f'rank {rank}' if rank is not None else 'it'}")
     for file in files:
         file.start(tail, since)
+    ranks = record["ranks"] if record is not None and "ranks" in record else len(files)
     while True:
         # Asked first: what a job writes before it ends is read after it has.
         is_over = not follow or record is None or not _runs(record)
         for file in files:
             for text in file.pages(to_the_end=is_over):
-                _show(file.rank, text, prefixed=len(files) > 1)
+                _show(file.rank, text, prefixed=ranks > 1 and rank is None)
         if is_over:
-            return
+            break
         time.sleep(_FOLLOW_S)
+        if attempt is None:
+            folder = log_folders.attempts(folder.parent)[-1]
+        # A rank has a log from its first word on.
+        known = {file.path for file in files}
+        files += [_LogFile(path) for path in _log_paths(folder, rank) if path not in known]
+    if not files:
+        raise UsageError(f"job {name}: no log of {f'rank {rank}' if rank is not None else 'it'}")
 
 
 class _LogFile:
@@ -238,7 +250,7 @@ def stack(name: str, whole: bool) -> None:
 @click.argument("name", metavar="JOB", type=_JobName())
 @click.option("--now", is_flag=True, help="without any grace")
 @click.option("--no-wait", is_flag=True, help="return at once")
-@click.option("--limit", "limit_s", type=float, help="wait at most so many seconds")
+@click.option("--limit", "limit_s", type=Seconds(), help="wait at most so long, such as 90 or 2m")
 def stop(name: str, now: bool, no_wait: bool, limit_s: float | None) -> None:
     """Stop JOB: SIGTERM to its ranks, then SIGKILL; wait until nothing of it is left."""
     record = registry.find(_state_dir(), name)
@@ -247,7 +259,7 @@ def stop(name: str, now: bool, no_wait: bool, limit_s: float | None) -> None:
         if no_wait:
             click.echo(f"job {record['job']}: told to stop")
             return
-        grace_s = settings.timeouts(settings.environment()).graceful_s
+        grace_s = float(record["graceful_s"])
         if not launcher.wait(limit_s if limit_s is not None else grace_s + _STOP_MORE_S):
             raise HostError(f"job {record['job']}: told to stop, but it still runs; try --now")
     click.echo(f"job {record['job']}: stopped")
@@ -279,6 +291,8 @@ def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
     try:
         record = registry.find(_state_dir(), name, ended=True)
         folder = Path(record["log_dir"]).parent if "log_dir" in record else root / name
+    except AmbiguousJobError:
+        raise
     except UsageError:
         kept = log_folders.kept(root, name)
         if not kept:

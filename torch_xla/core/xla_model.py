@@ -95,7 +95,7 @@ from torch_xdist.torch_xla_compat.random_seeds import (
 from torch_xdist.torch_xla_compat.send_to_device import (
     send_cpu_data_to_device,
 )
-from torch_xdist.training.steps import (
+from torch_xdist.training.compiled_step import (
     unlazy,
 )
 

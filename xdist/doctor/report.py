@@ -44,7 +44,7 @@ import json
 from torch_xdist import settings, world
 here = world.current()
 found = {"transport": world.transport() if here.world_size > 1 else "none: one rank",
-         "rank": here.rank, "world_size": here.world_size, "launcher": here.launcher}
+         "rank": here.rank, "world_size": here.world_size, "launcher": here.launcher or "none"}
 """
 # The device is asked for by one rank: the others of a job would have to come to meet it.
 _OF_JOBS = ("XLA_RUN_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_")

@@ -1,0 +1,35 @@
+"""The kinds of values that options of `xla-run` take."""
+
+from typing import Any
+
+import click
+
+from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.facts.errors import LauncherError
+
+
+class Seconds(click.ParamType):
+    """A duration: a number of seconds, or one with a unit, such as 90s or 2m."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return settings.parse_seconds(value, param.opts[0] if param else "duration")
+        except LauncherError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Count(click.ParamType):
+    """A number of ranks, or a word of torchrun for "as many as there are devices" (0)."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if value in ("auto", "gpu", "tpu", "cpu", "xla"):
+            return 0
+        if not str(value).isdecimal() or int(value) == 0:
+            self.fail(f"{value!r}: a whole number from 1 up is needed, or auto", param, ctx)
+        return int(value)
