@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from torch_xdist.core.devices import device, steps
 from torch_xdist.core.run import reports
 from torch_xdist.core.run.device_trace import DeviceTrace, buffers_of, trace_of_thread
 from torch_xdist.errors import CutError
-from torch_xdist.training.eager import eager_mode, is_eager_mode
+from torch_xdist.training import eager
 
 _names = itertools.count()
 
@@ -60,6 +61,8 @@ class CompiledStep:
         self._full_graph = full_graph
         self._limit = max_different_graphs
         self._programs: set[str] = set()
+        # A function may be called by several threads, and by itself.
+        self._here = _Entered()
         self.name = name or getattr(function, "__name__", "") or f"graph_{next(_names)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,20 +77,20 @@ class CompiledStep:
     def __enter__(self) -> "CompiledStep":
         with reports.graph_named(f"{self.name}_clear_pending"):
             steps.end_step(reports.CLEAR)
-        self._trace = _trace_of_step()
-        self._cuts_before = self._trace.cut_count
-        self._was_eager = is_eager_mode()
-        eager_mode(False)
+        trace = _trace_of_step()
+        self._here.stack.append((trace, trace.cut_count))
+        eager.defer()
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        trace, cuts_before = self._here.stack.pop()
         # Another thread's cuts are none of this step's.
-        last = self._trace.last_cut if self._trace.cut_count > self._cuts_before else None
+        last = trace.last_cut if trace.cut_count > cuts_before else None
         try:
             with reports.graph_named(self.name):
                 steps.end_step(reports.COMPILE)
         finally:
-            eager_mode(self._was_eager)
+            eager.undefer()
         if error is not None:
             return
         if self._full_graph and last is not None:
@@ -96,18 +99,25 @@ class CompiledStep:
                 f" function, exiting: {last.reason} at {last.where}; move it out of the function,"
                 " or drop full_graph"
             )
-        self._check_programs()
+        self._check_programs(trace)
 
-    def _check_programs(self) -> None:
-        if self._limit is None or self._trace.last_cut is None:
+    def _check_programs(self, trace: DeviceTrace) -> None:
+        if self._limit is None or trace.last_cut is None:
             return
-        self._programs.add(self._trace.last_cut.fingerprint)
+        self._programs.add(trace.last_cut.fingerprint)
         if len(self._programs) > self._limit:
             raise CutError(
                 f"Maximum number of different graphs allowed per function exceeded: {self._limit};"
                 f" torch_xla.compile({self.name}) met program number {len(self._programs)}. Keep"
                 " shapes and Python values equal, or raise max_different_graphs"
             )
+
+
+class _Entered(threading.local):
+    """Where a thread is in a step: its trace, and how often that was cut before."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[DeviceTrace, int]] = []
 
 
 def _trace_of_step() -> DeviceTrace:

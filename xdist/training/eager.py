@@ -1,5 +1,6 @@
 """Eager mode: every operator runs at once, as a program of its own. For debugging, not speed."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,20 @@ from torch_xdist.core.run.device_trace import HERE
 EAGER = "eager"
 
 
+class _Here(threading.local):
+    """How many blocks this thread is in where operators wait for the block's end."""
+
+    deferred = 0
+
+
+_here = _Here()
+
+
 def _at_once(
     func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     result = dispatch(func, types, args, kwargs)
-    if HERE.symbolic is None:
+    if HERE.symbolic is None and not _here.deferred:
         for trace in HERE.by_device.values():
             if trace.tape.entries:
                 trace.cut(EAGER)
@@ -26,6 +36,16 @@ def _at_once(
 def eager_mode(enable: bool) -> None:
     """Switch eager mode on or off, for every thread. Off, nothing is paid for it."""
     XlaTensor.__torch_dispatch__ = staticmethod(_at_once if enable else dispatch)  # type: ignore
+
+
+def defer() -> None:
+    """From now on eager mode does not count in this thread, until `undefer` was called as often."""
+    _here.deferred += 1
+
+
+def undefer() -> None:
+    """The end of what `defer` began."""
+    _here.deferred -= 1
 
 
 def follow_environment() -> None:

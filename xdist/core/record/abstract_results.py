@@ -15,10 +15,15 @@ from torch_xdist.dtypes import nominal, to_torch
 from torch_xdist.ops.table import LOWERINGS
 
 
+class LoweringError(Exception):
+    """A lowering that raised; why is its cause."""
+
+
 def of_lowering(name: str, metas: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Meta tensors like the results of the lowering `name`.
 
-    Raises NotImplementedError where the lowering cannot be evaluated on these arguments.
+    Raises NotImplementedError where the lowering says that it does not serve these arguments, and
+    LoweringError where it raised anything else.
     """
     leaves, tree = pytree.tree_flatten((list(metas), dict(named)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -32,8 +37,10 @@ def of_lowering(name: str, metas: Sequence[Any], named: Mapping[str, Any]) -> An
     abstract = [jax.ShapeDtypeStruct(tuple(t.shape), nominal(t.dtype)) for t in tensors]
     try:
         results = jax.eval_shape(call, abstract)
+    except NotImplementedError:
+        raise
     except Exception as error:
-        raise NotImplementedError(f"{name}: {error}") from error
+        raise LoweringError(f"{name}: {error}") from error
     return jax.tree.map(_meta, results)
 
 

@@ -64,6 +64,8 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Cpu
             result = infer(func, metas, named)
     except NotImplementedError:
         return CpuOnly()
+    except abstract_results.LoweringError as error:
+        return CpuOnly(error.__cause__)  # type: ignore[arg-type]
     types, structure = types_of_results(result)
     plan = Plan(
         str(func),
@@ -92,10 +94,14 @@ def _path(plan: Plan, op: Op) -> int:
 
 
 def _follows_default_dtype(plan: Plan) -> bool:
-    """Whether a result may have torch's default dtype: it is floating point, and no operand is."""
-    return any(t is not None and _is_inexact(t.dtype) for t in plan.types) and not any(
-        _is_inexact(t.dtype) for t in plan.operand_types
-    )
+    """Whether torch's default dtype may count: for a result that is floating point, or to compare
+    with a number that is, where no operand is; in a list, each operand counts by itself."""
+    exact = [not _is_inexact(t.dtype) for t in plan.operand_types]
+    if plan.name.startswith("aten._foreach_"):
+        return any(exact)
+    numbers = [m.type if isinstance(m, ScalarParam) else m.__class__ for m in plan.args]
+    is_inexact = any(t is not None and _is_inexact(t.dtype) for t in plan.types)
+    return all(exact) and (is_inexact or float in numbers)
 
 
 def _is_inexact(dtype: torch.dtype) -> bool:

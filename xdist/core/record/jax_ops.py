@@ -16,7 +16,7 @@ from torch_xdist.core.trace.plans import LIST, PLANS, Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.dtypes import to_jax, to_torch
-from torch_xdist.errors import DeviceError
+from torch_xdist.errors import CutError, DeviceError
 
 _ABSTRACT = {float: jax.ShapeDtypeStruct((), "float64"), int: jax.ShapeDtypeStruct((), "int64")}
 
@@ -40,9 +40,15 @@ def record_jax(
       scalars: numbers that are inputs of the program: others at the next call make no new one.
       collective: the row exchanges data with other ranks.
 
-    Returns a list with one tensor per result; shapes and dtypes are those JAX infers.
+    Returns a list with one tensor per result; shapes and dtypes are those JAX infers. Raises
+    CutError for a collective in a body of control flow.
     """
     trace = trace_among(name, tensors)
+    if collective and trace.is_symbolic:
+        raise CutError(
+            f"{name}: a collective in a body of control flow, which every rank may run another"
+            " number of times; call it outside of the body"
+        )
     trace.note(tensors)
     scalar_types = tuple(number.__class__ for number in scalars)
     plan = jax_op(name, lowering, tensors, key, scalar_types, collective=collective)

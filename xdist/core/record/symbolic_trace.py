@@ -64,13 +64,15 @@ class SymbolicTrace(Trace):
         self._outer_views: dict[ViewValue, tuple[int, int]] = {}
 
     def is_own(self, value: Value) -> bool:
-        """Whether a value was computed by this function; constants it made come from outside."""
-        root = root_of(value)
-        return root.trace is self and (self.captured is None or root.buffer is None)
+        """Whether a value was made by this function."""
+        return root_of(value).trace is self
 
     def slot_of(self, value: Value) -> int:
         """The slot of a value here; one from outside becomes an operand."""
         if self.is_own(value):
+            is_of_host = value.parent is None and value.buffer is not None
+            if is_of_host and self.captured is not None and value.epoch != self.tape.epoch:
+                return self._operand_of_host(value)
             return super().slot_of(value)
         if value.trace.device is not self.device:
             raise DeviceError(
@@ -79,7 +81,7 @@ class SymbolicTrace(Trace):
             )
         if not isinstance(value, ViewValue) or value.reader is not None:
             now = self.written.get(value)
-            return self._operand(value) if now is None else super().slot_of(now)
+            return self._operand(value) if now is None else self.slot_of(now)
         return self._slot_of_outer_view(value)
 
     def slots_of(self, operands: Sequence[Value]) -> list[int]:
@@ -90,7 +92,7 @@ class SymbolicTrace(Trace):
         """Remember which tensors from outside need gradients."""
         for tensor in tensors:
             is_ours = tensor.__class__ is XlaTensor and tensor.requires_grad
-            if is_ours and not self.is_own(tensor.value) and tensor.value.trace is not self:
+            if is_ours and not self.is_own(tensor.value):
                 self.tensors.setdefault(id(tensor), tensor)
 
     def _operand(self, value: Value) -> int:
@@ -104,6 +106,18 @@ class SymbolicTrace(Trace):
         if slot is None:
             slot = self.captured[value] = self.tape.append((value.type, _OPERAND))
         return slot
+
+    def _operand_of_host(self, value: Value) -> int:
+        """What a body made of data of the host is an operand: the next call may make it of other.
+
+        The operand is a copy of it, because the body may write to it.
+        """
+        assert self.captured is not None
+        tape, copy = self.tape, Value(value.type, self)
+        copy.buffer = value.buffer
+        value.slot = self.captured[copy] = tape.append((value.type, _OPERAND))
+        value.epoch = tape.epoch
+        return value.slot
 
     def _slot_of_outer_view(self, view: ViewValue) -> int:
         seen = self._writes(view.root)
@@ -120,7 +134,7 @@ class SymbolicTrace(Trace):
 
     def write(self, target: Value, source: Value) -> None:
         """Make a root hold what `source` holds; one from outside only within this function."""
-        if self.is_own(target) or (target.trace is self and self.captured is None):
+        if self.is_own(target):
             super().write(target, source)
             return
         if self.captured is None:
@@ -195,8 +209,9 @@ class _KeyedScalars(ScalarFeed):
         self.outer = key
 
     def key(self) -> jax.Array:
-        self.take(int)
-        return jax.random.fold_in(self.outer, self.take(int))
+        # The seed is a generator's that the function was given; 0 without one.
+        seed = self.take(int)
+        return jax.random.fold_in(jax.random.fold_in(self.outer, seed), self.take(int))
 
 
 @contextlib.contextmanager
@@ -322,3 +337,5 @@ class TracedFunction:
         self.needs_grad = [leaf.requires_grad for leaf in leaves]
         operands = [*(value.slot for value in values), *trace.captured.values()]
         self.subgraph = _subgraph(trace, operands, outs)
+        # They are not in its key.
+        assert not self.subgraph.constants

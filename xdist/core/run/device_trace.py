@@ -40,8 +40,8 @@ class DeviceTrace(Trace):
     """What one thread recorded for one device, and how it runs.
 
     Attributes:
-        cut_count: how often it was cut.
-        last_cut: the record of the last one.
+        cut_count: how often its thread cut it.
+        last_cut: the record of the last time.
     """
 
     __slots__ = ("__weakref__", "_lost", "cut_count", "last_cut")
@@ -179,11 +179,15 @@ class DeviceTrace(Trace):
         if value.epoch == tape.epoch and value.slot == slot:
             value.buffer = buffer
         # What nobody waits for any more would hold its operands until this thread cuts.
-        self.tape = Tape()
-        self.finish_writes(tape)
-        live = program.live_values(tape)
-        kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
-        self._absorb(tape, live, kept)
+        try:
+            self.tape = Tape()
+            self.finish_writes(tape)
+            live = program.live_values(tape)
+            kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
+            self._absorb(tape, live, kept)
+        except BaseException:
+            self._restore(tape)
+            raise
         return buffer
 
     def trim(self) -> None:
@@ -225,8 +229,10 @@ class _Run:
         reports.before_run(tape, trace.device, outs)
         launch = program.prepare(tape, trace.device, outs, may_donate=True)
         compiled, is_new = program.find(launch)
-        self.cut = trace.last_cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
-        trace.cut_count += 1
+        self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
+        if reason != cuts.OTHER_THREAD:
+            trace.last_cut = self.cut
+            trace.cut_count += 1
         self._note_collectives(compiled)
         reports.at_run(launch, reason, cause, compiled, is_new)
         results: list[list[jax.Array]] = []

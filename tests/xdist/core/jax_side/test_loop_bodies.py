@@ -1,6 +1,7 @@
 """What the bodies of control flow may hold: layers with state, writes to tensors from outside."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -207,3 +208,85 @@ def test_a_scan_with_a_number_that_changes_compiles_nothing_new():
         torch_xla.sync()
         compiled.append(cuts.LOG[-1].compiled)
     assert compiled[2:] == [False] * 3
+
+
+def test_a_tensor_that_a_body_makes_of_host_data_is_new_in_every_turn():
+    def turn(carry, x):
+        made = torch.tensor(0.0, device="xla")
+        made.add_(x)
+        moved = torch.tensor([1.0, 2.0]).to("xla")
+        moved[0] = moved[0] + x
+        filled = torch.zeros(2, device="xla").copy_(torch.tensor([3.0, 4.0]))
+        filled.add_(x)
+        return carry + made, torch.stack([made * 1, moved[0], moved[1], filled[0]])
+
+    carry, ys = scan(turn, on_device(0.0), on_device([1.0, 2.0, 3.0]))
+    assert carry.item() == 6
+    assert ys.tolist() == [[1, 2, 2, 4], [2, 3, 2, 5], [3, 4, 2, 6]]
+
+    def more(i, total):
+        step = torch.tensor(1.0, device="xla")
+        step.add_(i)
+        return i + 1, total + step
+
+    _, total = while_loop(lambda i, _: i < 3, more, (on_device(0.0), on_device(0.0)))
+    assert total.item() == 1 + 2 + 3
+
+
+def test_a_branch_writes_to_what_it_made_of_host_data_while_gradients_are_recorded():
+    x = on_device([1.0, 2.0]).requires_grad_()
+
+    def scaled(x):
+        weight = torch.tensor([3.0, 4.0], device="xla")
+        weight.mul_(x)
+        return (x * weight,)
+
+    (found,) = torch.cond(on_device(True), scaled, lambda x: (x * 1,), (x,))
+    found.sum().backward()
+    assert found.tolist() == [3, 16]
+    assert x.grad.tolist() == [6, 16]
+
+
+@pytest.mark.parametrize("write", ["copy_", "fill", "add"])
+def test_a_body_takes_the_host_data_of_its_own_call(write):
+    state = torch.zeros(2, device="xla")
+
+    def add_state(x, number):
+        host = torch.tensor([number, number])
+        if write == "copy_":
+            state.copy_(host)
+        elif write == "fill":
+            state[:] = host.to("xla")
+        else:
+            state.mul_(0).add_(host.to("xla"))
+        return x + state
+
+    for number in (1.0, 100.0):
+        taken = functools.partial(add_state, number=number)
+        found = torch.cond(on_device(True), taken, lambda x: x * 2, (torch.ones(2, device="xla"),))
+        assert found.tolist() == [1 + number] * 2
+        assert state.tolist() == [number] * 2
+
+
+def test_a_generator_gives_a_body_other_numbers_at_each_draw():
+    generator = torch.Generator("xla").manual_seed(3)
+
+    def turn(carry, x):
+        first = torch.rand(4, device="xla", generator=generator)
+        second = torch.rand(4, device="xla", generator=generator)
+        return carry + x, torch.stack([first, second])
+
+    _, drawn = scan(turn, on_device(0.0), on_device([1.0, 2.0]))
+    assert len(set(drawn.flatten().tolist())) == 16
+
+
+def test_a_collective_in_a_body_is_refused():
+    from torch_xdist.core.record.jax_ops import record_jax
+    from torch_xdist.errors import CutError
+
+    def turn(carry, x):
+        (summed,) = record_jax("xla.all_reduce", lambda a: a, [x], collective=True)
+        return carry + summed, x
+
+    with pytest.raises(CutError, match=r"xla.all_reduce: a collective in a body of control flow"):
+        scan(turn, on_device(0.0), on_device([1.0, 2.0]))

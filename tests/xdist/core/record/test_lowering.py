@@ -10,7 +10,7 @@ from torch_xdist import metrics, settings
 from torch_xdist.core.record import fallback
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.errors import FallbackError
-from torch_xdist.ops.table import LOWERINGS
+from torch_xdist.ops.table import LOWERINGS, SHAPED
 
 
 @pytest.fixture
@@ -57,3 +57,21 @@ def test_a_lowering_that_raises_is_an_error_where_fallbacks_are(monkeypatch):
     ) as caught:
         x.erfinv()
     assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_a_lowering_that_tells_the_types_of_its_results_is_no_exception(monkeypatch):
+    def broken(*args, **kwargs):
+        raise AttributeError("module 'jax.lax' has no attribute 'rsqrt'")
+
+    name = "aten.native_layer_norm.default"
+    assert name in SHAPED
+    monkeypatch.setitem(LOWERINGS, name, broken)
+    monkeypatch.setattr(fallback, "_told", set())
+    PLANS.clear()
+    x = torch.arange(4.0)
+    with pytest.warns(
+        RuntimeWarning, match=r"native_layer_norm.default\(.*failed \(AttributeError"
+    ):
+        found = torch.nn.functional.layer_norm(x.to("xla"), [4])
+    torch.testing.assert_close(found.cpu(), torch.nn.functional.layer_norm(x, [4]))
+    PLANS.clear()

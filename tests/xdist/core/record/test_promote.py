@@ -107,10 +107,28 @@ def test_a_power_of_bools_by_a_bool_is_bool():
     ],
 )
 def test_results_follow_torchs_default_dtype_whatever_it_was_before(call):
+    check_under(call, (torch.float32, torch.float64, torch.bfloat16, torch.float32))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch._foreach_div([torch.ones(2, device=x.device), x], 2)[1],
+        lambda x: x + 16777214 == 16777216.0,
+        lambda x: x + 16777214 <= 16777216.0,
+    ],
+    ids=["foreach", "eq", "le"],
+)
+def test_lists_and_comparisons_follow_torchs_default_dtype(call):
+    check_under(call, (torch.float32, torch.float64, torch.float32))
+
+
+def check_under(call, dtypes):
+    """A call on integers gives what it gives on the CPU, under one default dtype after another."""
     on_device = torch.tensor([3, 4]).to("xla")
     found, wanted = [], []
     try:
-        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+        for dtype in dtypes:
             torch.set_default_dtype(dtype)
             found.append(call(on_device).cpu())
             wanted.append(call(torch.tensor([3, 4])))

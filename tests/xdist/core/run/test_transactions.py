@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 import warnings
 
 import jax
@@ -14,7 +15,7 @@ from torch_xdist import settings
 from torch_xdist.core.devices import steps
 from torch_xdist.core.jax_side.from_jax import from_jax
 from torch_xdist.core.run import collective_program, cuts, jax_internals, program
-from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.errors import ValueLostError
 
@@ -125,6 +126,25 @@ def test_an_operator_recorded_while_another_thread_tried_to_run_the_tape_is_righ
     y = x - b
     assert Trace.slot_of is slot_of
     assert y.tolist() == [-3.0, -3.0]
+
+
+def test_what_one_thread_recorded_outlives_ctrl_c_in_another_that_reads_of_it(monkeypatch):
+    x = torch.ones(2, device="xla") * 3
+    y = x + 1
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def read():
+        with monkeypatch.context() as broken:
+            broken.setattr(DeviceTrace, "_absorb", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                x.cpu()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join()
+    assert (x.tolist(), y.tolist()) == ([3, 3], [4, 4])
 
 
 def test_a_full_disk_under_a_dump_loses_nothing(monkeypatch):

@@ -1,0 +1,83 @@
+"""Compiled functions that several threads call, or that call themselves."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+import torch_xla
+from torch_xdist.training.eager import eager_mode_context, is_eager_mode
+
+
+def test_two_threads_in_one_function_do_not_disturb_each_other():
+    both = threading.Barrier(2, timeout=60)
+
+    @torch_xla.compile(full_graph=True)
+    def doubled(x, cuts_first):
+        both.wait()
+        if cuts_first:
+            y = x * 2
+        both.wait()
+        return y if cuts_first else x * 2
+
+    def work(number):
+        x = torch.full((2,), float(number), device="xla")
+        torch_xla.sync()
+        return doubled(x, number == 1).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(work, (1, 2))) == [[2, 2], [4, 4]]
+
+
+def test_a_value_that_another_thread_reads_is_no_cut_of_the_function():
+    made: list[torch.Tensor] = []
+    is_made, is_read = threading.Event(), threading.Event()
+
+    def read():
+        is_made.wait(60)
+        made.append(made[0].tolist())
+        is_read.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    @torch_xla.compile(full_graph=True)
+    def tripled(x):
+        made.append(x * 3)
+        is_made.set()
+        assert is_read.wait(60)
+        return made[0] + 1
+
+    assert tripled(torch.ones(2, device="xla")).tolist() == [4, 4]
+    reader.join()
+    assert made[1] == [3, 3]
+
+
+def test_eager_mode_stays_on_whatever_order_threads_leave_their_functions_in():
+    entered, left = threading.Event(), threading.Event()
+
+    @torch_xla.compile
+    def outlasts(x):
+        entered.set()
+        assert left.wait(60)
+        return x + 1
+
+    @torch_xla.compile
+    def ends_first(x):
+        return x + 2
+
+    with eager_mode_context(True), ThreadPoolExecutor(1) as threads:
+        late = threads.submit(lambda: outlasts(torch.ones(1, device="xla")).tolist())
+        assert entered.wait(60)
+        assert ends_first(torch.ones(1, device="xla")).tolist() == [3]
+        left.set()
+        assert late.result() == [2]
+        assert is_eager_mode()
+
+
+def test_a_function_that_calls_itself_runs():
+    @torch_xla.compile
+    def countdown(x, turns):
+        return countdown(x + 1, turns - 1) if turns else x
+
+    assert countdown(torch.zeros(1, device="xla"), 3).tolist() == [3]
