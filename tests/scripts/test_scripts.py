@@ -119,6 +119,7 @@ def test_counting_instructions_without_valgrind_says_what_to_install():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not on PATH")
 def test_a_tree_takes_as_many_instructions_as_itself():
     command = [sys.executable, ROOT / "scripts" / "bench_instructions.py", "--layers", "1"]
@@ -130,10 +131,11 @@ def test_a_tree_takes_as_many_instructions_as_itself():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(700)
 def test_the_clock_compares_a_tree_with_itself_and_with_another():
     command = [sys.executable, ROOT / "scripts" / "bench_clock.py", ROOT]
     command += ["--layers", "1", "--turns", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["what"] for line in lines] == ["host, AdamW default", "host, AdamW foreach=False"]
     for line in lines:

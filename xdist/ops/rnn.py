@@ -3,7 +3,7 @@
 torch makes a recurrent layer of a dozen operators per time step; here a step is one turn of a
 `lax.scan`. The products with the input are taken before the loop for all times at once, and so is
 the gradient of the recurrent weight after the backward loop, so a loop holds one small matmul and
-elementwise work. Called by `whole.py`; arrays are time-major, [t, b, ...].
+elementwise work. Called by `core/composites/recurrent.py`; arrays are time-major, [t, b, ...].
 """
 
 from collections.abc import Callable, Sequence

@@ -78,7 +78,10 @@ def _wraps_lazy() -> bool:
 def _has_autocast_of_xla() -> bool:
     library = torch.library.Library("_", "IMPL", "AutocastXLA")
     del library
-    return True
+    # Between a wrapper on `xla` and one on `lazy`, which `core.devices.tensor` takes for the key.
+    make = torch.Tensor._make_wrapper_subclass
+    of_xla, of_lazy = (torch._C._dispatch_keys(make(_Wrapped, (1,), device=d)) for d in _PAIR)
+    return str(of_xla - of_lazy) == "DispatchKeySet(AutocastXLA)"
 
 
 def _names_detour() -> bool:
@@ -88,6 +91,7 @@ def _names_detour() -> bool:
     return made or "xla" in inspect.unwrap(api.distribute_tensor).__code__.co_consts
 
 
+_PAIR = ("xla:0", "lazy:0")
 _ONE_BY_ONE = "each is asked for its own, which takes longer"
 _DISPATCH = "operators arrive in Python with their schema"
 _DECOMPOSED = "operators without a lowering are made of others"
@@ -114,6 +118,7 @@ PROBES = (
     Probe("torch.utils.swap_tensors", "torch's lazy modules get their sizes on the device"),
     Probe("torch._C._nn._parse_to", "torch's lazy modules move to the device"),
     Probe("torch._C.PyTorchFileReader.get_record_offset", "files are written tensor by tensor"),
+    Probe("pickle._Pickler", "files are written tensor by tensor"),
     Probe("torch.serialization.skip_data", "files are written tensor by tensor"),
     # torch: the device
     Probe(
@@ -150,10 +155,11 @@ PROBES = (
         when=patches.FIRST_MESH,
     ),
     Probe(
-        "torch.distributed.tensor._random._RNGStateTracker",
+        "torch.distributed.tensor._random._RNGStateTracker._distribute_region",
         "random numbers of DTensors",
         when=patches.FIRST_MESH,
     ),
+    Probe("torch.amp.GradScaler._maybe_opt_step", "steps are skipped without a look at a value"),
     # jax
     Probe("jax.ffi.ffi_lowering", "collectives through shared memory"),
     Probe("jax.extend.core.Primitive", "collectives through shared memory"),

@@ -86,7 +86,8 @@ def set_mat_mul_precision(precision: str) -> None:
     """How exact a float32 matrix product is on hardware with less exact units.
 
     Args:
-        precision: "default", "high" or "highest". Programs compiled before keep theirs.
+        precision: "default", "high" or "highest". A step that ran before is
+            compiled anew with it.
     """
     if precision not in PRECISIONS:
         raise ValueError(

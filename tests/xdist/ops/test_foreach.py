@@ -90,3 +90,14 @@ def test_unscaling_finds_infinities_and_the_scale_follows() -> None:
         torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, 4)
         results.append((grown, scale.item(), tracker.item(), found.item(), grads[0].tolist()))
     assert results[0] == results[1]
+
+
+def test_each_tensor_of_a_list_takes_a_number_in_its_own_precision():
+    mixed = [torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0], dtype=torch.float64)]
+    found = torch._foreach_mul([x.to("xla") for x in mixed], 0.1)
+    for one, other in zip(found, torch._foreach_mul(mixed, 0.1)):
+        assert one.cpu().equal(other)
+    whole = [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1, 2])]
+    found = torch._foreach_add([x.to("xla") for x in whole], 2**33 + 1)
+    for one, other in zip(found, torch._foreach_add(whole, 2**33 + 1)):
+        assert one.cpu().equal(other)

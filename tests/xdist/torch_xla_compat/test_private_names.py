@@ -60,6 +60,15 @@ def test_memory_is_shared_by_dlpack():
         dlpack.to_dlpack(torch.ones(1))
 
 
+def test_what_was_shared_stays_when_the_tensor_is_written():
+    x = torch.arange(4.0).to("xla")
+    shared = torch.from_dlpack(dlpack.to_dlpack(x))
+    x.mul_(2)
+    torch_xla.sync(wait=True)
+    assert x.tolist() == [0, 2, 4, 6]
+    assert shared.tolist() == [0, 1, 2, 3]
+
+
 def test_a_captured_graph_runs_as_one_program():
     class Model(torch.nn.Module):
         def forward(self, x):

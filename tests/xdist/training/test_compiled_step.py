@@ -9,24 +9,22 @@ import torch_xla
 from torch_xdist.training.eager import eager_mode_context, is_eager_mode
 
 
-def test_two_threads_in_one_function_do_not_disturb_each_other():
-    both = threading.Barrier(2, timeout=60)
+def test_a_thread_that_leaves_a_function_later_than_another_made_no_cut():
+    entered, left = threading.Event(), threading.Event()
 
     @torch_xla.compile(full_graph=True)
-    def doubled(x, cuts_first):
-        both.wait()
-        if cuts_first:
-            y = x * 2
-        both.wait()
-        return y if cuts_first else x * 2
+    def doubled(x, outlasts):
+        if outlasts:
+            entered.set()
+            assert left.wait(60)
+        return x * 2
 
-    def work(number):
-        x = torch.full((2,), float(number), device="xla")
-        torch_xla.sync()
-        return doubled(x, number == 1).tolist()
-
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(work, (1, 2))) == [[2, 2], [4, 4]]
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(lambda: doubled(torch.ones(2, device="xla"), True).tolist())
+        assert entered.wait(60)
+        assert doubled(torch.ones(3, device="xla"), False).tolist() == [2, 2, 2]
+        left.set()
+        assert late.result() == [2, 2]
 
 
 def test_a_value_that_another_thread_reads_is_no_cut_of_the_function():

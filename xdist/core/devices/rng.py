@@ -1,4 +1,4 @@
-"""Seeds and states of the devices' random streams; the stream itself is in generator.py."""
+"""Seeds and states of the devices' random streams; see `trace/random_stream.py`."""
 
 from torch_xdist.core.devices import device
 

@@ -10,6 +10,7 @@ from torch_xdist.core.devices import closures, device
 from torch_xdist.core.run import program, reports
 from torch_xdist.core.run.cuts import SYNC
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
+from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.progress import PROGRESS
 
 
@@ -33,6 +34,7 @@ def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
         print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
     outputs = program.live_values(trace.tape) if wait or now.sync_wait else []
     trace.cut(SYNC, cause=cause)
+    PLANS.sweep()
     PROGRESS.step += 1
     for value in outputs:
         if value.buffer is not None:

@@ -172,8 +172,17 @@ def _digest(lines: Iterable[str]) -> str:
 
 def describe(row: Row) -> str:
     """One row in words, the same on every rank that records the same."""
-    plan: Plan = row[0]
-    return f"{plan!r} {plan.args} {sorted(plan.kwargs.items())} {row[1:]}"
+    return f"{_words(row[0])} {row[1:]}"
+
+
+def _words(static: Any) -> str:
+    """A plan with its arguments, among which those of control flow have plans of their own."""
+    if isinstance(static, Plan):
+        named = tuple(sorted(static.kwargs.items()))
+        return f"{static!r} {_words(static.args)} {_words(named)}"
+    if isinstance(static, tuple | list):
+        return f"({', '.join(map(_words, static))})"
+    return repr(static)
 
 
 def call(plan: Plan) -> str:

@@ -9,12 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch_xdist.core.torch_side.registration  # noqa: F401
+import torch_xla
 from torch_xdist.core.devices import steps
 from torch_xdist.core.devices.tensor import wrap
 from torch_xdist.core.run import cuts
 from torch_xdist.core.trace.trace import Value
-from torch_xdist.errors import UnsupportedDtypeError, ValueLostError
+from torch_xdist.errors import NoLoweringError, UnsupportedDtypeError, ValueLostError
+from torch_xdist.ops.table import LOWERINGS
 
 EXAMPLES = int(os.environ.get("VIEW_EXAMPLES", 8))
 
@@ -238,3 +239,23 @@ def test_the_imaginary_part_of_a_conjugate_is_read_through_a_negated_view():
     assert there.conj().imag.tolist() == x.conj().imag.tolist() == [-2, 4]
     assert torch._neg_view(there.real).tolist() == [-1, -3]
     assert torch.ops.aten._reshape_alias(there.real, [2, 1], [1, 1]).tolist() == [[1], [3]]
+
+
+def test_the_program_of_a_write_through_strides_does_not_grow_with_the_tensor():
+    sizes = []
+    for size in (20, 400):
+        x = torch.zeros(size, size, device="xla")
+        x.fill_diagonal_(1.0)
+        x.t()[::2, 1:].add_(1)
+        x.as_strided((size, 2), (2, 1)).mul_(3)
+        sizes.append(len(torch_xla._XLAC._get_xla_tensors_hlo([x])))
+    assert sizes[1] < 1.1 * sizes[0] + 200
+
+
+def test_a_view_that_has_no_row_is_refused_by_name(monkeypatch):
+    monkeypatch.delitem(LOWERINGS, "aten.unfold.default")
+    x = torch.ones(17, device="xla")
+    with pytest.raises(
+        NoLoweringError, match=r"aten.unfold.default: views of this kind do not exist"
+    ):
+        x.unfold(0, 2, 1)

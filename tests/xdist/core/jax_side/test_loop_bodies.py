@@ -290,3 +290,15 @@ def test_a_collective_in_a_body_is_refused():
 
     with pytest.raises(CutError, match=r"xla.all_reduce: a collective in a body of control flow"):
         scan(turn, on_device(0.0), on_device([1.0, 2.0]))
+
+
+def test_bodies_that_differ_in_a_constant_are_other_programs_in_the_reports():
+    carry = torch.arange(4.0).to("xla")
+
+    def rolled(by):
+        last, _ = scan(lambda carry, x: (carry.roll(by), x), carry, on_device([1.0]))
+        last.tolist()
+        return cuts.LOG[-1].fingerprint
+
+    assert rolled(1) != rolled(2)
+    assert rolled(1) == rolled(1)

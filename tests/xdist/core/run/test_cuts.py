@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import torch_xdist.core.torch_side.registration  # noqa: F401
+import torch_xla
 from torch_xdist import metrics
 from torch_xdist.core.devices import steps
 from torch_xdist.core.run import cuts
@@ -248,3 +248,31 @@ def test_the_limit_of_a_trace_holds_on_every_path(monkeypatch, call):
     log = cuts_of(grow)
     assert log and {cut.reason for cut in log} == {cuts.LIMIT}
     assert max(cut.rows for cut in log) <= 55
+
+
+def train_some(model, steps_):
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    before = len(cuts.LOG)
+    for _ in range(steps_):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, device="xla")).square().sum().backward()
+        optimizer.step()
+        steps.sync()
+    return [cut.compiled for cut in list(cuts.LOG)[before:]]
+
+
+def test_a_model_that_was_made_on_the_device_compiles_nothing_in_its_third_step():
+    with torch.device("xla"):
+        model = torch.nn.Linear(3, 4)
+    assert not any(train_some(model, 5)[2:])
+
+
+def test_another_precision_of_matrix_products_makes_another_program():
+    model = torch.nn.Linear(3, 4).to("xla")
+    train_some(model, 3)
+    before = torch_xla.backends.get_mat_mul_precision()
+    try:
+        torch_xla.backends.set_mat_mul_precision("highest")
+        assert any(train_some(model, 3))
+    finally:
+        torch_xla.backends.set_mat_mul_precision(before)
