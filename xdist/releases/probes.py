@@ -91,7 +91,7 @@ def _names_detour() -> bool:
     return made or "xla" in inspect.unwrap(api.distribute_tensor).__code__.co_consts
 
 
-_PAIR = ("xla:0", "lazy:0")
+_PAIR = (torch.device("xla", 0), torch.device("lazy", 0))
 _ONE_BY_ONE = "each is asked for its own, which takes longer"
 _DISPATCH = "operators arrive in Python with their schema"
 _DECOMPOSED = "operators without a lowering are made of others"
