@@ -124,7 +124,7 @@ def other_waits(rank, size):
         if rank in (1, 3):
             found["rendezvous"] = xm.rendezvous("late", bytes([rank]), [1, 3])
             communicator.current().send(4 - rank, "message", bytes([rank]))
-            found["message"] = communicator.current().receive(4 - rank, "message")
+            found["bytes"] = communicator.current().receive(4 - rank, "message")
         if rank in (2, 3):
             found["sum"] = xm.all_reduce("sum", torch.ones(1).to("xla"), groups=groups).item()
     return found, told.getvalue()
@@ -136,7 +136,7 @@ def test_messages_and_rendezvous_wait_for_a_rank_forty_seconds_late(four):
     found = [found for found, _ in outcomes]
     assert found[0]["message"] == found[3]["message"] == 3.0
     assert found[1]["rendezvous"] == found[3]["rendezvous"] == [b"\x01", b"\x03"]
-    assert (found[1]["message"], found[3]["message"]) == ((3, b"\x03"), (1, b"\x01"))
+    assert (found[1]["bytes"], found[3]["bytes"]) == ((3, b"\x03"), (1, b"\x01"))
     assert found[2]["sum"] == found[3]["sum"] == 2.0
     # The rendezvous are kept by rank 0's, and so is the line about those who wait at it.
     told = [told for _, told in outcomes]
