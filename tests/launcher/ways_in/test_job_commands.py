@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -120,6 +120,24 @@ def test_a_job_that_outlives_the_limit_of_its_stop_is_an_error(start: Callable) 
     assert job.end().code == 143
 
 
+def test_a_stop_waits_as_long_as_its_job_was_given(start: Callable) -> None:
+    # Less than the 20 s beyond the grace, and far from the 30 s of a job without --graceful-stop.
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + WAITS
+    job = start(deaf, *TWO, "--job-id", "deaf", "--graceful-stop", "1")
+    up(job)
+    record = json.loads((job.folder / "jobs" / "deaf.job.json").read_text())
+    assert record["graceful_s"] == 1.0
+    assert job.ask("stop", "deaf", "--limit", "2m") == "job deaf: stopped\n"
+    assert job.end().code == 143
+
+
+def test_a_limit_that_is_no_duration_is_refused(tmp_path: Path) -> None:
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(tmp_path)}
+    words = [*XLA_RUN, "stop", "any", "--limit", "soon"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "--limit: 'soon'" in done.stderr
+
+
 # ---- logs --------------------------------------------------------------------------------------
 
 
@@ -159,6 +177,95 @@ def test_a_job_is_followed_in_whole_lines_to_its_end(start: Callable) -> None:
     shown, _ = follower.communicate(timeout=30)
     lines = ["[0] half of it", "[0] no end", "[1] half of it", "[1] no end"]
     assert sorted(shown.splitlines()) == lines and follower.returncode == 0
+
+
+@pytest.fixture
+def followed() -> Iterator[Callable[..., subprocess.Popen]]:
+    """`followed(job)`: `xla-run logs JOB -f` of it, which has begun."""
+    followers = []
+
+    def follow(job) -> subprocess.Popen:
+        follower = subprocess.Popen(
+            [*XLA_RUN, "logs", "followed", "-f"],
+            env={**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        followers.append(follower)
+        return follower
+
+    yield follow
+    for follower in followers:
+        follower.kill()
+        follower.wait()
+        follower.stdout.close()
+        follower.stderr.close()
+
+
+WAITS_FOR_GO = """
+def wait_for(name):
+    while not os.path.exists(FOLDER + "/" + name): time.sleep(0.01)
+"""
+
+
+def shown(follower: subprocess.Popen) -> list[str]:
+    out, err = follower.communicate(timeout=60)
+    assert follower.returncode == 0, err
+    return sorted(out.splitlines())
+
+
+def test_a_rank_that_prints_late_is_followed_too(start: Callable, followed: Callable) -> None:
+    body = "if RANK: say('quiet'); wait_for('go')\nprint('from', RANK)\nwait_for('go')"
+    job = start(WAITS_FOR_GO + body, *TWO, "--job-id", "followed")
+    job.wait_for("logs/followed/attempt-0/rank-0.log")
+    job.wait_for("quiet")
+    follower = followed(job)
+    assert follower.stdout.readline() == "[0] from 0\n"
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    assert shown(follower) == ["[1] from 1"]
+
+
+def test_a_job_that_has_said_nothing_yet_is_waited_for(start: Callable, followed: Callable) -> None:
+    body = "say('up%d' % RANK); wait_for('go'); print('from', RANK)"
+    job = start(WAITS_FOR_GO + body, *TWO, "--job-id", "followed")
+    up(job)
+    follower = followed(job)
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(3.0)
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    assert shown(follower) == ["[0] from 0", "[1] from 1"]
+
+
+def test_a_job_is_followed_into_its_next_attempt(start: Callable, followed: Callable) -> None:
+    body = """
+attempt = os.environ["XLA_RUN_ATTEMPT"]
+print("attempt", attempt)
+wait_for("go")
+sys.exit(3 if attempt == "0" else 0)
+"""
+    job = start(WAITS_FOR_GO + body, "-n", "1", "--max-restarts", "1", "--job-id", "followed")
+    job.wait_for("logs/followed/attempt-0/rank-0.log")
+    follower = followed(job)
+    assert follower.stdout.readline() == "attempt 0\n"
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    assert shown(follower) == ["attempt 1"]
+
+
+def test_a_beginning_of_several_names_is_no_job(start: Callable) -> None:
+    first = start("print('one')", "-n", "1", "--job-id", "night-1")
+    assert first.end().code == 0
+    state = {"XLA_RUN_STATE_DIR": str(first.folder)}
+    assert start("print('two')", "-n", "1", "--job-id", "night-2", env=state).end().code == 0
+    words = [*XLA_RUN, "logs", "night"]
+    environ = {**os.environ, **state}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "several jobs start with it: night-1, night-2; give one name" in done.stderr
+    assert first.ask("logs", "night-1") == "one\n"
 
 
 def test_each_attempt_has_its_own_log(start: Callable) -> None:
