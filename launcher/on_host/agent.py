@@ -11,6 +11,7 @@ disk: a disk that hangs must not keep it from ending the ranks.
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -91,6 +92,8 @@ class Agent:
         except BaseException:
             text = f"the agent failed:\n{traceback.format_exc()}"
             self._stream.send({"op": "broken", "text": text})
+            # It may have had too many files open, and cleaning up needs some.
+            self._drop_held()
         finally:
             self._clean_up()
 
@@ -189,6 +192,13 @@ class Agent:
         self._to_nursery.send(message, descriptors=descriptors)
         for fd in descriptors:
             os.close(fd)
+
+    def _drop_held(self) -> None:
+        """No order that waits will be given."""
+        if self._held is not None:
+            for fd in [fd for _, descriptors in self._held for fd in descriptors]:
+                os.close(fd)
+            self._held = []
 
     def _start(self, message: Message) -> None:
         from torch_xdist.launcher.on_host.pump import Pump
@@ -331,9 +341,7 @@ class Agent:
         if self._held is not None:
             # It still imports, so there is no rank to be asked.
             self._nursery.kill()
-            for fd in [fd for _, descriptors in self._held for fd in descriptors]:
-                os.close(fd)
-            self._held = []
+            self._drop_held()
         for rank in self._ranks.values():
             # One that saves a checkpoint and then returns must not wait for the others.
             rank.link.send({"op": "release"})
@@ -386,6 +394,10 @@ def main() -> None:
         process, link = Child(int(forked[0])), Link(sock)
     else:
         process, link = nursery.start(job_id, warmth, mark)
+    # Five descriptors per rank are ours; the ranks keep the limit that the user has set.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     Agent(mark, process, link).run()
 
 
