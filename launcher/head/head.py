@@ -50,7 +50,7 @@ class Head:
 
     Args:
         mark: "NAME=value", in the environment of every process of this attempt and of no other.
-        log_dir: of this attempt.
+        log_dir: of this attempt; None: no logs are kept.
         ends_at_s: on the monotonic clock, when the job has had its time; None: never.
     """
 
@@ -64,10 +64,11 @@ class Head:
         backend: Backend,
         *,
         mark: str,
-        log_dir: Path,
+        log_dir: Path | None,
         ends_at_s: float | None = None,
     ) -> None:
-        self.job, self.number, self.log_dir = job, number, log_dir
+        self.job, self.number = job, number
+        self._log_dir = str(log_dir) if log_dir is not None else ""
         self._payload, self._emit, self._requests = payload, emit, requests
         self._backend, self._mark, self._ends_at_s = backend, mark, ends_at_s
         self._clock = Clock()
@@ -148,7 +149,7 @@ class Head:
             number=self.number,
             address=address,
             token=self._token,
-            log_dir=str(self.log_dir),
+            log_dir=self._log_dir,
         )
 
     def _begin(self) -> None:
@@ -167,8 +168,8 @@ class Head:
     def _start_ranks(self) -> None:
         first = self._hosts[0].agent.address
         self._meeting = replace(self._meeting, master_addr=first, master_port=free_port(first))
-        orders = placement.rank_orders(self.job, self.number, self.log_dir, self._meeting)
-        common = placement.common_order(self.job, self.log_dir)
+        orders = placement.rank_orders(self.job, self.number, self._log_dir, self._meeting)
+        common = placement.common_order(self.job, self._log_dir)
         for state in self._hosts:
             own = [order for order in orders if order["rank"] in state.ranks]
             self._hosts.send_to(state.index, {"op": "start", **common, "ranks": own}, b"")
@@ -386,7 +387,7 @@ class Head:
         return replace(
             ending,
             failures=failures,
-            text=report.failure_text(failures, str(self.log_dir)) if failures else ending.text,
+            text=report.failure_text(failures, self._log_dir) if failures else ending.text,
             results=self.sight.results,
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
             step=max(self.sight.steps(), default=0),

@@ -204,7 +204,7 @@ class Agent:
         from torch_xdist.launcher.on_host.pump import Pump
 
         self._pump = Pump(
-            Path(message["log_dir"]),
+            Path(message["log_dir"]) if message["log_dir"] else None,
             show=self._stream.show,
             warn=lambda text: self._stream.send({"op": "note", "text": f"warning: {text}"}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),

@@ -175,7 +175,7 @@ def dry_run_text(spec: Job, words: Sequence[str]) -> str:
     log_dir = Path(spec.log_root) / spec.job_id / "attempt-0"
     meeting = placement.Meeting(control="CONTROL", coordinator="COORDINATOR", secret=b"\0")
     shared = {**spec.env, **placement.shared_environ(spec)}
-    for order in placement.rank_orders(spec, 0, log_dir, meeting):
+    for order in placement.rank_orders(spec, 0, str(log_dir), meeting):
         cores = ",".join(map(str, order["cores"]))
         lines.append(f"rank {order['rank']} (cores {cores}): {masked_text(' '.join(words))}")
         for name, value in sorted({**shared, **order["env"]}.items()):

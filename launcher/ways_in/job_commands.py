@@ -287,10 +287,9 @@ def _runs(record: Record) -> bool:
 def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
     """The log directory of one attempt of a job that is known, else of one whose logs are kept."""
     root, _ = settings.log_root(settings.environment())
-    record = None
+    record: Record | None = None
     try:
         record = registry.find(_state_dir(), name, ended=True)
-        folder = Path(record["log_dir"]).parent if "log_dir" in record else root / name
     except AmbiguousJobError:
         raise
     except UsageError:
@@ -298,6 +297,13 @@ def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
         if not kept:
             raise
         folder = kept[-1]
+    else:
+        log_dir = record.get("log_dir", str(root / name / "attempt-0"))
+        if not log_dir:
+            raise UsageError(
+                f"job {record['job']}: no logs of it are kept; it said so at its start"
+            )
+        folder = Path(log_dir).parent
     attempts = {int(p.name.removeprefix("attempt-")): p for p in log_folders.attempts(folder)}
     number = attempt if attempt is not None else max(attempts, default=0)
     if number not in attempts:
