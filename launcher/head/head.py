@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch_xdist.launcher.facts import placement
@@ -16,6 +16,7 @@ from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
+from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.hosts import AgentProcess, Backend, Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.requests import Question, Requests
@@ -28,21 +29,6 @@ _COLLECT_S = 0.25
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
-
-
-@dataclass
-class Ending:
-    """How an attempt ended."""
-
-    exit_code: int
-    failures: tuple[Failure, ...] = ()
-    warnings: tuple[str, ...] = ()
-    text: str = ""
-    results: dict[int, bytes] = field(default_factory=dict)
-    exception: bytes = b""
-    judged: bool = False
-    step: int = 0
-    resumed: int | None = None
 
 
 class Head:
@@ -229,7 +215,8 @@ class Head:
 
     def _on_coordinator(self, _: HostState, message: Message, __: bytes) -> None:
         self._meeting = replace(self._meeting, coordinator=message["address"])
-        self._start_ranks()
+        if self._ending is None:
+            self._start_ranks()
 
     def _on_log(self, _: HostState, message: Message, __: bytes) -> None:
         self._emit("log", **{name: message[name] for name in ("rank", "lines", "unfinished")})

@@ -22,7 +22,8 @@ from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.facts.log_folders import LogFolder
 from torch_xdist.launcher.facts.registry import Registration
 from torch_xdist.launcher.head import restarts
-from torch_xdist.launcher.head.head import Ending, Head
+from torch_xdist.launcher.head.ending import Ending
+from torch_xdist.launcher.head.head import Head
 from torch_xdist.launcher.head.hosts import AgentProcess, ThisHost
 from torch_xdist.launcher.head.requests import Requests
 

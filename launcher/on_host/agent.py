@@ -6,7 +6,7 @@ its ranks by itself in one case only: when the head is gone (its stdin ends, or 
 
 One thread owns all state; the threads of gRPC and of the pump only drop messages into a deque and
 wake it. The loop waits in one selector, never polls faster than its next deadline, and touches no
-disk: a disk that hangs must not keep it from ending the ranks.
+disk: a disk that hangs must not keep it from ending the ranks. Its stdin is a socket to the head.
 """
 
 import contextlib
@@ -78,8 +78,7 @@ class Agent:
             return
         self._beat_s = float(config.message["beat_s"])
         self._stdin = config.descriptors[0] if config.descriptors else -1
-        hello = {"host": socket.gethostname()}
-        self._stream = HeadStream(config.message, hello, self._post)
+        self._stream = HeadStream(config.message, {"host": socket.gethostname()}, self._post)
         self._watch(self._wake_read, self._on_wake)
         self._watch(0, self._on_stdin)
         self._watch(self._to_nursery.fileno(), self._on_nursery)
@@ -90,8 +89,8 @@ class Agent:
                     key.data(key.fd)
                 self._keep_time()
         except BaseException:
-            text = f"the agent failed:\n{traceback.format_exc()}"
-            self._stream.send({"op": "broken", "text": text})
+            why = traceback.format_exc()
+            self._stream.send({"op": "broken", "text": f"the agent failed:\n{why}"})
             # It may have had too many files open, and cleaning up needs some.
             self._drop_held()
         finally:
@@ -142,8 +141,7 @@ class Agent:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         while self._inbox:
-            message, blob = self._inbox.popleft()
-            self._obey(message, blob)
+            self._obey(*self._inbox.popleft())
 
     def _on_stdin(self, fd: int) -> None:
         """Stdin says nothing after the first frame; its end means that the head is gone."""
@@ -180,9 +178,8 @@ class Agent:
     def _abandon(self) -> None:
         """The head is gone: end everything at once."""
         if not self._orphaned:
-            self._orphaned = True
+            self._orphaned = self._gone = True
             self._signal_all(signal.SIGKILL)
-            self._gone = True
 
     def _order(self, message: Message, *descriptors: int) -> None:
         """Tell the nursery, as soon as it listens; the descriptors are closed then."""
@@ -201,6 +198,8 @@ class Agent:
             self._held = []
 
     def _start(self, message: Message) -> None:
+        if self._stopping:
+            return
         from torch_xdist.launcher.on_host.pump import Pump
 
         self._pump = Pump(
@@ -293,11 +292,10 @@ class Agent:
         elif (error := rank.told_error()) is not None:
             facts = {"kind": "exception", "exit_code": rank.code, **error}
             self._stream.send({"op": "failed", "rank": rank.rank, **facts})
-        was_killed = rank.code == -signal.SIGKILL and not rank.stopped
         facts = {
             "code": rank.code,
             "stopped": rank.stopped,
-            "oom": was_killed and self._oom.killed(),
+            "oom": rank.was_killed() and self._oom.killed(),
             "tail": self._pump.tail(rank.rank),
         }
         self._stream.send({"op": "ended", "rank": rank.rank, **facts})
@@ -383,10 +381,7 @@ class Agent:
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.on_host.agent JOB_ID warm|cold MARK [NURSERY_PID SOCKET]`.
-
-    Its orders come by stdin, which is a socket.
-    """
+    """`python -m torch_xdist.launcher.on_host.agent JOB_ID warm|cold MARK [NURSERY_PID SOCKET]`."""
     job_id, warmth, mark, *forked = sys.argv[1:]
     if forked:
         sock = socket.socket(fileno=int(forked[1]))

@@ -1,6 +1,12 @@
 """The agent of a host: what it says of its own failure, and the limits that are its own."""
 
+import socket
+import sys
 from collections.abc import Callable
+
+from torch_xdist.launcher.on_host.agent import Agent
+from torch_xdist.system.frames import Link
+from torch_xdist.system.process import Child
 
 MANY = ("--nprocs", "24")
 
@@ -23,3 +29,13 @@ def test_the_soft_limit_of_open_files_holds_for_the_ranks_and_not_for_their_agen
     ended = start(body, *MANY, before=limited("-S -n 64")).end()
     assert ended.code == 0, ended.err
     assert sorted(ended.out.splitlines()) == sorted(f"[{rank}] 64" for rank in range(24))
+
+
+def test_an_order_to_start_that_comes_after_the_stop_starts_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Child.start([sys.executable, "-c", ""]) as nursery:
+        agent = Agent("XLA_RUN_MARK=x", nursery, Link(ours))
+        agent._stopping = True
+        agent._obey({"op": "start", "ranks": [{"rank": 0}]}, b"")
+        assert not agent._ranks and not agent._held
+        nursery.wait()
