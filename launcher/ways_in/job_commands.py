@@ -6,6 +6,7 @@ What a running job is asked goes to its launcher, with the token that stands in 
 import bisect
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
 from torch_xdist.launcher.ways_in.param_types import Seconds
+from torch_xdist.launcher.ways_in.screen import cleaned
 from torch_xdist.system.process import Process
 
 _STATUS_LIMIT_S = 3.0
@@ -240,7 +242,7 @@ def stack(name: str, whole: bool) -> None:
             f"job {record['job']}: its launcher did not answer in time; it may be stopped (Ctrl-Z)"
         )
     for rank, text in sorted(answer["stacks"].items(), key=lambda item: int(item[0])):
-        click.echo(f"rank {rank}:\n{text.rstrip() if whole else report.main_stack(text)}\n")
+        _echo(f"rank {rank}:\n{text.rstrip() if whole else report.main_stack(text)}\n")
     missing = sorted(set(range(record["ranks"])) - {int(rank) for rank in answer["stacks"]})
     for rank in missing:
         click.echo(f"rank {rank}: no stack; it is stopped, or runs no Python of ours\n")
@@ -323,4 +325,9 @@ def _show(rank: int, data: bytes, *, prefixed: bool) -> None:
     text = data.decode(errors="replace")
     if prefixed:
         text = "".join(f"[{rank}] {line}" for line in text.splitlines(keepends=True))
-    click.echo(text, nl=not text.endswith("\n"))
+    _echo(text, nl=not text.endswith("\n"))
+
+
+def _echo(text: str, *, nl: bool = True) -> None:
+    """Print what ranks have said, on a terminal without their control characters."""
+    click.echo(cleaned(text) if sys.stdout.isatty() else text, nl=nl)

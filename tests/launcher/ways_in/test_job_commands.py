@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from terminals import Terminal
 
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
 from torch_xdist.launcher.ways_in import job_commands
@@ -266,6 +267,24 @@ def test_a_beginning_of_several_names_is_no_job(start: Callable) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "several jobs start with it: night-1, night-2; give one name" in done.stderr
     assert first.ask("logs", "night-1") == "one\n"
+
+
+def test_what_ranks_have_written_moves_no_cursor_of_a_terminal(start: Callable) -> None:
+    forged = "print('\\x1b[2K\\x1b[1A[0] forged \\x1b[31mred\\x1b[0m')"
+    job = start(
+        forged + "\nmeet(); say('ready'); threading.Event().wait()", *TWO, "--job-id", "told"
+    )
+    job.wait_for("ready")
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)}
+    shown = {}
+    for command in ("logs", "stack"):
+        terminal = Terminal([*XLA_RUN, command, "told"], job.folder, environ)
+        shown[command] = terminal.read_to_the_end()
+        terminal.close()
+    assert "[1] [0] forged \x1b[31mred\x1b[0m" in shown["logs"]
+    assert "rank 1:" in shown["stack"]
+    assert not any("\x1b[2K" in text or "\x1b[1A" in text for text in shown.values())
+    assert "\x1b[2K" in (job.folder / "logs/told/attempt-0/rank-1.log").read_text()
 
 
 def test_each_attempt_has_its_own_log(start: Callable) -> None:
