@@ -234,7 +234,9 @@ def _devices(nprocs: int | None, environ: dict[str, str]) -> tuple[devices.Choic
     choice = devices.choose(environ, found)
     if nprocs is None:
         return choice, 1
-    return choice, devices.local_ranks(nprocs or None, choice, environ, found)
+    ranks = devices.local_ranks(nprocs or None, choice, environ, found)
+    devices.refuse_whole_host(ranks, choice, environ)
+    return choice, ranks
 
 
 def _headline(
@@ -261,8 +263,7 @@ def _refuse_inside_others(environ: dict[str, str]) -> None:
     if isinstance(found, Rank):
         raise UsageError(
             f"xla-run: this is rank {found.rank} of {found.world_size} of {found.launcher} "
-            "already, so -n would start ranks in every rank; start the command without xla-run, "
-            "or one xla-run per host"
+            "already, so -n would start ranks in every rank; start the command without xla-run"
         )
 
 
