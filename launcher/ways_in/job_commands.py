@@ -151,7 +151,7 @@ def logs(
     attempt: int | None,
 ) -> None:
     """What the ranks of JOB have written (also after its end)."""
-    record, folder = _log_folder(name, attempt)
+    record, folder = _log_folder(name, attempt, wait=follow)
     files = [_LogFile(path) for path in _log_paths(folder, rank)]
     for file in files:
         file.start(tail, since)
@@ -286,10 +286,28 @@ def _runs(record: Record) -> bool:
         return not launcher.ended()
 
 
-def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
-    """The log directory of one attempt of a job that is known, else of one whose logs are kept."""
+def _log_folder(name: str, attempt: int | None, *, wait: bool) -> tuple[Record | None, Path]:
+    """The log directory of one attempt of a job that is known, else of one whose logs are kept.
+
+    With `wait` a job that is just starting may take its time to make it.
+    """
+    while True:
+        record, folder = _job_folder(name)
+        found = log_folders.attempts(folder) if folder.is_dir() else []
+        attempts = {int(path.name.removeprefix("attempt-")): path for path in found}
+        number = attempt if attempt is not None else max(attempts, default=0)
+        if number in attempts:
+            return record, attempts[number]
+        if attempts or not wait or record is None or not _runs(record):
+            raise UsageError(
+                f"job {name!r}: no logs of attempt {number} in {folder}; there: "
+                f"{', '.join(map(str, sorted(attempts))) or 'none'}"
+            )
+        time.sleep(_FOLLOW_S)
+
+
+def _job_folder(name: str) -> tuple[Record | None, Path]:
     root, _ = settings.log_root(settings.environment())
-    record: Record | None = None
     try:
         record = registry.find(_state_dir(), name, ended=True)
     except AmbiguousJobError:
@@ -298,22 +316,11 @@ def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
         kept = log_folders.kept(root, name)
         if not kept:
             raise
-        folder = kept[-1]
-    else:
-        log_dir = record.get("log_dir", str(root / name / "attempt-0"))
-        if not log_dir:
-            raise UsageError(
-                f"job {record['job']}: no logs of it are kept; it said so at its start"
-            )
-        folder = Path(log_dir).parent
-    attempts = {int(p.name.removeprefix("attempt-")): p for p in log_folders.attempts(folder)}
-    number = attempt if attempt is not None else max(attempts, default=0)
-    if number not in attempts:
-        raise UsageError(
-            f"job {name!r}: no logs of attempt {number} in {folder}; there: "
-            f"{', '.join(map(str, sorted(attempts))) or 'none'}"
-        )
-    return record, attempts[number]
+        return None, kept[-1]
+    log_dir = record.get("log_dir", str(root / record["job"] / "attempt-0"))
+    if not log_dir:
+        raise UsageError(f"job {record['job']}: no logs of it are kept; it said so at its start")
+    return record, Path(log_dir).parent
 
 
 def _log_paths(folder: Path, rank: int | None) -> Sequence[Path]:

@@ -1,7 +1,7 @@
 """SIGTERM to a script whose ranks run: they are asked to end first, and then the script does.
 
-Slurm, Kubernetes and `timeout` send it to the script alone. Its default action would end the script
-at once, and its ranks with it before they could save anything.
+Kubernetes and `timeout` send it to the script alone. Its default action would end the script at
+once, and its ranks with it before they could save anything.
 """
 
 import contextlib

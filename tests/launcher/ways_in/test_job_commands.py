@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from terminals import Terminal
 
+from torch_xdist.launcher.facts import registry
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
 from torch_xdist.launcher.ways_in import job_commands
 from torch_xdist.system.process import Process
@@ -238,6 +240,34 @@ def test_a_job_that_has_said_nothing_yet_is_waited_for(start: Callable, followed
     (job.folder / "go").write_text("x")
     assert job.end().code == 0
     assert shown(follower) == ["[0] from 0", "[1] from 1"]
+
+
+STARTS_SLOWLY = """
+import os, pathlib, sys, time
+from torch_xdist.launcher.facts.registry import Registration
+folder = pathlib.Path(sys.argv[1])
+job = Registration(folder, "followed")
+job.publish(ranks=1)
+while not (folder / "go").exists(): time.sleep(0.01)
+logs = folder / "logs" / "followed" / "attempt-0"
+logs.mkdir(parents=True)
+(logs / "rank-0.log").write_text("at last\\n")
+time.sleep(2)
+"""
+
+
+def test_a_job_that_has_made_no_log_folder_yet_is_waited_for(
+    tmp_path: Path, followed: Callable
+) -> None:
+    tmp_path.chmod(0o700)
+    job = subprocess.Popen([sys.executable, "-c", STARTS_SLOWLY, str(tmp_path)])
+    while not registry.running(tmp_path):
+        time.sleep(0.02)
+    follower = followed(SimpleNamespace(folder=tmp_path))
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(2.0)
+    (tmp_path / "go").write_text("x")
+    assert shown(follower) == ["at last"] and job.wait(20) == 0
 
 
 def test_a_job_is_followed_into_its_next_attempt(start: Callable, followed: Callable) -> None:
