@@ -22,7 +22,11 @@ class Workers:
         self._done = threading.Condition(self._lock)
 
     def run(self, job: Callable[[], None]) -> None:
-        """Start the job and return; it must not raise."""
+        """Start the job and return; it must not raise.
+
+        Raises:
+            RuntimeError: no thread can be started; the job is not done then.
+        """
         with self._lock:
             self._undone += 1
             self._free -= 1
@@ -30,9 +34,20 @@ class Workers:
             if is_short:
                 self._free += 1
         if is_short:
-            threading.Thread(target=self._work, args=(job,), name=self._name, daemon=True).start()
+            self._start(job)
         else:
             self._jobs.put(job)
+
+    def _start(self, job: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._work, args=(job,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            # The system has no room for one more (ulimit -u, pids.max): who waits must not for it.
+            with self._done:
+                self._undone -= 1
+                self._done.notify_all()
+            raise
 
     def wait(self, limit_s: float) -> bool:
         """Wait until all jobs are done; False where some are not after `limit_s`."""

@@ -4,6 +4,9 @@ No protobuf: a message is one frame (`system/frames.py`). Every call carries the
 metadata; an interceptor compares it in constant time, and of a call without it no message is read.
 The server listens on loopback unless it is told another address, and never shares its port.
 
+After the first frame of an agent, which is small, each goes in pieces: gRPC gives the size of a
+message 32 bits, and results may be larger. The first byte of a piece says whether more follow.
+
 An agent says `hello` first, with the version of this protocol and the number of its host; a second
 agent for the same host is refused. Then agents send what `head/` has handlers for (`started`,
 `beats`, `log`, `ended`, ...), and get orders (`start`, `release`, `stop`, `stacks`, `bye`).
@@ -16,7 +19,7 @@ process.
 import hmac
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,10 +30,12 @@ from torch_xdist.launcher.facts.settings import LOOPBACK
 from torch_xdist.system import frames
 from torch_xdist.system.frames import Message
 
-VERSION = 2
+VERSION = 3
 SERVICE = "xlarun.Control"
 TOKEN_KEY = "xla-run-token"
 CALL_LIMIT_S = 30.0
+_PIECE_BYTES = 256 << 20
+_MORE, _LAST = b"+", b"."
 # Calls of strangers are refused on threads too; beyond these they wait their turn.
 _SPARE_THREADS = 4
 _OPTIONS = (
@@ -101,6 +106,7 @@ class Server:
             return self._outboxes.setdefault(host_index, queue.SimpleQueue())
 
     def _agent(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        # As it is in every version of this protocol.
         hello = frames.decode(next(requests)).message
         host_index = int(hello["host_index"])
         self._greet(hello, host_index, context)
@@ -111,7 +117,7 @@ class Server:
         reader.start()
         context.add_callback(lambda: outbox.put(None))
         while (frame := outbox.get()) is not None:
-            yield frame
+            yield from _pieces(frame)
 
     def _greet(self, hello: Message, host_index: int, context: grpc.ServicerContext) -> None:
         if hello.get("version") != VERSION:
@@ -136,8 +142,7 @@ class Server:
         self._on_message(host_index, hello, b"")
         why = "the agent closed its stream"
         try:
-            for data in requests:
-                frame = frames.decode(data)
+            for frame in _joined(requests):
                 self._on_message(host_index, frame.message, frame.blob)
         except Exception as error:
             why = type(error).__name__
@@ -183,10 +188,12 @@ class AgentStream:
         self._lock = threading.Lock()
         self.pending_bytes = 0
         """Of the messages that gRPC has not taken yet."""
-        self.send({**hello, "op": "hello", "version": VERSION})
+        first = frames.encode({**hello, "op": "hello", "version": VERSION})
         self._channel = grpc.insecure_channel(address, options=_options(address))
         method = self._channel.stream_stream(f"/{SERVICE}/Agent")
-        self._call = method(self._frames(), metadata=((TOKEN_KEY, token),), wait_for_ready=True)
+        self._call = method(
+            self._messages(first), metadata=((TOKEN_KEY, token),), wait_for_ready=True
+        )
         self._on_message, self._on_close = on_message, on_close
         threading.Thread(target=self._read, daemon=True, name="control").start()
 
@@ -196,11 +203,13 @@ class AgentStream:
             self.pending_bytes += len(frame)
         self._outbox.put(frame)
 
-    def _frames(self) -> Iterator[bytes]:
+    def _messages(self, first: bytes) -> Iterator[bytes]:
+        yield first
         while (frame := self._outbox.get()) is not None:
-            with self._lock:
-                self.pending_bytes -= len(frame)
-            yield frame
+            for piece in _pieces(frame):
+                with self._lock:
+                    self.pending_bytes -= len(piece) - 1
+                yield piece
 
     def close(self, limit_s: float = 2.0) -> None:
         """Send what is queued, then end the stream."""
@@ -213,8 +222,7 @@ class AgentStream:
     def _read(self) -> None:
         why = "the head closed the stream"
         try:
-            for data in self._call:
-                frame = frames.decode(data)
+            for frame in _joined(self._call):
                 self._on_message(frame.message, frame.blob)
         except grpc.RpcError as error:
             why = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
@@ -242,6 +250,23 @@ def call(
                 ) from None
             raise HostError(f"launcher at {address}: {code.name}: {details}") from None
     return frames.decode(answer).message
+
+
+def _pieces(frame: bytes) -> Iterator[bytes]:
+    view = memoryview(frame)
+    for start in range(0, len(frame), _PIECE_BYTES):
+        is_last = start + _PIECE_BYTES >= len(frame)
+        yield b"".join((_LAST if is_last else _MORE, view[start : start + _PIECE_BYTES]))
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[frames.Frame]:
+    parts: list[memoryview] = []
+    for piece in pieces:
+        parts.append(memoryview(piece)[1:])
+        if piece.startswith(_LAST):
+            whole = b"".join(parts)
+            parts.clear()
+            yield frames.decode(whole)
 
 
 def _options(address: str) -> tuple[tuple[str, int], ...]:

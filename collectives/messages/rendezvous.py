@@ -76,7 +76,11 @@ class Rendezvous:
     def arrive(
         self, tag: str, ranks: tuple[int, ...], rank: int, payload: bytes, done: Done
     ) -> bool:
-        """A rank comes; `done` is called when all have. Whether that is so already."""
+        """A rank comes; `done` is called when all have. Whether that is so already.
+
+        Raises:
+            Exception: what the first `done` that failed has raised; all others were called.
+        """
         now_s = time.monotonic()
         key = (tag, ranks)
         with self._lock:
@@ -91,10 +95,19 @@ class Rendezvous:
             rounds.remove(found)
             if not rounds:
                 del self._rounds[key]
-        payloads = [found.arrivals[member].payload for member in ranks]
-        for member in sorted(ranks, key=lambda member: member == self._keeper):
-            self._tell(found.arrivals[member], payloads)
+        self._tell_all(found, ranks)
         return True
+
+    def _tell_all(self, one: _Round, ranks: tuple[int, ...]) -> None:
+        payloads = [one.arrivals[member].payload for member in ranks]
+        failed: list[Exception] = []
+        for member in sorted(ranks, key=lambda member: member == self._keeper):
+            try:
+                self._tell(one.arrivals[member], payloads)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _tell(self, arrival: _Arrival, outcome: list[bytes] | CollectiveError) -> None:
         with self._lock:

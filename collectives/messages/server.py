@@ -32,6 +32,7 @@ _SILENT_S = 60.0  # between two lines about the same trouble
 _HANDSHAKE_S = 30.0  # a connection that has not proved itself by then is closed
 _SMALL_BYTES = 2**16  # fits into the empty buffer of a socket, whether or not the peer reads
 _FLUSH_S = 10.0
+_NO_ANSWER = "could not answer a request"
 
 _servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
 
@@ -45,11 +46,17 @@ class Request:
         descriptors: those that came with it; the handler's to close.
     """
 
-    def __init__(self, frame: Frame, connection: "_Connection", answers: Workers) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        connection: "_Connection",
+        answers: Workers,
+        say: Callable[[str, Exception], None],
+    ) -> None:
         self.message = frame.message
         self.payload = frame.blob
         self.descriptors = frame.descriptors
-        self._link, self._answers = connection.link, answers
+        self._link, self._answers, self._say = connection.link, answers, say
         self._at_end = connection.at_end
 
     def wait(self) -> None:
@@ -63,7 +70,10 @@ class Request:
     def answer(
         self, message: Message | None = None, *blobs: bytes, descriptors: tuple[int, ...] = ()
     ) -> None:
-        """Send the answer; a rank that is gone meanwhile is no error."""
+        """Send the answer; a rank that is gone meanwhile is no error.
+
+        Where no thread can be started to send it, the rank finds its connection closed.
+        """
 
         def send() -> None:
             self._link.send(message or {}, *blobs, descriptors=descriptors)
@@ -72,7 +82,12 @@ class Request:
             send()
         else:
             # It may wait for the peer to read, and nobody may wait for that.
-            self._answers.run(send)
+            try:
+                self._answers.run(send)
+            except RuntimeError as error:
+                self._say(_NO_ANSWER, error)
+                with contextlib.suppress(OSError):
+                    self._link.sock.shutdown(socket.SHUT_RDWR)
 
 
 Handler = Callable[[Request], None]
@@ -180,9 +195,9 @@ class Server:
         try:
             frames, is_open = connection.link.read_ready()
             for frame in frames:
-                self._handle(Request(frame, connection, self._answers))
+                self._handle(Request(frame, connection, self._answers, self._say))
         except Exception as error:
-            self._say("could not answer a request", error)
+            self._say(_NO_ANSWER, error)
             is_open = False
         if not is_open:
             self._end(connection)

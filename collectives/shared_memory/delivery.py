@@ -43,8 +43,9 @@ class Delivery:
             with self._lock:
                 waiting = self._later.get(target)
                 if waiting is None and not self._peers.has_started(target):
-                    waiting = self._later[target] = deque()
+                    # It waits for our lock; where it cannot start, nothing is kept for it.
                     self._workers.run(functools.partial(self._deliver_later, target))
+                    waiting = self._later[target] = deque()
                 if waiting is not None:
                     waiting.append(message.copy())
                     continue

@@ -158,11 +158,9 @@ class Segment:
         caller = self.caller
         sentence = f"{call} of {caller.what or tensors}"
         exact = zlib.crc32(caller.exact, self._calls & _MASK)
-        fingerprint = zlib.crc32(sentence.encode(errors="backslashreplace")) << 32 | exact
+        fingerprint = zlib.crc32(_bytes(sentence)) << 32 | exact
         where = f" ({caller.where})" if caller.where else ""
-        text = f"{sentence} #{self._calls}{where}{caller.thread_text}".encode(
-            errors="backslashreplace"
-        )
+        text = _bytes(f"{sentence} #{self._calls}{where}{caller.thread_text}")
         thread, known = _numbers(caller.thread, caller.threads)
         text = text[: _NOTE_BYTES - _NOTE_HEAD.size - len(known)]
         head = _NOTE_HEAD.pack(fingerprint, thread, len(known) // 4, len(text))
@@ -366,6 +364,11 @@ class Segment:
     def _last_of(self, member: int) -> str:
         count = self._words[self._counts[member]]
         return self._sentence(member, count) if count else "its start"
+
+
+def _bytes(text: str) -> bytes:
+    """A file may have a name that is no UTF-8."""
+    return text.encode(errors="backslashreplace")
 
 
 @functools.lru_cache(maxsize=64)

@@ -90,6 +90,26 @@ def local_ranks(nprocs: int | None, choice: Choice, environ: Environ, found: Fou
     return ranks
 
 
+def refuse_whole_host(ranks: int, choice: Choice, environ: Environ) -> None:
+    """Nothing, unless these ranks are all the chips of one of several hosts of a TPU slice.
+
+    They would wait for those of the other hosts, which nobody has told of them.
+
+    Raises:
+        UsageError: they are.
+        DevicesError: nothing says which slice this is.
+    """
+    if choice.kind != "TPU":
+        return
+    whole = tpu.read_slice(environ)
+    if len(whole.addresses) > 1 and ranks == whole.chips_per_host:
+        raise UsageError(
+            f"this is host {whole.worker_id} of {len(whole.addresses)} of TPU slice "
+            f"{whole.accelerator_type}: ranks of several hosts are joined under torchrun, srun or "
+            "mpirun only; start the script with one of them, or start fewer ranks here"
+        )
+
+
 def start_line(ranks: int, hosts: int, choice: Choice, environ: Environ) -> str:
     """The one line at start: "8 ranks on 1 host, CPU (shared memory)"."""
     plural = "rank" if ranks == 1 else "ranks"

@@ -2,6 +2,7 @@
 
 LauncherError                                70  anything of ours that went wrong
   UsageError            ValueError            2  an option or argument that cannot be right
+    AmbiguousJobError   ValueError            2  the beginning of a name that several jobs have
   SettingError          ValueError            2  an environment variable whose value cannot be read
   NestedSpawnError      RuntimeError          2  spawn called inside a rank that spawn started
   PayloadError          TypeError            71  something to be sent that cannot be pickled

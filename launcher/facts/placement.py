@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher.facts import devices, tpu
@@ -33,7 +32,7 @@ def shared_environ(job: Job) -> dict[str, str]:
     return {**shared, **job.timeouts.to_environ()}
 
 
-def common_order(job: Job, log_dir: Path) -> dict[str, Any]:
+def common_order(job: Job, log_dir: str) -> dict[str, Any]:
     """What all ranks of a job are told alike."""
     return {
         "task": {
@@ -44,16 +43,17 @@ def common_order(job: Job, log_dir: Path) -> dict[str, Any]:
         },
         "env": job.env,
         "cwd": job.cwd,
-        "log_dir": str(log_dir),
+        "log_dir": log_dir,
         "tee": job.teed(),
         "stdin_rank": job.stdin_rank,
     }
 
 
-def rank_orders(job: Job, attempt: int, log_dir: Path, meeting: Meeting) -> list[dict[str, Any]]:
+def rank_orders(job: Job, attempt: int, log_dir: str, meeting: Meeting) -> list[dict[str, Any]]:
     """One order per rank of this host: who it is, its variables, its cores.
 
-    The variables of `job.env` are the same for all, and in none of them.
+    `log_dir` is "" where no logs are kept. The variables of `job.env` are the same for all, and in
+    none of them.
     """
     environ = {**environment(), **job.env}
     choice = devices.Choice(job.device, "")
@@ -72,8 +72,8 @@ def rank_orders(job: Job, attempt: int, log_dir: Path, meeting: Meeting) -> list
             job_id=job.job_id,
             attempt=attempt,
             max_restarts=job.max_restarts,
-            log_dir=str(log_dir),
-            error_file=str(log_dir / f"rank-{number}.error.json"),
+            log_dir=log_dir,
+            error_file=f"{log_dir}/rank-{number}.error.json" if log_dir else "",
             control=meeting.control,
             coordinator=meeting.coordinator,
             task=job.kind,

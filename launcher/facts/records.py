@@ -12,17 +12,6 @@ from typing import Any
 
 from torch_xdist.launcher.facts.errors import ProtocolError
 
-KINDS = (
-    "exception",
-    "signal",
-    "exit",
-    "early_exit",
-    "hang",
-    "oom",
-    "launch",
-    "pickle",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:

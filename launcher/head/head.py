@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch_xdist.launcher.facts import placement
@@ -16,6 +16,7 @@ from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
+from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.hosts import AgentProcess, Backend, Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.requests import Question, Requests
@@ -30,27 +31,12 @@ _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
 
 
-@dataclass
-class Ending:
-    """How an attempt ended."""
-
-    exit_code: int
-    failures: tuple[Failure, ...] = ()
-    warnings: tuple[str, ...] = ()
-    text: str = ""
-    results: dict[int, bytes] = field(default_factory=dict)
-    exception: bytes = b""
-    judged: bool = False
-    step: int = 0
-    resumed: int | None = None
-
-
 class Head:
     """One attempt of a job, from the first process to the last.
 
     Args:
         mark: "NAME=value", in the environment of every process of this attempt and of no other.
-        log_dir: of this attempt.
+        log_dir: of this attempt; None: no logs are kept.
         ends_at_s: on the monotonic clock, when the job has had its time; None: never.
     """
 
@@ -64,10 +50,11 @@ class Head:
         backend: Backend,
         *,
         mark: str,
-        log_dir: Path,
+        log_dir: Path | None,
         ends_at_s: float | None = None,
     ) -> None:
-        self.job, self.number, self.log_dir = job, number, log_dir
+        self.job, self.number = job, number
+        self._log_dir = str(log_dir) if log_dir is not None else ""
         self._payload, self._emit, self._requests = payload, emit, requests
         self._backend, self._mark, self._ends_at_s = backend, mark, ends_at_s
         self._clock = Clock()
@@ -148,7 +135,7 @@ class Head:
             number=self.number,
             address=address,
             token=self._token,
-            log_dir=str(self.log_dir),
+            log_dir=self._log_dir,
         )
 
     def _begin(self) -> None:
@@ -167,8 +154,8 @@ class Head:
     def _start_ranks(self) -> None:
         first = self._hosts[0].agent.address
         self._meeting = replace(self._meeting, master_addr=first, master_port=free_port(first))
-        orders = placement.rank_orders(self.job, self.number, self.log_dir, self._meeting)
-        common = placement.common_order(self.job, self.log_dir)
+        orders = placement.rank_orders(self.job, self.number, self._log_dir, self._meeting)
+        common = placement.common_order(self.job, self._log_dir)
         for state in self._hosts:
             own = [order for order in orders if order["rank"] in state.ranks]
             self._hosts.send_to(state.index, {"op": "start", **common, "ranks": own}, b"")
@@ -228,7 +215,8 @@ class Head:
 
     def _on_coordinator(self, _: HostState, message: Message, __: bytes) -> None:
         self._meeting = replace(self._meeting, coordinator=message["address"])
-        self._start_ranks()
+        if self._ending is None:
+            self._start_ranks()
 
     def _on_log(self, _: HostState, message: Message, __: bytes) -> None:
         self._emit("log", **{name: message[name] for name in ("rank", "lines", "unfinished")})
@@ -386,7 +374,7 @@ class Head:
         return replace(
             ending,
             failures=failures,
-            text=report.failure_text(failures, str(self.log_dir)) if failures else ending.text,
+            text=report.failure_text(failures, self._log_dir) if failures else ending.text,
             results=self.sight.results,
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
             step=max(self.sight.steps(), default=0),

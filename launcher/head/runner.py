@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher.facts import log_folders, placement, registry
+from torch_xdist.launcher.facts.errors import PreflightError
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.facts.log_folders import LogFolder
 from torch_xdist.launcher.facts.registry import Registration
 from torch_xdist.launcher.head import restarts
-from torch_xdist.launcher.head.head import Ending, Head
+from torch_xdist.launcher.head.ending import Ending
+from torch_xdist.launcher.head.head import Head
 from torch_xdist.launcher.head.hosts import AgentProcess, ThisHost
 from torch_xdist.launcher.head.requests import Requests
 
@@ -35,13 +37,19 @@ _KEPT_BACK = ("token",)
 class Events:
     """Makes the log folder of a job, files its events there, and cleans up after it.
 
+    Attributes:
+        folder: of this job; None where no logs are kept, and `why_none` says why.
+
     Args:
         show: called with every event, on the thread of the head; must not block.
     """
 
     def __init__(self, job: Job, show: Callable[..., None]) -> None:
         self._job, self._show = job, show
-        self.folder = Path(job.log_root) / job.job_id
+        root = Path(job.log_root)
+        # A place that the user has named is used as it is.
+        self.folder = root / job.job_id if job.log_root_is_named else None
+        self.why_none = "" if self.folder is not None else f"{root} does not answer"
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._is_made = threading.Event()
         self._keep = True
@@ -62,18 +70,30 @@ class Events:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        folder = None
-        # A directory that cannot be used is a warning of the agent's, and no end.
-        with contextlib.suppress(OSError):
-            folder = LogFolder(Path(self._job.log_root), self._job.job_id)
-            self.folder = folder.path
+        folder = self._made()
         self._is_made.set()
         self._file_all(folder)
         if folder is not None:
             folder.close(keep=self._keep)
-        if not self._job.log_root_is_named:
-            log_folders.prune(Path(self._job.log_root))
+            if not self._job.log_root_is_named:
+                log_folders.prune(Path(self._job.log_root))
         registry.prune(Path(self._job.state_dir))
+
+    def _made(self) -> LogFolder | None:
+        """The log folder; what another user may write to, or has put in its place, is not used."""
+        root = Path(self._job.log_root)
+        try:
+            if not self._job.log_root_is_named:
+                registry.private_dir(registry.private_dir(root.parent) / root.name)
+                self.folder = root / self._job.job_id
+            folder = LogFolder(root, self._job.job_id)
+        except PreflightError as error:
+            self.why_none = str(error)
+            return None
+        except OSError:  # a warning of the agent's, and no end
+            return None
+        self.folder = folder.path
+        return folder
 
     def _file_all(self, folder: LogFolder | None) -> None:
         fd = -1
@@ -123,6 +143,8 @@ def run_job(
         raise
     events, ending = Events(job, show), None
     try:
+        if events.folder is None:
+            events("note", text=f"warning: no logs are kept: {events.why_none}")
         run = _Run(job, payload, events, requests, registration, stdin)
         ending = run.attempts(first)
         events("end", exit_code=ending.exit_code, text=ending.text, warnings=[*ending.warnings])
@@ -176,6 +198,7 @@ class _Run:
                     return ending
 
     def _attempt(self, number: int, first: FirstAgent | None) -> Ending:
+        folder = self._events.folder
         head = Head(
             self._job,
             number,
@@ -184,7 +207,7 @@ class _Run:
             self._requests,
             self._backend,
             mark=first.mark if first is not None else new_mark(),
-            log_dir=self._events.folder / f"attempt-{number}",
+            log_dir=folder / f"attempt-{number}" if folder is not None else None,
             ends_at_s=self._ends_at_s,
         )
         return head.run(first.agent if first is not None else None, self._stdin)

@@ -6,11 +6,12 @@ its ranks by itself in one case only: when the head is gone (its stdin ends, or 
 
 One thread owns all state; the threads of gRPC and of the pump only drop messages into a deque and
 wake it. The loop waits in one selector, never polls faster than its next deadline, and touches no
-disk: a disk that hangs must not keep it from ending the ranks.
+disk: a disk that hangs must not keep it from ending the ranks. Its stdin is a socket to the head.
 """
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -77,8 +78,7 @@ class Agent:
             return
         self._beat_s = float(config.message["beat_s"])
         self._stdin = config.descriptors[0] if config.descriptors else -1
-        hello = {"host": socket.gethostname()}
-        self._stream = HeadStream(config.message, hello, self._post)
+        self._stream = HeadStream(config.message, {"host": socket.gethostname()}, self._post)
         self._watch(self._wake_read, self._on_wake)
         self._watch(0, self._on_stdin)
         self._watch(self._to_nursery.fileno(), self._on_nursery)
@@ -89,8 +89,10 @@ class Agent:
                     key.data(key.fd)
                 self._keep_time()
         except BaseException:
-            text = f"the agent failed:\n{traceback.format_exc()}"
-            self._stream.send({"op": "broken", "text": text})
+            why = traceback.format_exc()
+            self._stream.send({"op": "broken", "text": f"the agent failed:\n{why}"})
+            # It may have had too many files open, and cleaning up needs some.
+            self._drop_held()
         finally:
             self._clean_up()
 
@@ -139,8 +141,7 @@ class Agent:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         while self._inbox:
-            message, blob = self._inbox.popleft()
-            self._obey(message, blob)
+            self._obey(*self._inbox.popleft())
 
     def _on_stdin(self, fd: int) -> None:
         """Stdin says nothing after the first frame; its end means that the head is gone."""
@@ -177,9 +178,8 @@ class Agent:
     def _abandon(self) -> None:
         """The head is gone: end everything at once."""
         if not self._orphaned:
-            self._orphaned = True
+            self._orphaned = self._gone = True
             self._signal_all(signal.SIGKILL)
-            self._gone = True
 
     def _order(self, message: Message, *descriptors: int) -> None:
         """Tell the nursery, as soon as it listens; the descriptors are closed then."""
@@ -190,11 +190,20 @@ class Agent:
         for fd in descriptors:
             os.close(fd)
 
+    def _drop_held(self) -> None:
+        """No order that waits will be given."""
+        if self._held is not None:
+            for fd in [fd for _, descriptors in self._held for fd in descriptors]:
+                os.close(fd)
+            self._held = []
+
     def _start(self, message: Message) -> None:
+        if self._stopping:
+            return
         from torch_xdist.launcher.on_host.pump import Pump
 
         self._pump = Pump(
-            Path(message["log_dir"]),
+            Path(message["log_dir"]) if message["log_dir"] else None,
             show=self._stream.show,
             warn=lambda text: self._stream.send({"op": "note", "text": f"warning: {text}"}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
@@ -283,11 +292,10 @@ class Agent:
         elif (error := rank.told_error()) is not None:
             facts = {"kind": "exception", "exit_code": rank.code, **error}
             self._stream.send({"op": "failed", "rank": rank.rank, **facts})
-        was_killed = rank.code == -signal.SIGKILL and not rank.stopped
         facts = {
             "code": rank.code,
             "stopped": rank.stopped,
-            "oom": was_killed and self._oom.killed(),
+            "oom": rank.was_killed() and self._oom.killed(),
             "tail": self._pump.tail(rank.rank),
         }
         self._stream.send({"op": "ended", "rank": rank.rank, **facts})
@@ -331,9 +339,7 @@ class Agent:
         if self._held is not None:
             # It still imports, so there is no rank to be asked.
             self._nursery.kill()
-            for fd in [fd for _, descriptors in self._held for fd in descriptors]:
-                os.close(fd)
-            self._held = []
+            self._drop_held()
         for rank in self._ranks.values():
             # One that saves a checkpoint and then returns must not wait for the others.
             rank.link.send({"op": "release"})
@@ -375,10 +381,7 @@ class Agent:
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.on_host.agent JOB_ID warm|cold MARK [NURSERY_PID SOCKET]`.
-
-    Its orders come by stdin, which is a socket.
-    """
+    """`python -m torch_xdist.launcher.on_host.agent JOB_ID warm|cold MARK [NURSERY_PID SOCKET]`."""
     job_id, warmth, mark, *forked = sys.argv[1:]
     if forked:
         sock = socket.socket(fileno=int(forked[1]))
@@ -386,6 +389,10 @@ def main() -> None:
         process, link = Child(int(forked[0])), Link(sock)
     else:
         process, link = nursery.start(job_id, warmth, mark)
+    # Five descriptors per rank are ours; the ranks keep the limit that the user has set.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     Agent(mark, process, link).run()
 
 

@@ -24,7 +24,7 @@ _CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on, with a free number above it for who takes the next one.
+    """A TCP port that nobody listens on; whether the next number is free is not looked at.
 
     Outside the range from which the kernel gives ports to clients: it must still be free when a
     rank binds it, seconds later.

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
 from torch_xdist.launcher.facts.settings import STACK_SIGNAL, environment
@@ -24,6 +24,8 @@ from torch_xdist.launcher.on_host.coordinator import CoordinatorStart
 from torch_xdist.system import process_tree
 from torch_xdist.system.frames import Frame, Link, Message
 from torch_xdist.system.process import Child
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Nursery:
@@ -82,18 +84,22 @@ class Nursery:
                 self._coordinator = CoordinatorStart(message["host"], message["world_size"])
 
     def _start(self, message: Message, log: int, link: int, *others: int) -> None:
+        order, given = {**self._orders, **message}, Given(log, link, *others)
         parent = os.getpid()
+        # We ignore these, so a rank would lose one that comes before it has handlers of its own.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         pid = os.fork()
         if pid == 0:
+            code = 70
             try:
-                given = Given(log, link, *others)
-                become_rank(
-                    {**self._orders, **message}, given, self._payload, parent, self._reserved
-                )
+                become_rank(order, given, self._payload, parent, self._reserved, mask)
+            except KeyboardInterrupt:
+                code = 130
             except BaseException:
                 traceback.print_exc()
             finally:
-                os._exit(70)
+                os._exit(code)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in (log, link, *others):
             os.close(fd)
         self._ranks[pid] = message["rank"]
@@ -144,9 +150,18 @@ class Given:
 
 
 def become_rank(
-    order: Mapping[str, Any], given: Given, payload: int, parent: int, reserved: frozenset[int]
+    order: Mapping[str, Any],
+    given: Given,
+    payload: int,
+    parent: int,
+    reserved: frozenset[int],
+    mask: Iterable[int],
 ) -> None:
-    """Turn a fresh fork of the nursery into a rank; does not return."""
+    """Turn a fresh fork of the nursery into a rank; does not return.
+
+    Args:
+        mask: the signals that stay blocked; those that stop a rank are, until it would hear them.
+    """
     process_tree.die_with_parent()
     os.setsid()
     if os.getppid() != parent:
@@ -154,6 +169,7 @@ def become_rank(
     _own_streams(given.log, given.stdin)
     process_tree.close_all_but({0, 1, 2, given.link, given.stacks, payload, *reserved})
     _own_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.environ.update(order["env_of_all"])
     os.environ.update(order["env"])
     with contextlib.suppress(OSError):

@@ -57,6 +57,10 @@ class StartedRank:
         # A stopped process takes no signal but SIGKILL until it is continued.
         send(signal.SIGCONT)
 
+    def was_killed(self) -> bool:
+        """Whether a SIGKILL ended it that was not ours."""
+        return self.code == -signal.SIGKILL and not self.stopped
+
     def ask_stack(self) -> None:
         """Let it write the stacks of its threads, if it can: others would die of the signal."""
         self._stacks_from = os.fstat(self.stacks).st_size

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_xdist.launcher.facts.errors import LauncherError
 from torch_xdist.launcher.facts.job import Job
-from torch_xdist.launcher.head.head import Ending
+from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import FirstAgent, run_job
 from torch_xdist.launcher.ways_in.screen import BackgroundWriter, Composer, dropped_text

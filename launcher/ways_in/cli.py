@@ -175,7 +175,7 @@ def dry_run_text(spec: Job, words: Sequence[str]) -> str:
     log_dir = Path(spec.log_root) / spec.job_id / "attempt-0"
     meeting = placement.Meeting(control="CONTROL", coordinator="COORDINATOR", secret=b"\0")
     shared = {**spec.env, **placement.shared_environ(spec)}
-    for order in placement.rank_orders(spec, 0, log_dir, meeting):
+    for order in placement.rank_orders(spec, 0, str(log_dir), meeting):
         cores = ",".join(map(str, order["cores"]))
         lines.append(f"rank {order['rank']} (cores {cores}): {masked_text(' '.join(words))}")
         for name, value in sorted({**shared, **order["env"]}.items()):
@@ -234,7 +234,9 @@ def _devices(nprocs: int | None, environ: dict[str, str]) -> tuple[devices.Choic
     choice = devices.choose(environ, found)
     if nprocs is None:
         return choice, 1
-    return choice, devices.local_ranks(nprocs or None, choice, environ, found)
+    ranks = devices.local_ranks(nprocs or None, choice, environ, found)
+    devices.refuse_whole_host(ranks, choice, environ)
+    return choice, ranks
 
 
 def _headline(
@@ -261,8 +263,7 @@ def _refuse_inside_others(environ: dict[str, str]) -> None:
     if isinstance(found, Rank):
         raise UsageError(
             f"xla-run: this is rank {found.rank} of {found.world_size} of {found.launcher} "
-            "already, so -n would start ranks in every rank; start the command without xla-run, "
-            "or one xla-run per host"
+            "already, so -n would start ranks in every rank; start the command without xla-run"
         )
 
 

@@ -27,10 +27,10 @@ def main() -> None:
     from torch_xdist.launcher.head.runner import FirstAgent
     from torch_xdist.launcher.ways_in import caller
 
-    for number in (signal.SIGINT, signal.SIGHUP):
+    # Slurm and systemd signal every process of a job: the caller, too, which decides what follows.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     requests = Requests()
-    signal.signal(signal.SIGTERM, lambda *_: requests.ask(signal.SIGTERM))
     caller.run_its_job(Link(socket.socket(fileno=os.dup(0))), requests, FirstAgent(agent, mark))
 
 

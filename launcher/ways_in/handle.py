@@ -1,6 +1,7 @@
 """The caller's end of a job that `spawn` has started: its output, its results, its stop."""
 
 import contextlib
+import signal
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ from torch_xdist.launcher.facts.errors import (
 )
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.on_host import inherit
+from torch_xdist.launcher.ways_in import termination
 from torch_xdist.launcher.ways_in.screen import cleaned
 from torch_xdist.system import process
 from torch_xdist.system.frames import Frame, Link, Message
@@ -76,11 +78,14 @@ class Handle:
     def join(self, timeout: float | None = None) -> list[Any] | None:
         """Wait for the end; the results in the order of the ranks, or None after `timeout` s.
 
+        SIGTERM on the way lets the ranks end first (see `termination`).
+
         Raises:
             RankFailedError: as `spawn`.
         """
         try:
-            self._wait(timeout)
+            with termination.passed_on(self._ask_to_terminate, self._wait):
+                self._wait(timeout)
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -98,6 +103,9 @@ class Handle:
             self._link.send({"signal": number, "now": True})
             self._wait()
         self._close()
+
+    def _ask_to_terminate(self) -> None:
+        self._link.send({"signal": int(signal.SIGTERM)})
 
     def _wait(self, timeout: float | None = None) -> None:
         """Until the job is over, or `timeout` s have passed; one thread alone reads the socket."""

@@ -6,6 +6,7 @@ What a running job is asked goes to its launcher, with the token that stands in 
 import bisect
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
 from torch_xdist.launcher.ways_in.param_types import Seconds
+from torch_xdist.launcher.ways_in.screen import cleaned
 from torch_xdist.system.process import Process
 
 _STATUS_LIMIT_S = 3.0
@@ -149,7 +151,7 @@ def logs(
     attempt: int | None,
 ) -> None:
     """What the ranks of JOB have written (also after its end)."""
-    record, folder = _log_folder(name, attempt)
+    record, folder = _log_folder(name, attempt, wait=follow)
     files = [_LogFile(path) for path in _log_paths(folder, rank)]
     for file in files:
         file.start(tail, since)
@@ -240,7 +242,7 @@ def stack(name: str, whole: bool) -> None:
             f"job {record['job']}: its launcher did not answer in time; it may be stopped (Ctrl-Z)"
         )
     for rank, text in sorted(answer["stacks"].items(), key=lambda item: int(item[0])):
-        click.echo(f"rank {rank}:\n{text.rstrip() if whole else report.main_stack(text)}\n")
+        _echo(f"rank {rank}:\n{text.rstrip() if whole else report.main_stack(text)}\n")
     missing = sorted(set(range(record["ranks"])) - {int(rank) for rank in answer["stacks"]})
     for rank in missing:
         click.echo(f"rank {rank}: no stack; it is stopped, or runs no Python of ours\n")
@@ -284,28 +286,41 @@ def _runs(record: Record) -> bool:
         return not launcher.ended()
 
 
-def _log_folder(name: str, attempt: int | None) -> tuple[Record | None, Path]:
-    """The log directory of one attempt of a job that is known, else of one whose logs are kept."""
+def _log_folder(name: str, attempt: int | None, *, wait: bool) -> tuple[Record | None, Path]:
+    """The log directory of one attempt of a job that is known, else of one whose logs are kept.
+
+    With `wait` a job that is just starting may take its time to make it.
+    """
+    while True:
+        record, folder = _job_folder(name)
+        found = log_folders.attempts(folder) if folder.is_dir() else []
+        attempts = {int(path.name.removeprefix("attempt-")): path for path in found}
+        number = attempt if attempt is not None else max(attempts, default=0)
+        if number in attempts:
+            return record, attempts[number]
+        if attempts or not wait or record is None or not _runs(record):
+            raise UsageError(
+                f"job {name!r}: no logs of attempt {number} in {folder}; there: "
+                f"{', '.join(map(str, sorted(attempts))) or 'none'}"
+            )
+        time.sleep(_FOLLOW_S)
+
+
+def _job_folder(name: str) -> tuple[Record | None, Path]:
     root, _ = settings.log_root(settings.environment())
-    record = None
     try:
         record = registry.find(_state_dir(), name, ended=True)
-        folder = Path(record["log_dir"]).parent if "log_dir" in record else root / name
     except AmbiguousJobError:
         raise
     except UsageError:
         kept = log_folders.kept(root, name)
         if not kept:
             raise
-        folder = kept[-1]
-    attempts = {int(p.name.removeprefix("attempt-")): p for p in log_folders.attempts(folder)}
-    number = attempt if attempt is not None else max(attempts, default=0)
-    if number not in attempts:
-        raise UsageError(
-            f"job {name!r}: no logs of attempt {number} in {folder}; there: "
-            f"{', '.join(map(str, sorted(attempts))) or 'none'}"
-        )
-    return record, attempts[number]
+        return None, kept[-1]
+    log_dir = record.get("log_dir", str(root / record["job"] / "attempt-0"))
+    if not log_dir:
+        raise UsageError(f"job {record['job']}: no logs of it are kept; it said so at its start")
+    return record, Path(log_dir).parent
 
 
 def _log_paths(folder: Path, rank: int | None) -> Sequence[Path]:
@@ -317,4 +332,9 @@ def _show(rank: int, data: bytes, *, prefixed: bool) -> None:
     text = data.decode(errors="replace")
     if prefixed:
         text = "".join(f"[{rank}] {line}" for line in text.splitlines(keepends=True))
-    click.echo(text, nl=not text.endswith("\n"))
+    _echo(text, nl=not text.endswith("\n"))
+
+
+def _echo(text: str, *, nl: bool = True) -> None:
+    """Print what ranks have said, on a terminal without their control characters."""
+    click.echo(cleaned(text) if sys.stdout.isatty() else text, nl=nl)

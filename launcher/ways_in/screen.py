@@ -204,7 +204,8 @@ class Screen:
         timestamps: bool = False,
     ) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
-        self._live = self._out.isatty() and self._err.isatty()
+        self._terminals = [stream for stream in (self._out, self._err) if stream.isatty()]
+        self._live = self._out in self._terminals and self._err in self._terminals
         self._ranks = ranks
         self._status = ""
         self._is_drawn = False
@@ -274,7 +275,7 @@ class Screen:
     def _write(self, text: str, stream: TextIO) -> None:
         """Write above the status line."""
         if not self._live:
-            _put(stream, text)
+            _put(stream, cleaned(text) if stream in self._terminals else text)
             return
         if text or not self._composer.is_open:
             _put(stream, _CLEAR * self._is_drawn + cleaned(text))

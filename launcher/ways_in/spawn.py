@@ -173,6 +173,7 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
     found = devices.probe()
     choice = devices.choose(environ, found)
     count = devices.local_ranks(nprocs, choice, environ, found)
+    devices.refuse_whole_host(count, choice, environ)
     log_root, is_named = settings.log_root(environ)
     return Job(
         kind="function",

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from torch_xdist.collectives.workers import Workers
 
 
@@ -51,3 +53,17 @@ def test_jobs_given_while_threads_end_are_all_done():
     while count[0] < 300:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_job_without_a_thread_is_an_error_and_waited_for_by_nobody(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    workers, done = Workers("refused"), threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            workers.run(done.set)
+    assert workers.wait(0.0) and not done.is_set()
+    workers.run(done.set)
+    assert done.wait(20) and workers.wait(20)

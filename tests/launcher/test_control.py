@@ -1,5 +1,6 @@
 """The control plane: who is heard, and how much of a stranger's message is read."""
 
+import os
 import queue
 import re
 import subprocess
@@ -90,12 +91,19 @@ def greeting(server: control.Server, **hello: object) -> Iterator[bytes]:
     return begin(iter(never_ends.get, None), metadata=((control.TOKEN_KEY, "right"),), timeout=30)
 
 
+def told(stream: Iterator[bytes]) -> frames.Frame:
+    """What an agent is told in one piece, behind the byte that says that it is the last."""
+    piece = next(stream)
+    assert piece[:1] == b"."
+    return frames.decode(piece[1:])
+
+
 def test_an_agent_is_heard_and_gets_what_was_said_before_it_came(
     server: control.Server, heard: Seen
 ) -> None:
     server.send(0, {"op": "start"}, b"blob")
     stream = greeting(server, host_index=0, version=control.VERSION)
-    assert frames.decode(next(stream)) == frames.Frame({"op": "start"}, (b"blob",))
+    assert told(stream) == frames.Frame({"op": "start"}, (b"blob",))
     assert heard.get(timeout=10)[:2] == (
         *(0, {"op": "hello", "host_index": 0, "version": control.VERSION}),
     )
@@ -118,7 +126,41 @@ def test_a_second_agent_of_a_host_is_refused_and_takes_nothing_from_the_first(
         next(greeting(server, host_index=0, version=control.VERSION))
     assert caught.value.details() == "host 0 has an agent already"
     server.send(0, {"op": "start"})
-    assert frames.decode(next(first)).message == {"op": "start"}
+    assert told(first).message == {"op": "start"}
+
+
+def test_a_frame_of_any_size_goes_in_pieces_both_ways(
+    server: control.Server, heard: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_PIECE_BYTES", 1000)
+    taken: queue.SimpleQueue[tuple[dict, bytes]] = queue.SimpleQueue()
+    blobs = [os.urandom(size) for size in (10_500, 1000, 0, 977)]
+    agent = control.AgentStream(
+        *(server.address, "right", {"host_index": 0}),
+        lambda *order: taken.put(order),
+        lambda why: None,
+    )
+    assert heard.get(timeout=10)[1]["op"] == "hello"
+    for number, blob in enumerate(blobs):
+        agent.send({"op": "result", "rank": number}, blob)
+        server.send(0, {"op": "payload", "number": number}, blob)
+    for number, blob in enumerate(blobs):
+        assert heard.get(timeout=10) == (0, {"op": "result", "rank": number}, blob)
+        assert taken.get(timeout=10) == ({"op": "payload", "number": number}, blob)
+    assert agent.pending_bytes == 0
+    agent.close()
+
+
+def test_no_message_is_larger_than_a_piece(
+    server: control.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_PIECE_BYTES", 1000)
+    server.send(0, {"op": "payload"}, bytes(2500))
+    stream = greeting(server, host_index=0, version=control.VERSION)
+    pieces = [next(stream) for _ in range(3)]
+    assert [piece[:1] for piece in pieces] == [b"+", b"+", b"."]
+    assert [len(piece) for piece in pieces[:2]] == [1001, 1001]
+    assert frames.decode(b"".join(piece[1:] for piece in pieces)).blob == bytes(2500)
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it() -> None:

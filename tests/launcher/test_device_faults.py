@@ -60,12 +60,16 @@ def test_an_exception_while_peers_wait_in_a_collective_is_the_only_traceback(run
     assert ended.err.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("transport", ["shared memory", "gloo"])
+@pytest.mark.parametrize(
+    ("transport", "options"),
+    [("shared memory", OPTIONS), ("gloo", OPTIONS), ("shared memory", OPTIONS[:2])],
+    ids=["shared memory", "gloo", "beats as usual"],
+)
 def test_a_rank_that_finishes_while_others_wait_for_it_fails_the_job_in_time(
-    run: Callable, transport: str
+    run: Callable, transport: str, options: tuple[str, ...]
 ) -> None:
     env = {**WARM, "XDIST_TRANSPORT": "gloo"} if transport == "gloo" else WARM
-    ended = run(loop("fault(); return"), *OPTIONS, env=env)
+    ended = run(loop("fault(); return"), *options, env=env)
     assert ended.code == 1, ended.err
     assert ended.after_fault_s < ALL_DOWN_S
     words = (

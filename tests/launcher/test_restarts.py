@@ -48,6 +48,26 @@ def test_steps_count_on_from_the_checkpoint_that_an_attempt_resumed_at() -> None
     assert decide(stuck, 9) == Enough(77, "3 attempts ended without progress beyond step 10000")
 
 
+@pytest.mark.parametrize(
+    "steps_and_resumed",
+    [
+        # Saved by epoch: fewer steps each time, and each goes on from a later one.
+        ((20_000, 0), (16_000, 10_000), (19_000, 13_000)),
+        # The device counts two steps for each of the script's.
+        ((10_000, 0), (5_010, 10), (5_015, 15)),
+    ],
+)
+def test_an_attempt_that_goes_on_from_a_later_checkpoint_shows_that_the_one_before_moved(
+    steps_and_resumed: tuple[tuple[int, int], ...],
+) -> None:
+    attempts = [Attempted(1, CRASH, step, resumed=at) for step, at in steps_and_resumed]
+    assert decide(attempts, 9) == Again(4.0)
+    stuck = [*attempts, attempts[-1]]
+    assert decide(stuck, 9) == Enough(
+        77, f"3 attempts ended without progress beyond step {attempts[-1].step}"
+    )
+
+
 def test_attempts_that_resume_nobody_knows_where_are_compared_with_none_but_their_likes() -> None:
     assert isinstance(decide(_crashes(10_000, 6_000, 6_100), 9), Again)
     assert isinstance(decide(_crashes(50, 50, 50), 9), Enough), "at the same step each time"

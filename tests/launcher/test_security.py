@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 TWO = ("--nprocs", "2", "--job-id", "guarded")
 _WAIT = "print('up'); meet(); say('secret', os.environ['XLA_RUN_SECRET']); threading.Event().wait()"
 
@@ -69,3 +71,53 @@ def test_a_dry_run_masks_secrets_and_starts_nothing(tmp_path: Path) -> None:
     assert "  XLA_RUN_SECRET=***" in done.stdout and "  WORLD_SIZE=2" in done.stdout
     assert "): true --fast" in done.stdout
     assert not (tmp_path / "state").exists()
+
+
+@pytest.fixture(params=["open to all", "a link", "open to all below"])
+def scratch(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Where logs go by default is another user's to write to; the records are elsewhere."""
+    folder = tmp_path / "tmp" / f"xla-run-{os.getuid()}"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    folder.parent.mkdir(mode=0o700)
+    if request.param == "a link":
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        bad = folder if request.param == "open to all" else folder / "logs"
+        bad.mkdir(parents=True, mode=0o700)
+        bad.chmod(0o777)
+    return {
+        "TMPDIR": str(folder.parent),
+        "XDG_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "XLA_RUN_STATE_DIR": "",
+        "XLA_RUN_LOG_DIR": "",
+    }
+
+
+def test_no_logs_go_where_another_user_may_write(
+    start: Callable, tmp_path: Path, scratch: dict[str, str]
+) -> None:
+    body = "print('log dir', repr(os.environ['XLA_RUN_LOG_DIR']))\nif RANK: sys.exit(3)"
+    ended = start(body, *TWO, env=scratch).end()
+    assert ended.code == 3, ended.err
+    assert "[0] log dir ''" in ended.out
+    assert ended.err.count("warning: no logs are kept: state directory ") == 1
+    assert "so others may write to it" in ended.err or "is a link or a file" in ended.err
+    assert "logs: " not in ended.err
+    made = [path for part in ("tmp", "elsewhere") for path in (tmp_path / part).rglob("*")]
+    assert {path.name for path in made} <= {f"xla-run-{os.getuid()}", "logs"}
+    words = [sys.executable, "-m", "torch_xdist.launcher", "logs", "guarded"]
+    environ = {**os.environ, **scratch}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "job guarded: no logs of it are kept; it said so at its start" in done.stderr
+
+
+def test_logs_go_to_the_default_place_where_it_is_the_users_alone(
+    start: Callable, tmp_path: Path
+) -> None:
+    env = {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": "", "XLA_RUN_STATE_DIR": ""}
+    assert start("print('kept')", *TWO, env=env).end().code == 0
+    logs = tmp_path / f"xla-run-{os.getuid()}" / "logs"
+    assert (logs / "guarded" / "attempt-0" / "rank-1.log").read_text() == "kept\n"
+    assert stat.S_IMODE(logs.stat().st_mode) == 0o700

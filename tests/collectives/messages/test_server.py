@@ -74,6 +74,26 @@ def test_an_answer_may_come_later_from_another_thread(job, size):
     assert asking(job).ask(0, "a test", {"kind": "later"}).blob == bytes(size)
 
 
+def test_a_rank_whose_answer_finds_no_thread_is_not_left_waiting(job, monkeypatch, capfd):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    def large(request):
+        request.wait()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            request.answer(None, bytes(5_000_000))
+
+    served(job, {"large": large, "echo": echo})
+    began_s = time.monotonic()
+    with pytest.raises(NoAnswerError, match="rank 0 lives and does not answer rank 1"):
+        asking(job).ask(0, "a test", {"kind": "large"})
+    assert time.monotonic() - began_s < 20
+    assert "could not answer a request: RuntimeError" in capfd.readouterr().err
+    answer = asking(job).ask(0, "a test", {"kind": "echo", "say": "hello"})
+    assert answer.message == {"said": "hello"}
+
+
 def test_a_descriptor_travels_both_ways_and_is_closed_on_exec(job):
     def back(request):
         request.answer(descriptors=request.descriptors)

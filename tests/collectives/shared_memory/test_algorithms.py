@@ -238,3 +238,14 @@ def test_different_collectives_name_both_and_the_line():
         assert isinstance(error, MismatchError)
         assert "rank 0 called all_reduce(sum) of float32[2] #1 (train.py:0)" in str(error)
         assert "rank 1 called all_gather of float32[2] #1 (train.py:1)" in str(error)
+
+
+def test_a_file_whose_name_is_no_utf_8_is_named_all_the_same():
+    def work(end):
+        end.caller = Caller(f"train\udcff.py:{end.member}")
+        x = np.ones(2 + end.member, np.float32)
+        return algorithms.all_reduce(end, "all_reduce(sum)", "sum", [x], [x])
+
+    for error in on_members(2, work):
+        assert isinstance(error, MismatchError)
+        assert r"rank 1 called all_reduce(sum) of float32[3] #1 (train\udcff.py:1)" in str(error)

@@ -54,6 +54,21 @@ def test_a_rank_that_starts_later_gets_all_in_order():
     assert [channel for rank, channel in peers.got if rank == 2] == [0, 1, 2, 3]
 
 
+def test_a_message_that_finds_no_thread_is_an_error_and_the_next_is_not_held_up(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    peers = Peers()
+    delivery = Delivery(0, 2, peers)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            send(delivery, 0)
+    send(delivery, 1)
+    peers.start(1)
+    assert delivery._workers.wait(20) and peers.got == [(1, 1)]
+
+
 def test_a_rank_that_ended_gets_nothing():
     peers = Peers(1)
     peers.error = RankLostError("rank 1 has ended")

@@ -148,15 +148,6 @@ def test_a_collective_before_joining_says_so(monkeypatch):
         shared_memory.endpoint()
 
 
-def nothing_left(rank, size):
-    reduce_ones(size)()
-    return [name for name in os.listdir("/dev/shm") if "xdist" in name]
-
-
-def test_nothing_is_left_in_the_file_system(pool):
-    assert pool.run(2, nothing_left) == [[], []]
-
-
 def devices(rank, size):
     import threading
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from torch_xdist.launcher.facts import log_folders
+from torch_xdist.launcher.facts.errors import AmbiguousJobError
 from torch_xdist.launcher.facts.log_folders import LogFolder
 
 
@@ -100,3 +101,12 @@ def test_kept_logs_are_found_by_their_jobs_name_newest_last(tmp_path: Path) -> N
     assert log_folders.kept(tmp_path, "night") == [paths[1], paths[0]]
     assert log_folders.kept(tmp_path, "nightl") == [other]
     assert log_folders.kept(tmp_path, "gone") == []
+
+
+def test_the_beginning_of_the_names_of_several_jobs_is_refused(tmp_path: Path) -> None:
+    paths = [made(tmp_path, name, 1.0) for name in ("night-1", "night-1", "night-2")]
+    words = "job 'night': several jobs start with it: night-1, night-2; give one name"
+    with pytest.raises(AmbiguousJobError, match=words):
+        log_folders.kept(tmp_path, "night")
+    assert log_folders.kept(tmp_path, "night-1.2") == [paths[1]]
+    assert len(log_folders.kept(tmp_path, "night-1")) == 2

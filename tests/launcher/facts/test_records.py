@@ -9,13 +9,23 @@ from hypothesis import strategies as st
 
 from torch_xdist.launcher.facts.errors import ProtocolError
 from torch_xdist.launcher.facts.records import (
-    KINDS,
     Failure,
     Heartbeat,
     ranks_text,
     signal_name,
 )
 from torch_xdist.launcher.head.report import describe, fold
+
+KINDS = (
+    "exception",
+    "signal",
+    "exit",
+    "early_exit",
+    "hang",
+    "oom",
+    "launch",
+    "pickle",
+)
 
 TEXT = st.text(max_size=20)
 

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from torch_xdist.launcher.facts import registry
-from torch_xdist.launcher.facts.errors import DuplicateJobError, PreflightError, UsageError
+from torch_xdist.launcher.facts.errors import (
+    AmbiguousJobError,
+    DuplicateJobError,
+    PreflightError,
+    UsageError,
+)
 from torch_xdist.launcher.facts.registry import Registration
 
 
@@ -148,7 +153,8 @@ def test_an_ambiguous_beginning_of_a_name_is_refused_and_a_whole_name_is_not(sta
     for job in jobs:
         job.publish(ranks=1)
     assert registry.find(state, "night")["job"] == "night"
-    with pytest.raises(UsageError, match="several jobs start with it: nightly, nightly-2; give"):
+    words = "several jobs start with it: nightly, nightly-2; give"
+    with pytest.raises(AmbiguousJobError, match=words):
         registry.find(state, "nightl")
     for job in jobs:
         job.close()

@@ -5,11 +5,14 @@ import threading
 from math import prod
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_xdist.launcher.facts import tpu
-from torch_xdist.launcher.facts.errors import DevicesError
+from torch_xdist.launcher.facts import devices, tpu
+from torch_xdist.launcher.facts.errors import DevicesError, UsageError
+from torch_xdist.launcher.ways_in.cli import cli
+from torch_xdist.launcher.ways_in.spawn import spawn
 
 # type: (chips of one host, hosts along each axis, devices a chip shows)
 GOLDEN = {
@@ -199,14 +202,44 @@ class Metadata(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_the_metadata_server_is_asked_without_a_proxy(monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+@pytest.fixture
+def metadata(monkeypatch):
+    """The metadata server of host 1 of a v4-16."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.serve_forever).start()
         monkeypatch.setattr(tpu, "_METADATA", f"http://127.0.0.1:{server.server_port}/")
-        whole = tpu.read_slice({})
+        yield
         server.shutdown()
-    assert whole.accelerator_type == "v4-16"
+
+
+def test_the_metadata_server_is_asked_without_a_proxy(metadata, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert tpu.read_slice({}).accelerator_type == "v4-16"
+
+
+def on_a_pod(monkeypatch):
+    """This host has four chips, and no variable says that there are other hosts."""
+    found = devices.Found({"TPU": 4, "CUDA": 0}, {"TPU": True, "CUDA": False})
+    monkeypatch.setattr(devices, "probe", lambda: found)
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+
+
+@pytest.mark.parametrize("ranks", ["4", "auto"])
+def test_all_chips_of_one_host_of_a_pod_are_no_job(metadata, monkeypatch, ranks):
+    on_a_pod(monkeypatch)
+    found = CliRunner().invoke(cli, ["--dry-run", "-n", ranks, "true"])
+    words = "this is host 1 of 2 of TPU slice v4-16: ranks of several hosts are joined under torch"
+    with pytest.raises(UsageError, match=words):
+        raise found.exception
+    with pytest.raises(UsageError, match=words):
+        spawn(print, nprocs=4 if ranks == "4" else None)
+
+
+def test_some_chips_of_one_host_of_a_pod_make_a_sub_slice(metadata, monkeypatch):
+    on_a_pod(monkeypatch)
+    found = CliRunner().invoke(cli, ["--dry-run", "-n", "2", "true"])
+    assert found.exit_code == 0, found.output
+    assert "TPU_PROCESS_ADDRESSES=localhost:8476,localhost:8477" in found.output
 
 
 def test_a_metadata_server_that_does_not_answer_is_named(monkeypatch):

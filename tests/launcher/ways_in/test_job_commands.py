@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from terminals import Terminal
 
+from torch_xdist.launcher.facts import registry
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
 from torch_xdist.launcher.ways_in import job_commands
 from torch_xdist.system.process import Process
@@ -120,6 +123,24 @@ def test_a_job_that_outlives_the_limit_of_its_stop_is_an_error(start: Callable) 
     assert job.end().code == 143
 
 
+def test_a_stop_waits_as_long_as_its_job_was_given(start: Callable) -> None:
+    # Less than the 20 s beyond the grace, and far from the 30 s of a job without --graceful-stop.
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + WAITS
+    job = start(deaf, *TWO, "--job-id", "deaf", "--graceful-stop", "1")
+    up(job)
+    record = json.loads((job.folder / "jobs" / "deaf.job.json").read_text())
+    assert record["graceful_s"] == 1.0
+    assert job.ask("stop", "deaf", "--limit", "2m") == "job deaf: stopped\n"
+    assert job.end().code == 143
+
+
+def test_a_limit_that_is_no_duration_is_refused(tmp_path: Path) -> None:
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(tmp_path)}
+    words = [*XLA_RUN, "stop", "any", "--limit", "soon"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "--limit: 'soon'" in done.stderr
+
+
 # ---- logs --------------------------------------------------------------------------------------
 
 
@@ -159,6 +180,141 @@ def test_a_job_is_followed_in_whole_lines_to_its_end(start: Callable) -> None:
     shown, _ = follower.communicate(timeout=30)
     lines = ["[0] half of it", "[0] no end", "[1] half of it", "[1] no end"]
     assert sorted(shown.splitlines()) == lines and follower.returncode == 0
+
+
+@pytest.fixture
+def followed() -> Iterator[Callable[..., subprocess.Popen]]:
+    """`followed(job)`: `xla-run logs JOB -f` of it, which has begun."""
+    followers = []
+
+    def follow(job) -> subprocess.Popen:
+        follower = subprocess.Popen(
+            [*XLA_RUN, "logs", "followed", "-f"],
+            env={**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        followers.append(follower)
+        return follower
+
+    yield follow
+    for follower in followers:
+        follower.kill()
+        follower.wait()
+        follower.stdout.close()
+        follower.stderr.close()
+
+
+WAITS_FOR_GO = """
+def wait_for(name):
+    while not os.path.exists(FOLDER + "/" + name): time.sleep(0.01)
+"""
+
+
+def shown(follower: subprocess.Popen) -> list[str]:
+    out, err = follower.communicate(timeout=60)
+    assert follower.returncode == 0, err
+    return sorted(out.splitlines())
+
+
+def test_a_rank_that_prints_late_is_followed_too(start: Callable, followed: Callable) -> None:
+    body = "if RANK: say('quiet'); wait_for('go')\nprint('from', RANK)\nwait_for('go')"
+    job = start(WAITS_FOR_GO + body, *TWO, "--job-id", "followed")
+    job.wait_for("logs/followed/attempt-0/rank-0.log")
+    job.wait_for("quiet")
+    follower = followed(job)
+    assert follower.stdout.readline() == "[0] from 0\n"
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    assert shown(follower) == ["[1] from 1"]
+
+
+def test_a_job_that_has_said_nothing_yet_is_waited_for(start: Callable, followed: Callable) -> None:
+    body = "say('up%d' % RANK); wait_for('go'); print('from', RANK)"
+    job = start(WAITS_FOR_GO + body, *TWO, "--job-id", "followed")
+    up(job)
+    follower = followed(job)
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(3.0)
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    assert shown(follower) == ["[0] from 0", "[1] from 1"]
+
+
+STARTS_SLOWLY = """
+import os, pathlib, sys, time
+from torch_xdist.launcher.facts.registry import Registration
+folder = pathlib.Path(sys.argv[1])
+job = Registration(folder, "followed")
+job.publish(ranks=1)
+while not (folder / "go").exists(): time.sleep(0.01)
+logs = folder / "logs" / "followed" / "attempt-0"
+logs.mkdir(parents=True)
+(logs / "rank-0.log").write_text("at last\\n")
+time.sleep(2)
+"""
+
+
+def test_a_job_that_has_made_no_log_folder_yet_is_waited_for(
+    tmp_path: Path, followed: Callable
+) -> None:
+    tmp_path.chmod(0o700)
+    job = subprocess.Popen([sys.executable, "-c", STARTS_SLOWLY, str(tmp_path)])
+    while not registry.running(tmp_path):
+        time.sleep(0.02)
+    follower = followed(SimpleNamespace(folder=tmp_path))
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(2.0)
+    (tmp_path / "go").write_text("x")
+    assert shown(follower) == ["at last"] and job.wait(20) == 0
+
+
+def test_a_job_is_followed_into_its_next_attempt(start: Callable, followed: Callable) -> None:
+    body = """
+attempt = os.environ["XLA_RUN_ATTEMPT"]
+print("attempt", attempt)
+wait_for("go")
+sys.exit(3 if attempt == "0" else 0)
+"""
+    job = start(WAITS_FOR_GO + body, "-n", "1", "--max-restarts", "1", "--job-id", "followed")
+    job.wait_for("logs/followed/attempt-0/rank-0.log")
+    follower = followed(job)
+    assert follower.stdout.readline() == "attempt 0\n"
+    (job.folder / "go").write_text("x")
+    assert job.end().code == 0
+    assert shown(follower) == ["attempt 1"]
+
+
+def test_a_beginning_of_several_names_is_no_job(start: Callable) -> None:
+    first = start("print('one')", "-n", "1", "--job-id", "night-1")
+    assert first.end().code == 0
+    state = {"XLA_RUN_STATE_DIR": str(first.folder)}
+    assert start("print('two')", "-n", "1", "--job-id", "night-2", env=state).end().code == 0
+    words = [*XLA_RUN, "logs", "night"]
+    environ = {**os.environ, **state}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "several jobs start with it: night-1, night-2; give one name" in done.stderr
+    assert first.ask("logs", "night-1") == "one\n"
+
+
+def test_what_ranks_have_written_moves_no_cursor_of_a_terminal(start: Callable) -> None:
+    forged = "print('\\x1b[2K\\x1b[1A[0] forged \\x1b[31mred\\x1b[0m')"
+    job = start(
+        forged + "\nmeet(); say('ready'); threading.Event().wait()", *TWO, "--job-id", "told"
+    )
+    job.wait_for("ready")
+    environ = {**os.environ, "XLA_RUN_STATE_DIR": str(job.folder)}
+    shown = {}
+    for command in ("logs", "stack"):
+        terminal = Terminal([*XLA_RUN, command, "told"], job.folder, environ)
+        shown[command] = terminal.read_to_the_end()
+        terminal.close()
+    assert "[1] [0] forged \x1b[31mred\x1b[0m" in shown["logs"]
+    assert "rank 1:" in shown["stack"]
+    assert not any("\x1b[2K" in text or "\x1b[1A" in text for text in shown.values())
+    assert "\x1b[2K" in (job.folder / "logs/told/attempt-0/rank-1.log").read_text()
 
 
 def test_each_attempt_has_its_own_log(start: Callable) -> None:

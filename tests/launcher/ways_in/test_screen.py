@@ -215,3 +215,15 @@ def test_a_file_gets_what_the_ranks_wrote() -> None:
     screen("log", rank=0, lines=["\x1b[1mbold"])
     screen.close()
     assert out.getvalue() == "\x1b[1mbold\n"
+
+
+@pytest.mark.parametrize("terminal", ["out", "err"])
+def test_of_two_streams_the_one_that_is_a_terminal_is_cleaned(terminal: str) -> None:
+    out, err = (Tty() if name == terminal else io.StringIO() for name in ("out", "err"))
+    screen = Screen(1, out, err)
+    screen("log", rank=0, lines=["\x1b[2Kforged"])
+    screen("note", text="\x1b[2Kforged")
+    screen.close()
+    shown = {"out": out.getvalue(), "err": err.getvalue()}
+    assert shown.pop(terminal) == "forged\n"
+    assert list(shown.values()) == ["\x1b[2Kforged\n"]

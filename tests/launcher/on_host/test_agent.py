@@ -1,0 +1,41 @@
+"""The agent of a host: what it says of its own failure, and the limits that are its own."""
+
+import socket
+import sys
+from collections.abc import Callable
+
+from torch_xdist.launcher.on_host.agent import Agent
+from torch_xdist.system.frames import Link
+from torch_xdist.system.process import Child
+
+MANY = ("--nprocs", "24")
+
+
+def limited(options: str) -> tuple[str, ...]:
+    """Before a command: it may open so many files."""
+    return ("bash", "-c", f'ulimit {options} && exec "$@"', "-")
+
+
+def test_an_agent_that_may_not_open_enough_files_says_so(start: Callable) -> None:
+    ended = start("print('ran')", *MANY, before=limited("-n 64")).end()
+    assert ended.code == 70, ended.err
+    assert "the agent failed:" in ended.err and "Too many open files" in ended.err
+
+
+def test_the_soft_limit_of_open_files_holds_for_the_ranks_and_not_for_their_agent(
+    start: Callable,
+) -> None:
+    body = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    ended = start(body, *MANY, before=limited("-S -n 64")).end()
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == sorted(f"[{rank}] 64" for rank in range(24))
+
+
+def test_an_order_to_start_that_comes_after_the_stop_starts_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Child.start([sys.executable, "-c", ""]) as nursery:
+        agent = Agent("XLA_RUN_MARK=x", nursery, Link(ours))
+        agent._stopping = True
+        agent._obey({"op": "start", "ranks": [{"rank": 0}]}, b"")
+        assert not agent._ranks and not agent._held
+        nursery.wait()

@@ -1,0 +1,46 @@
+"""The heartbeat of a rank: now and then, and at once where it begins to wait for others."""
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from torch_xdist.launcher.on_host import beat
+from torch_xdist.progress import PROGRESS
+from torch_xdist.system.frames import Link
+
+SELDOM_S = 60.0
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The agent's end of the link of a rank, which is this process; a read of it takes 10 s."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10.0)
+    monkeypatch.setattr(beat, "_stop", type(beat._stop)())
+    beat.start(Link(theirs), SELDOM_S)
+    yield ours
+    beat.stop()
+    ours.close()
+
+
+def test_a_rank_that_begins_to_wait_for_others_says_so_at_once(agent: socket.socket) -> None:
+    link, began_s = Link(agent), time.monotonic()
+    with PROGRESS.wait((1, 3), "all_reduce"):
+        told = link.receive()
+    assert told is not None and told.message["op"] == "beat"
+    heart = told.message["heartbeat"]
+    assert (heart["state"], heart["waits_for"], heart["waits_in"]) == (
+        *("waiting", [1, 3], "all_reduce"),
+    )
+    assert time.monotonic() - began_s < SELDOM_S / 6
+
+
+def test_a_rank_that_goes_on_waiting_beats_no_more_often(agent: socket.socket) -> None:
+    link = Link(agent)
+    with PROGRESS.wait((1,)):
+        assert link.receive() is not None
+        agent.settimeout(3 * beat._LOOK_S)
+        with pytest.raises(TimeoutError):
+            link.receive()
