@@ -8,7 +8,7 @@ import torch
 
 from torch_xdist.core.alias.views import make_as_strided, write
 from torch_xdist.core.devices.tensor import XlaTensor, wrap, wrap_roomy
-from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.run.device_trace import HERE, trace_here
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import PLANS, jax_plan
 from torch_xdist.core.trace.tensor_types import (
@@ -18,8 +18,8 @@ from torch_xdist.core.trace.tensor_types import (
     overlaps,
     tensor_type,
 )
-from torch_xdist.core.trace.values import Value
-from torch_xdist.errors import DeviceError
+from torch_xdist.core.trace.values import Value, root_of
+from torch_xdist.errors import CutError, DeviceError
 from torch_xdist.ops.table import LOWERINGS
 
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -179,7 +179,18 @@ def set_layout(target: XlaTensor, type_: TensorType) -> None:
 
 
 def set_value(target: XlaTensor, value: Value) -> None:
-    """Make a tensor point at another value, whatever its layout was."""
+    """Make a tensor point at another value, whatever its layout was.
+
+    Raises CutError where a function that is being recorded gives a tensor from outside a value that
+    is not there after it.
+    """
+    root, here = root_of(target.value), HERE.symbolic
+    if here is not None and root.trace is not here and root_of(value) is not root:
+        raise CutError(
+            f"a body of control flow gives a tensor {target.value.type!r} from outside other memory"
+            " (.data =, set_, resize_, or an out= of another size); write into it, or return the"
+            " value from the body"
+        )
     if target.value.type is not value.type:
         set_layout(target, value.type)
     target.value = value

@@ -9,7 +9,9 @@ from torch import nn
 
 import torch_xla
 from torch_xdist.core.jax_side.control_flow import scan, while_loop
+from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run import cuts
+from torch_xdist.errors import CutError
 
 
 def on_device(value: float | list[float]) -> torch.Tensor:
@@ -281,9 +283,6 @@ def test_a_generator_gives_a_body_other_numbers_at_each_draw():
 
 
 def test_a_collective_in_a_body_is_refused():
-    from torch_xdist.core.record.jax_ops import record_jax
-    from torch_xdist.errors import CutError
-
     def turn(carry, x):
         (summed,) = record_jax("xla.all_reduce", lambda a: a, [x], collective=True)
         return carry + summed, x
@@ -302,3 +301,27 @@ def test_bodies_that_differ_in_a_constant_are_other_programs_in_the_reports():
 
     assert rolled(1) != rolled(2)
     assert rolled(1) == rolled(1)
+
+
+def give_data(outer, x):
+    outer.data = x * 2
+
+
+def give_room(outer, x):
+    torch.cat([x, x], out=outer)
+
+
+@pytest.mark.parametrize("give", [give_data, give_room])
+def test_a_tensor_from_outside_gets_no_other_memory_in_a_body(give):
+    outer, x = torch.ones(2, device="xla"), torch.ones(2, device="xla")
+
+    def taken(x):
+        give(outer, x)
+        return x + 1
+
+    with (
+        torch.no_grad(),
+        pytest.raises(CutError, match=r"gives a tensor float32\[2\] from outside"),
+    ):
+        torch.cond(on_device(True), taken, lambda x: x * 1, (x,))
+    assert outer.tolist() == [1, 1]
