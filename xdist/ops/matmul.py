@@ -13,11 +13,10 @@ import torch
 from jax import lax
 
 from torch_xdist.dtypes import to_jax
-from torch_xdist.ops.operands import opmath
+from torch_xdist.ops.operands import opmath, wide
 from torch_xdist.ops.table import add_rows, lowers
 
 Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
-_HALF = (jnp.bfloat16, jnp.float16)
 
 
 def product(
@@ -28,9 +27,8 @@ def product(
     out_dtype: Any = None,
 ) -> jax.Array:
     """The products summed over `contract`: dims are batch, free of `lhs`, free of `rhs`."""
-    if out_dtype is None and lhs.dtype in _HALF:
-        out_dtype = jnp.float32
-    return lax.dot_general(lhs, rhs, (contract, batch), preferred_element_type=out_dtype)
+    dtype = out_dtype or wide(lhs.dtype)
+    return lax.dot_general(lhs, rhs, (contract, batch), preferred_element_type=dtype)
 
 
 def scaled(x: jax.Array, factor: Scalar) -> jax.Array:
@@ -203,8 +201,7 @@ def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -
 
 @lowers("aten.matmul.default")
 def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
-    wide = jnp.float32 if self.dtype in _HALF else None
-    return jnp.matmul(self, other, preferred_element_type=wide)
+    return jnp.matmul(self, other, preferred_element_type=wide(self.dtype))
 
 
 @lowers("aten._trilinear.default")
@@ -223,9 +220,8 @@ def trilinear(
     operands: list[Any] = []
     for array, expand in ((i1, expand1), (i2, expand2), (i3, expand3)):
         operands += [array, [dim for dim in range(total) if dim not in expand]]
-    wide = jnp.float32 if i1.dtype in _HALF else None
     keep = [dim for dim in range(total) if dim not in sumdim]
-    return jnp.einsum(*operands, keep, preferred_element_type=wide)
+    return jnp.einsum(*operands, keep, preferred_element_type=wide(i1.dtype))
 
 
 @lowers("aten.linear_backward.default", shaped=True)
@@ -239,10 +235,6 @@ def linear_backward(
     wanted = [
         lambda: product(grad, weight.reshape(-1, weight.shape[-1]), ((len(lead),), (0,))),
         lambda: product(grad, self, (lead, lead)).reshape(weight.shape),
-        lambda: jnp.sum(grad_output, lead, dtype=_sum_dtype(self)),
+        lambda: jnp.sum(grad_output, lead, dtype=wide(self.dtype)),
     ]
     return [of().astype(self.dtype) if ask else None for of, ask in zip(wanted, output_mask)]
-
-
-def _sum_dtype(x: jax.Array) -> Any:
-    return jnp.float32 if x.dtype in _HALF else x.dtype

@@ -243,8 +243,6 @@ add_rows(
     {
         "aten.t.default": lambda self: self.T,
         "aten._conj.default": _conj,
-        "aten.alias.default": lambda self: self,
-        "aten.detach.default": lambda self: self,
         "aten._neg_view.default": jnp.negative,
     }
 )
@@ -257,8 +255,6 @@ add_rows(
     "aten.squeeze.dim",
     "aten.squeeze.dims",
     "aten.unsqueeze.default",
-    "aten.alias.default",
-    "aten.detach.default",
 )
 def write_reshaped(parent: jax.Array, new: jax.Array, *static: Any) -> jax.Array:
     return new.reshape(parent.shape)
