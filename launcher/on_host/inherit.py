@@ -20,6 +20,7 @@ import socket
 import sys
 import sysconfig
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing import util as multiprocessing_util
@@ -38,6 +39,7 @@ _PACKAGES = (
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # A fork keeps what the caller holds for as long as the job runs: a large caller is not forked.
 _MOST_RESIDENT_BYTES = 4 << 30
+_LISTED_S = 0.05
 _kept: list[object] = []
 
 
@@ -262,6 +264,10 @@ def has_one_thread() -> bool:
     """Whether no thread runs beside this one; those of OpenBLAS are ended, as every fork does."""
     if threading.active_count() == 1 and _tasks() > 1:
         _end_blas_threads()
+        # The kernel lists a thread for a moment after it was joined.
+        until_s = time.monotonic() + _LISTED_S
+        while _tasks() > 1 and time.monotonic() < until_s:
+            time.sleep(0.001)
     return _tasks() == 1
 
 
