@@ -19,6 +19,7 @@ LauncherError                                70  anything of ours that went wron
 Messages say: where: what was found, with values; what is needed; what to do.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -70,6 +71,12 @@ class UsageError(LauncherError, ValueError):
 
 class AmbiguousJobError(UsageError):
     """The beginning of a name that several jobs have."""
+
+    @classmethod
+    def of(cls, name: str, jobs: Iterable[str]) -> "AmbiguousJobError":
+        """That these jobs have it."""
+        told = ", ".join(jobs)
+        return cls(f"job {name!r}: several jobs start with it: {told}; give one name")
 
 
 class SettingError(LauncherError, ValueError):

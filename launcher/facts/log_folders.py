@@ -127,8 +127,7 @@ def kept(root: Path, name: str) -> list[Path]:
         hits.sort(key=lambda path: (path / MARK).stat().st_mtime)
     names = sorted({path.name if path.name == name else _job_of(path) for path in hits})
     if len(names) > 1:
-        told = ", ".join(names)
-        raise AmbiguousJobError(f"job {name!r}: several jobs start with it: {told}; give one name")
+        raise AmbiguousJobError.of(name, names)
     return hits
 
 

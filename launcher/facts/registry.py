@@ -175,10 +175,7 @@ def find(state_dir: Path, job_id: str, *, ended: bool = False) -> Record:
         if len(names) == 1:
             return names[0]
         if names:
-            told = ", ".join(record["job"] for record in names)
-            raise AmbiguousJobError(
-                f"job {job_id!r}: several jobs start with it: {told}; give one name"
-            )
+            raise AmbiguousJobError.of(job_id, [record["job"] for record in names])
     there = ", ".join(record["job"] for record in every) or "none"
     raise UsageError(
         f"job {job_id!r}: no such job {'is known' if ended else 'runs'}; there: {there}"

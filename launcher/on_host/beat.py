@@ -50,7 +50,7 @@ def last() -> Message:
 def read(main_thread: int) -> dict[str, Any]:
     """`records.Heartbeat` as JSON."""
     frame = sys._current_frames().get(main_thread)
-    progress = getattr(sys.modules.get("torch_xdist.progress"), "PROGRESS", None)
+    progress = _progress()
     if progress is None:
         return {"state": "outside", "where": line(frame)}
     seq, mark = int(progress.collective), str(progress.fingerprint)
@@ -72,6 +72,11 @@ def read(main_thread: int) -> dict[str, Any]:
         "by_all": bool(seq) and _needs_all(),
         "recent": list(_recent),
     }
+
+
+def _progress() -> Any:
+    """What the core has written, where it is loaded."""
+    return getattr(sys.modules.get("torch_xdist.progress"), "PROGRESS", None)
 
 
 def _state(progress: Any, frame: FrameType | None) -> str:
@@ -120,7 +125,7 @@ def line(frame: FrameType | None) -> str:
 def _beat(link: Link, every_s: float, main_thread: int) -> None:
     told_s, told_waits = time.monotonic(), False
     while not _stop.wait(min(every_s, _LOOK_S)):
-        progress = getattr(sys.modules.get("torch_xdist.progress"), "PROGRESS", None)
+        progress = _progress()
         waits = bool(progress is not None and progress.waits_for)
         is_news = waits and not told_waits
         # Half a look: what is due within it is due.

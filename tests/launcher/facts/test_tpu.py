@@ -222,6 +222,8 @@ def on_a_pod(monkeypatch):
     found = devices.Found({"TPU": 4, "CUDA": 0}, {"TPU": True, "CUDA": False})
     monkeypatch.setattr(devices, "probe", lambda: found)
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    # jax sets it where it sees no chips.
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
 
 
 @pytest.mark.parametrize("ranks", ["4", "auto"])

@@ -12,7 +12,7 @@ import torch
 
 from torch_xdist.core.alias import writes
 from torch_xdist.core.alias.views import make_view, write
-from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor, wrap
+from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor
 from torch_xdist.core.devices.torch_generator import drawn_from
 from torch_xdist.core.record import fallback
 from torch_xdist.core.record.arguments import SIZES, CallArguments, find, plan_of
@@ -30,7 +30,6 @@ from torch_xdist.core.trace.plans import (
     CpuOnly,
     Plan,
 )
-from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import OtherDevice, Row, Tape, Trace
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import NoLoweringError
@@ -113,7 +112,7 @@ def dispatch(
     else:
         type_: Any = plan.types[0]
         if path is RESULTS:
-            result = packed(plan, wrapped(plan.types, trace, tape, slot))
+            result = pack(plan, trace.new_values(plan.types, tape, slot))
         else:
             value = _new(Value)
             value.type, value.trace, value.slot = type_, trace, slot
@@ -173,39 +172,24 @@ def scalars_of(call: CallArguments, plan: Plan, trace: Trace) -> tuple[int | flo
 
 def pack(plan: Plan, values: Sequence[Value | None]) -> Any:
     """The results as the operator returns them."""
-    return packed(plan, [None if value is None else wrap(value) for value in values])
-
-
-def packed(plan: Plan, tensors: list[XlaTensor | None]) -> Any:
+    tensors: list[XlaTensor | None] = []
+    for value in values:
+        if value is None:
+            tensors.append(None)
+            continue
+        # `wrap`, without its frame.
+        type_ = value.type
+        tensor = _make(
+            XlaTensor, type_.shape, type_.wrap_stride, type_.offset or None, None, type_.dtype,
+            _STRIDED, value.trace.device.lazy, False, False, None, False, False, AUTOCAST_KEYS,
+        )  # fmt: skip
+        tensor.value = value
+        tensors.append(tensor)
     if plan.structure == SINGLE:
         return tensors[0]
     if plan.structure == LIST:
         return tensors
     return tuple(tensors) if plan.structure == TUPLE else None
-
-
-def wrapped(
-    types: Sequence[TensorType | None], trace: Trace, tape: Tape, slot: int
-) -> list[XlaTensor | None]:
-    """`wrap` of each of `Trace.new_values`, without its frame."""
-    tensors: list[XlaTensor | None] = []
-    epoch, listed, lazy = tape.epoch, tape.values, trace.device.lazy
-    for place, type_ in enumerate(types, slot):
-        if type_ is None:
-            tensors.append(None)
-            continue
-        value = _new(Value)
-        value.type, value.trace, value.slot = type_, trace, place
-        value.epoch = value.listed = epoch
-        value.buffer, value.generation = None, 0
-        listed.append(value)
-        tensor = _make(
-            XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,
-            lazy, False, False, None, False, False, AUTOCAST_KEYS,
-        )  # fmt: skip
-        tensor.value = value
-        tensors.append(tensor)
-    return tensors
 
 
 def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
