@@ -32,6 +32,7 @@ ROOMS = [
     "training",
     "checkpoint",
     "doctor",
+    "surface",
 ]
 # The folders of xdist/core/, ground first.
 CORE = ["trace", "run", "devices", "alias", "record", "jax_side", "composites", "torch_side"]

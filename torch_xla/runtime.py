@@ -24,6 +24,8 @@ from torch_xdist.torch_xla_compat.private_names import (
     use_spmd,
 )
 from torch_xdist.torch_xla_compat.runtime_facts import (
+    FN,
+    R,
     device_type,
     get_num_cached_compilation_graph,
     global_runtime_device_attributes,
@@ -34,6 +36,8 @@ from torch_xdist.torch_xla_compat.runtime_facts import (
 )
 
 __all__ = [
+    "FN",
+    "R",
     "device_type",
     "set_device_type",
     "initialize_cache",

@@ -7,6 +7,8 @@ XdistError
     DeviceIndexError      IndexError           a device index out of range
   NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
   FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
+  ArgumentError           ValueError           arguments that cannot work
+  ImpureError             AssertionError       a function that must not write to its arguments did
   CutError                RuntimeError         a value was asked for where none can be had
   ValueLostError          RuntimeError         a program failed after it had taken its operands
   WorldError              RuntimeError         ranks disagree, or the world cannot be joined
@@ -41,6 +43,14 @@ class NoLoweringError(XdistError, NotImplementedError):
 
 class FallbackError(XdistError, RuntimeError):
     """XDIST_FALLBACK=error, and an operator would have run on the CPU."""
+
+
+class ArgumentError(XdistError, ValueError):
+    """Arguments that cannot work."""
+
+
+class ImpureError(XdistError, AssertionError):
+    """A function that must not write to its arguments did."""
 
 
 class CutError(XdistError, RuntimeError):

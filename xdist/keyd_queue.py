@@ -5,10 +5,10 @@ from collections import deque
 from typing import Any
 
 
-class _Ended:
+class QueueBase:
     """What both queues have: a bound, and an end of the whole or of its writing."""
 
-    def __init__(self, maxsize: int) -> None:
+    def __init__(self, maxsize: int = 1024) -> None:
         self._maxsize = maxsize
         self._closed = False
         self._write_closed = False
@@ -31,7 +31,7 @@ class _Ended:
             self._changed.notify_all()
 
 
-class Queue(_Ended):
+class Queue(QueueBase):
     """A bounded queue in order.
 
     Args:
@@ -61,7 +61,7 @@ class Queue(_Ended):
             return item
 
 
-class KeydQueue(_Ended):
+class KeydQueue(QueueBase):
     """A bounded queue whose items are taken by key, in whatever order they came.
 
     Args:

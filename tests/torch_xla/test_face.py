@@ -37,13 +37,13 @@ FACE = {
         xla_rendezvous(payload,ordinals,tag) do_on_ordinals(target,data,ordinals)
         mesh_reduce(tag,data,reduce_fn) set_rng_state(seed,device) get_rng_state(device)
         fork_rng(device,enabled) get_memory_info(device) get_stablehlo(tensors)
-        get_stablehlo_bytecode(tensors) optimization_barrier_(tensors) parse_xla_device(name)
+        get_stablehlo_bytecode(tensors) optimization_barrier_(tensors) parse_xla_device(device)
         _fetch_gradients(optimizer) _maybe_convert_to_cpu(data,convert)""",
     "torch_xla.core.functions": """
         all_reduce(reduce_type,value,scale,groups) all_gather(value,dim)
         nms(boxes,scores,score_threshold,iou_threshold,output_size) distributed_mm(w,x,split)
         SyncBatchNorm(num_features,eps,momentum)""",
-    "torch_xla.core.xla_builder": "call_jax(jax_func,args,kwargs,override_name)",
+    "torch_xla.core.xla_builder": "call_jax(jax_func,args,kwargs,name,override_hash)",
     "torch_xla.experimental.scan": "scan(fn,init,xs)",
     "torch_xla.experimental.fori_loop": "fori_loop(lower,upper,body_fun) while_loop",
     "torch_xla.core.xla_env_vars": "PJRT_DEVICE WORLD_SIZE ORDINAL TPU_CONFIG",

@@ -9,8 +9,10 @@ from torch_xdist.launcher.ways_in.pjrt_names import (
 from torch_xdist.ranks.replicas import (
     spawn_threads,
 )
+from torch_xdist.torch_xla_compat.runtime_facts import R
 
 __all__ = [
+    "R",
     "run_multiprocess",
     "spawn",
     "run_singleprocess",

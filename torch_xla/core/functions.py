@@ -1,6 +1,9 @@
 """`xf`: collectives that autograd passes through, and what is built on them."""
 
 from torch_xdist.ranks.autograd_collectives import (
+    AllGather,
+    AllReduce,
+    AllReduceSumLayer,
     SyncBatchNorm,
     all_gather,
     all_reduce,
@@ -11,6 +14,9 @@ from torch_xdist.torch_xla_compat.nms import (
 )
 
 __all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllReduceSumLayer",
     "all_reduce",
     "all_gather",
     "distributed_mm",

@@ -58,10 +58,12 @@ def read_number(text: str) -> tuple[float, str]:
     return (int(number) if number.is_integer() and "." not in text else number), ""
 
 
-def get_data_points_from_metrics_reports(reports: Iterable[str]) -> dict[str, list[float]]:
+def get_data_points_from_metrics_reports(
+    metrics_reports: Iterable[str],
+) -> dict[str, list[float]]:
     """The values of every name over several reports: {"MarkStep__Value": [10, 12], ...}."""
     points: dict[str, list[float]] = {}
-    for report in reports:
+    for report in metrics_reports:
         for name, value in parse_metrics_report(report).items():
             points.setdefault(name, []).append(value)
     return points
@@ -70,7 +72,7 @@ def get_data_points_from_metrics_reports(reports: Iterable[str]) -> dict[str, li
 def compare_metrics(
     data_points: Mapping[str, list[float]],
     metrics_report: str,
-    config: Mapping[str, str] | None = None,
+    config: Mapping[str, str] | None = DEFAULT_CONFIG,
 ) -> tuple[bool, str]:
     """Whether a report breaks the rule that earlier reports set.
 

@@ -21,10 +21,10 @@ _folder: Path | None = None
 _numbers: dict[Path, Iterator[int]] = {}
 
 
-def configure(folder: str | os.PathLike[str]) -> None:
+def configure(save_dir: str | os.PathLike[str]) -> None:
     """Write into this folder from now on; default MODELCMP_SAVEDIR."""
     global _folder
-    _folder = Path(folder)
+    _folder = Path(save_dir)
 
 
 def _save_folder() -> Path:
@@ -33,7 +33,7 @@ def _save_folder() -> Path:
     named = settings.getenv_as("MODELCMP_SAVEDIR", str)
     if named is None:
         raise CheckpointError(
-            "model_comparator.save: no folder is known; call configure(folder), or set"
+            "model_comparator.save: no folder is known; call configure(save_dir), or set"
             " MODELCMP_SAVEDIR"
         )
     return Path(named)
@@ -51,21 +51,23 @@ def save(name: str, tensor: torch.Tensor, step: int | None = None) -> None:
 
 
 def compare_tensors(
-    left: torch.Tensor,
-    right: torch.Tensor,
+    tensor1: torch.Tensor,
+    tensor2: torch.Tensor,
     rtol: float = 1e-05,
     atol: float = 1e-08,
     max_diffs: int = 25,
 ) -> str:
     """The differences of two tensors in words, at most `max_diffs` of them; "" where none are."""
-    if left.shape != right.shape:
-        return f"Shape: {tuple(left.shape)} vs. {tuple(right.shape)}"
-    if left.dtype != right.dtype:
-        return f"Type: {left.dtype} vs. {right.dtype}"
-    wrong = ~torch.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+    if tensor1.shape != tensor2.shape:
+        return f"Shape: {tuple(tensor1.shape)} vs. {tuple(tensor2.shape)}"
+    if tensor1.dtype != tensor2.dtype:
+        return f"Type: {tensor1.dtype} vs. {tensor2.dtype}"
+    wrong = ~torch.isclose(tensor1, tensor2, rtol=rtol, atol=atol, equal_nan=True)
     places = wrong.nonzero()[:max_diffs].tolist()
-    lines = [f"{tuple(p)}: {left[tuple(p)].item()} vs. {right[tuple(p)].item()}" for p in places]
-    return "\n".join(lines)
+    return "\n".join(
+        f"{place}: {tensor1[place].item()} vs. {tensor2[place].item()}"
+        for place in map(tuple, places)
+    )
 
 
 def tensor_file_compare(

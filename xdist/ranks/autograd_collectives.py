@@ -17,26 +17,30 @@ from torch_xdist.ranks.sync_batch_norm import sync_batch_norm
 Groups = Sequence[Sequence[int]] | None
 
 
-class _AllReduce(torch.autograd.Function):
+class AllReduce(torch.autograd.Function):
+    """`all_reduce`, as autograd sees it."""
+
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, reduce_type: str, scale: float, groups: Groups
+        ctx: Any, input: torch.Tensor, reduce_type: str, scale: float, groups: Groups
     ) -> torch.Tensor:
-        output = collective_ops.all_reduce(reduce_type, value, groups=groups)
+        output = collective_ops.all_reduce(reduce_type, input, groups=groups)
         ctx.reduce_type, ctx.scale = reduce_type, scale
-        ctx.save_for_backward(value, output)
+        ctx.save_for_backward(input, output)
         return output * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, None, None]:
         value, output = ctx.saved_tensors
-        scaled = grad * ctx.scale
+        scaled = grad_output * ctx.scale
         if ctx.reduce_type == collective_ops.REDUCE_SUM:
             return scaled, None, None, None
         if ctx.reduce_type == collective_ops.REDUCE_MUL:
             whole = torch.where(value == 0, torch.zeros_like(value), output / value)
             return scaled * whole, None, None, None
-        return scaled * (value == output).to(grad.dtype), None, None, None
+        return scaled * (value == output).to(grad_output.dtype), None, None, None
 
 
 _DIFFERENTIABLE = (
@@ -60,23 +64,37 @@ def all_reduce(
             f"xf.all_reduce: Unsupported reduce type: {reduce_type}; gradients exist for"
             f" {', '.join(_DIFFERENTIABLE)}"
         )
-    return _AllReduce.apply(value, reduce_type, scale, groups)
+    return AllReduce.apply(value, reduce_type, scale, groups)
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, dim: int) -> torch.Tensor:
-        ctx.dim, ctx.size = dim, value.size(dim)
-        return collective_ops.all_gather(value, dim=dim)
+class AllGather(torch.autograd.Function):
+    """`all_gather`, as autograd sees it."""
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad.narrow(ctx.dim, world.rank() * ctx.size, ctx.size), None
+    def forward(ctx: Any, input: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.dim, ctx.size = dim, input.size(dim)
+        return collective_ops.all_gather(input, dim=dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad_output.narrow(ctx.dim, world.rank() * ctx.size, ctx.size), None
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """The ranks' values side by side along `dim`; backward is this rank's slice of the gradient."""
-    return _AllGather.apply(value, dim)
+    return AllGather.apply(value, dim)
+
+
+class AllReduceSumLayer(torch.autograd.Function):
+    """The sum over all ranks, whose gradient is summed over them too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return collective_ops.all_reduce(collective_ops.REDUCE_SUM, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+        return collective_ops.all_reduce(collective_ops.REDUCE_SUM, grad_output)
 
 
 def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:

@@ -312,7 +312,6 @@ class CoalescingBuckets:
         func: Callable[[list[torch.Tensor], list[torch.Tensor] | None], Any],
         input_list: list[torch.Tensor],
         output_list: list[torch.Tensor] | None = None,
-        groups: GroupLists = None,
         bucket_cap_mb: float = 160,
     ) -> None:
         _check_lists("bucketized collective", input_list, output_list)

@@ -14,22 +14,22 @@ from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 
 
-def to_dlpack(tensor: torch.Tensor) -> Any:
+def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     """A DLPack capsule of the tensor's buffer; its value is computed now. Shares memory."""
-    if not isinstance(tensor, XlaTensor):
+    if not isinstance(xla_tensor, XlaTensor):
         raise TypeError(
-            f"to_dlpack: the tensor is on {tensor.device}; move it to an xla device, or use"
+            f"to_dlpack: the tensor is on {xla_tensor.device}; move it to an xla device, or use"
             " torch.to_dlpack"
         )
-    return program.export(buffer_of(tensor.value)).__dlpack__()
+    return program.export(buffer_of(xla_tensor.value)).__dlpack__()
 
 
-def from_dlpack(exporter: Any) -> torch.Tensor:
+def from_dlpack(ext_tensor: Any) -> torch.Tensor:
     """A device tensor of what another framework exports (an object with `__dlpack__`).
 
     The values are copied where the memory lies on another device, or is not aligned for XLA.
     """
-    array = jax.dlpack.from_dlpack(exporter)
+    array = jax.dlpack.from_dlpack(ext_tensor)
     index = device.default_index()
     type_ = dense_type(tuple(array.shape), dtypes.to_torch(array.dtype))
     value = Value(type_, device.trace_of(index))

@@ -15,7 +15,8 @@ def call_jax(
     jax_func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
-    override_name: str | None = None,
+    name: str | None = None,
+    override_hash: str | None = None,
 ) -> Any:
     """`jax_func(*args, **kwargs)` on device tensors, as one row of the trace, with gradients.
 
@@ -24,7 +25,7 @@ def call_jax(
             function object at every step: another one is another program.
         args, kwargs: nested lists, tuples and dicts of device tensors and plain values; the plain
             values are constants of the program.
-        override_name: accepted for torch_xla's sake.
+        name, override_hash: accepted for torch_xla's sake.
     """
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs or {}))
     # 2, 2.0 and True are equal, but JAX promotes by their types.
@@ -53,9 +54,16 @@ def _operator(
 
 
 def scan(
-    fn: Callable[..., Any], init: Any, xs: Any, *, is_fn_pure: bool = False, **ignored: Any
+    fn: Callable[..., Any],
+    init: Any,
+    xs: Any,
+    partition_fn: Any = None,
+    is_fn_pure: bool = False,
 ) -> tuple[Any, Any]:
     """`fn(carry, x) -> (carry, y)` along dim 0 of `xs`, as one loop of the program.
+
+    Args:
+        partition_fn, is_fn_pure: accepted for torch_xla's sake.
 
     Returns the last carry, and the ys stacked along dim 0.
     """
@@ -63,9 +71,15 @@ def scan(
 
 
 def while_loop(
-    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any, *_: Any
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs: Any,
+    additional_inputs: Any = None,
 ) -> Any:
-    """Repeat `body_fn(*carried)` while `cond_fn(*carried)` is true, as one loop of the program."""
+    """Repeat `body_fn(*carried)` while `cond_fn(*carried)` is true, as one loop of the program.
+
+    `additional_inputs` is accepted for torch_xla's sake: what the functions read is found.
+    """
     return control_flow.while_loop(cond_fn, body_fn, carried_inputs)
 
 

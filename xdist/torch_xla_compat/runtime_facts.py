@@ -4,7 +4,8 @@ What can still be chosen is chosen before the first use of a device; later it is
 """
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import torch
@@ -14,6 +15,10 @@ from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.devices.precision import PRECISIONS, choose, chosen
 from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import DeviceError
+
+# As torch_xla's signatures name them.
+R = TypeVar("R")
+FN = TypeVar("FN", bound=Callable[..., Any])
 
 
 def device_type() -> str:

@@ -15,7 +15,24 @@ import torch
 T = TypeVar("T")
 
 
-class SampleGenerator:
+class _Pass:
+    """`next`, which takes from one pass over the batches."""
+
+    _running: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def next(self) -> Any:
+        """The next batch of a pass that the first call begins. Raises StopIteration at its end."""
+        if self._running is None:
+            self._running = iter(self)
+        return next(self._running)
+
+    __next__ = next
+
+
+class SampleGenerator(_Pass):
     """Yields the same `data` object `sample_count` times: a loader that costs nothing."""
 
     def __init__(self, data: Any, sample_count: int) -> None:
@@ -30,7 +47,7 @@ class SampleGenerator:
         return self._sample_count
 
 
-class FnDataGenerator:
+class FnDataGenerator(_Pass):
     """Yields `count` batches (input, target) of a function.
 
     Args:
@@ -124,13 +141,19 @@ class TimedScope:
     def __init__(self, msg: str = "", printfn: Callable[[str], Any] | None = None) -> None:
         self._msg = msg
         self._print = printfn or eprint
+        self._error: Any = None
 
     def __enter__(self) -> "TimedScope":
         self._started_s = time.perf_counter()
         return self
 
+    def set_error(self, error: Any) -> None:
+        """Say beside the time what went wrong in the block."""
+        self._error = error
+
     def __exit__(self, *failure: Any) -> None:
-        self._print(f"{self._msg}{time.perf_counter() - self._started_s:.3f}s")
+        told = f" [{self._error}]" if self._error is not None else ""
+        self._print(f"{self._msg}{time.perf_counter() - self._started_s:.3f}s{told}")
 
 
 def timed(fn: Callable[[], T], msg: str = "", printfn: Callable[[str], Any] | None = None) -> T:
@@ -156,9 +179,9 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
     return ports
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(t: Any) -> list[Any]:
     """Lists and tuples as a list; anything else as a list of it."""
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return list(t) if isinstance(t, list | tuple) else [t]
 
 
 def shape(inputs: Any) -> Any:
@@ -171,16 +194,16 @@ def shape(inputs: Any) -> Any:
     return []
 
 
-def flatten_nested_tuple(value: Any) -> tuple[Any, ...]:
+def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
     """The leaves of nested tuples and lists, as one tuple."""
-    if not isinstance(value, tuple | list):
-        return (value,)
-    return tuple(leaf for item in value for leaf in flatten_nested_tuple(item))
+    if not isinstance(inputs, tuple | list):
+        return (inputs,)
+    return tuple(leaf for item in inputs for leaf in flatten_nested_tuple(item))
 
 
-def list_copy_append(items: list[Any], item: Any) -> list[Any]:
+def list_copy_append(ilist: list[Any], item: Any) -> list[Any]:
     """A new list with `item` at its end."""
-    return [*items, item]
+    return [*ilist, item]
 
 
 def null_print(*args: Any, **kwargs: Any) -> None:

@@ -31,6 +31,13 @@ def test_gathering_passes_this_ranks_slice_of_the_gradient():
     assert x.grad.tolist() == [[0, 1], [2, 3]]
 
 
+def test_a_sum_over_ranks_sums_the_gradient_too():
+    x = torch.arange(3.0, device="xla", requires_grad=True)
+    y = xf.AllReduceSumLayer.apply(x)
+    (y * y.detach()).sum().backward()
+    assert (y.tolist(), x.grad.tolist()) == ([0, 1, 2], [0, 1, 2])
+
+
 def test_a_distributed_product_is_the_product():
     w, x = torch.rand(4, 6), torch.rand(6, 2)
     for split in (1, 3):

@@ -1,6 +1,7 @@
 """Small things training scripts import."""
 
 import gc
+import re
 
 import pytest
 import torch
@@ -16,6 +17,22 @@ def test_fake_data_comes_as_often_as_asked():
 def test_a_function_makes_batches():
     data = tools.FnDataGenerator(lambda x: 2 * x, 4, torch.ones, dims=[3], count=2)
     assert [(x.shape, y.sum().item()) for x, y in data] == [((4, 3), 24)] * 2 and len(data) == 2
+
+
+def test_next_takes_from_one_pass_over_the_batches():
+    data = tools.SampleGenerator("batch", 2)
+    assert [data.next(), next(data)] == ["batch"] * 2
+    with pytest.raises(StopIteration):
+        data.next()
+    assert list(data) == ["batch"] * 2
+
+
+def test_a_timed_block_says_what_was_set_as_its_error():
+    lines = []
+    with tools.TimedScope("reading: ", lines.append) as scope:
+        scope.set_error("file not found")
+    (line,) = lines
+    assert re.fullmatch(r"reading: \d+\.\d{3}s \[file not found\]", line)
 
 
 def test_a_lazy_property_is_computed_once():

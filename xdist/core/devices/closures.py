@@ -53,11 +53,7 @@ class AsyncClosureHandler(ClosureHandler):
         self._raise_previous()
         with self._lock:
             self._pending += 1
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="step closures", daemon=True
-                )
-                self._thread.start()
+            self._start()
         assume_identity = identity_of_thread()
 
         def as_the_giver() -> None:
@@ -65,6 +61,14 @@ class AsyncClosureHandler(ClosureHandler):
             closure()
 
         self._queue.put(as_the_giver)
+
+    def start_event_loop(self) -> None:
+        """Accepted for torch_xla's sake: `run` starts the thread when there is work."""
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="step closures", daemon=True)
+            self._thread.start()
 
     def wait(self) -> None:
         """Block until every closure handed over has run. Raises what one of them raised."""

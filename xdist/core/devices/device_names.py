@@ -72,9 +72,9 @@ def xla_device_kind(device: str | torch.device | None = None) -> str:
     return devices_here.jax_device(devices_here.index_of(device)).device_kind
 
 
-def parse_xla_device(name: str) -> tuple[str, int] | None:
+def parse_xla_device(device: str) -> tuple[str, int] | None:
     """("TPU", 1) from "TPU:1"; None for anything else."""
-    kind, _, number = name.partition(":")
+    kind, _, number = device.partition(":")
     if kind in {"CPU", "GPU", "CUDA", "TPU"} and number.isdecimal():
         return kind, int(number)
     return None

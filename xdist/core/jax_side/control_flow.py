@@ -4,7 +4,8 @@ A row holds the bodies, so no value is read from the device and nothing is cut; 
 same whichever branch is taken and however many turns there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -29,11 +30,11 @@ def cond(
 
     Raises CutError where the functions return different shapes or dtypes.
     """
-    inputs, spec = pytree.tree_flatten(operands)
-    specs: list[Any] = []
-    branches = [_flat(lambda given, f=f: f(*given), specs, spec) for f in (true_fn, false_fn)]
+    inputs, form = flattened(operands)
+    forms: list[Form] = []
+    branches = [_flat(lambda given, f=f: f(*given), forms, form) for f in (true_fn, false_fn)]
     results = Cond(pred, branches, _checked(inputs, "cond")).results()
-    return pytree.tree_unflatten(results, specs[0])
+    return forms[0].filled(results)
 
 
 def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any) -> Any:
@@ -41,12 +42,12 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
 
     What the condition reads has no gradient.
     """
-    inputs, spec = pytree.tree_flatten(carried)
-    specs: list[Any] = []
-    test = _flat(lambda given: cond_fn(*given), [], spec)
-    body = _flat(lambda given: body_fn(*given), specs, spec)
+    inputs, form = flattened(carried)
+    forms: list[Form] = []
+    test = _flat(lambda given: cond_fn(*given), [], form)
+    body = _flat(lambda given: body_fn(*given), forms, form)
     results = While(test, body, _checked(inputs, "while_loop")).results()
-    return pytree.tree_unflatten(results, specs[0])
+    return forms[0].filled(results)
 
 
 def scan(
@@ -57,14 +58,14 @@ def scan(
     Args:
       dim: the dimension of every x that is walked along; the ys are stacked along dim 0.
     """
-    start, of_carry = pytree.tree_flatten(init)
-    rows, of_x = pytree.tree_flatten(xs)
+    start, of_carry = flattened(init)
+    rows, of_x = flattened(xs)
     rows = [x.movedim(dim, 0) for x in _checked(rows, "scan")] if dim else _checked(rows, "scan")
-    specs: list[Any] = []
-    body = _flat(combine_fn, specs, of_carry, of_x)
+    forms: list[Form] = []
+    body = _flat(combine_fn, forms, of_carry, of_x)
     call = Scan(body, _checked(start, "scan"), rows, reverse)
     results = call.results()[: len(start) + call.ys]
-    carry, ys = pytree.tree_unflatten(results, specs[0])
+    carry, ys = forms[0].filled(results)
     return carry, ys
 
 
@@ -78,14 +79,40 @@ def _checked(tensors: Tensors, where: str) -> list[XlaTensor]:
     return list(tensors)
 
 
-def _flat(function: Callable[..., Any], specs: list[Any], *forms: Any) -> Flat:
-    """A function of nested arguments as one of flat tensors; the result's structure is noted."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A nest without its tensors. None has a place in it, and is no tensor.
+
+    Attributes:
+        spec: torch's description of the nest.
+        is_tensor: of each of its leaves.
+    """
+
+    spec: pytree.TreeSpec
+    is_tensor: tuple[bool, ...]
+
+    def filled(self, tensors: Sequence[Any]) -> Any:
+        """The nest with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if place else None for place in self.is_tensor]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def flattened(nest: Any) -> tuple[list[Any], Form]:
+    """The tensors of a nest in order, and its form."""
+    leaves, spec = pytree.tree_flatten(nest)
+    form = Form(spec, tuple(leaf is not None for leaf in leaves))
+    return [leaf for leaf in leaves if leaf is not None], form
+
+
+def _flat(function: Callable[..., Any], results: list[Form], *forms: Form) -> Flat:
+    """A function of nested arguments as one of flat tensors; the form of its result is noted."""
 
     def flat(*tensors: Any) -> list[Any]:
-        parts = divided(tensors, *(range(form.num_leaves) for form in forms))
-        result = function(*map(pytree.tree_unflatten, parts, forms))
-        leaves, spec = pytree.tree_flatten(result)
-        specs.append(spec)
+        parts = divided(tensors, *(range(sum(form.is_tensor)) for form in forms))
+        result = function(*(form.filled(part) for form, part in zip(forms, parts, strict=True)))
+        leaves, form = flattened(result)
+        results.append(form)
         return leaves
 
     return flat

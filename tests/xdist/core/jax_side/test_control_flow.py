@@ -110,6 +110,24 @@ def test_scan_carries_and_stacks_with_gradients():
     assert g.tolist() == [2] * 4
 
 
+def test_nothing_has_a_place_in_what_a_body_takes_and_returns():
+    rows = torch.arange(6.0, device="xla").reshape(3, 2)
+    start = {"sum": torch.zeros(2, device="xla"), "nothing": None}
+
+    def body(carry, x):
+        assert carry["nothing"] is None and x[1] is None
+        return {"sum": carry["sum"] + x[0], "nothing": None}, None
+
+    carry, ys = scan(body, start, (rows, None))
+    assert carry["sum"].tolist() == [6, 9]
+    assert (carry["nothing"], ys) == (None, None)
+    x = torch.ones((), device="xla")
+    taken, nothing = torch.cond(x > 0, lambda x: (x, None), lambda x: (-x, None), (x,))
+    assert (taken.item(), nothing) == (1, None)
+    last, nothing = while_loop(lambda x, _: x < 4, lambda x, _: (x + 1, None), (x, None))
+    assert (last.item(), nothing) == (4, None)
+
+
 def test_what_a_body_reads_from_outside_has_a_gradient():
     w = torch.tensor([[2.0, 3.0], [5.0, 7.0]], device="xla", requires_grad=True)
     x = torch.ones(2, device="xla")

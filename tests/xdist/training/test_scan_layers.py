@@ -1,0 +1,67 @@
+"""Layers in one loop compute what they compute one after another, on the CPU."""
+
+import copy
+
+import pytest
+import torch
+
+from torch_xdist.errors import ArgumentError
+from torch_xla.experimental.scan_layers import scan_layers
+
+
+class Block(torch.nn.Module):
+    """Parameters, a buffer, and a nested result."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size)
+        self.register_buffer("shift", torch.randn(size))
+
+    def forward(self, given):
+        x, count = given
+        return torch.tanh(self.linear(x) + self.shift), count + 1
+
+
+def test_results_and_gradients_are_those_of_the_layers_in_turn():
+    torch.manual_seed(0)
+    cpu = [Block(4) for _ in range(5)]
+    device = [copy.deepcopy(layer).to("xla") for layer in cpu]
+    x = torch.randn(3, 4, requires_grad=True)
+    there = x.detach().to("xla").requires_grad_()
+    expected = x, torch.zeros(())
+    for layer in cpu:
+        expected = layer(expected)
+    got = scan_layers(device, (there, torch.zeros((), device="xla")))
+    torch.testing.assert_close(got[0].cpu(), expected[0])
+    assert got[1].item() == 5
+    expected[0].sum().backward()
+    got[0].sum().backward()
+    torch.testing.assert_close(there.grad.cpu(), x.grad)
+    for one, other in zip(cpu, device):
+        torch.testing.assert_close(other.linear.weight.grad.cpu(), one.linear.weight.grad)
+        torch.testing.assert_close(other.linear.bias.grad.cpu(), one.linear.bias.grad)
+
+
+def test_no_layers_give_the_input_back():
+    x = torch.ones(2, device="xla")
+    assert scan_layers([], x) is x
+
+
+def test_layers_without_tensors_run_in_turn():
+    x = torch.tensor([-1.0, 4.0], device="xla")
+    assert scan_layers([torch.nn.ReLU(), torch.nn.ReLU()], x).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (torch.nn.Linear(2, 3), r"weight of layer 1 has shape \(3, 2\), of layer 0 \(2, 2\)"),
+        (
+            torch.nn.Linear(2, 2, bias=False),
+            r"layer 1 has other tensors .* missing \['bias'\], more",
+        ),
+    ],
+)
+def test_layers_of_several_forms_are_refused(second, words):
+    with pytest.raises(ArgumentError, match=words):
+        scan_layers([torch.nn.Linear(2, 2), second], torch.ones(2, device="xla"))

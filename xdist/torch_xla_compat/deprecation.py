@@ -1,0 +1,44 @@
+"""Old names of functions: each logs once which name to use, then calls the new one."""
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+FN = TypeVar("FN", bound=Callable[..., Any])
+
+
+def deprecated(
+    module: ModuleType, new: FN, old_name: str | None = None, extra_msg: str | None = None
+) -> FN:
+    """`new` under an old name of `module`; the first call logs a warning that names both."""
+    old = f"{module.__name__}.{old_name or new.__name__}"
+    message = f"{old} is deprecated. Use {new.__module__}.{new.__name__} instead."
+    has_warned = False
+
+    @functools.wraps(new)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_warned
+        if not has_warned:
+            has_warned = True
+            logging.warning(f"{message} {extra_msg}" if extra_msg else message)
+        return new(*args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def mark_deprecated(new: FN, extra_msg: str | None = None) -> Callable[[Any], FN]:
+    """Decorate an old function: its calls go to `new`, and the first one logs a warning."""
+
+    def decorate(old: Any) -> FN:
+        module = importlib.import_module(old.__module__)
+        return deprecated(module, new, old_name=old.__name__, extra_msg=extra_msg)
+
+    return decorate
+
+
+def register_deprecated(module: ModuleType, new: FN) -> None:
+    """Give `module` the function `new` under its own name, as a deprecated one."""
+    setattr(module, new.__name__, deprecated(module, new))
