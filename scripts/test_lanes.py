@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "runs" / "tests"
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|deselected)\b")
 NOTHING_COLLECTED = 5
+# With every dtype and form it takes as long as the folders' tests together.
+SWEEP = "tests/xdist/test_op_sweep.py"
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
 
@@ -26,7 +28,7 @@ def main(arguments: list[str]) -> int:
     chosen = [a for a in arguments if a not in SELECTED]
     started = time.monotonic()
     lanes: list[Lane] = []
-    for side_by_side in lane_paths(chosen):
+    for side_by_side in lane_paths(chosen, whole_sweep="--all" in arguments):
         begun = [Lane(name, options + chosen + paths) for name, paths in side_by_side.items()]
         for lane in begun:
             lane.finish()
@@ -34,11 +36,11 @@ def main(arguments: list[str]) -> int:
     return report(lanes, time.monotonic() - started)
 
 
-def lane_paths(chosen: list[str]) -> list[dict[str, list[str]]]:
+def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, list[str]]]:
     """The paths of each lane: lanes of one entry run side by side, entries one after another.
 
-    The launcher's tests measure how soon a job ends, so nothing else runs beside them. A path
-    named by the user makes one lane without any.
+    The launcher's tests measure how soon a job ends, so nothing else runs beside them. The sweep of
+    operators goes where there is room for it. A path named by the user makes one lane without any.
     """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
         return [{"tests": []}]
@@ -47,6 +49,8 @@ def lane_paths(chosen: list[str]) -> list[dict[str, list[str]]]:
         for folder in (ROOT / "tests" / "xdist").iterdir()
         if folder.is_dir() and folder.name != "__pycache__"
     )
+    if whole_sweep:
+        folders.append(SWEEP)
     others = ["tests", *(f"--ignore={path}" for path in ("tests/launcher", *folders))]
     return [{"xdist": folders, "others": others}, {"launcher": ["tests/launcher"]}]
 

@@ -7,6 +7,9 @@ from collections.abc import Generator
 import fault_table
 import pytest
 
+# A test that takes so long has a line of its own when it ends.
+TOLD_FROM_S = 20
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -42,6 +45,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Where faults must run, a fault that is skipped is proved by nothing."""
     report = yield
+    if report.when == "call" and report.duration >= TOLD_FROM_S:
+        reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"{report.duration:7.1f} s  {item.nodeid}")
     mark = item.get_closest_marker("fault")
     if report.skipped and mark is not None and item.config.getoption("--faults-must-run"):
         row: fault_table.Row = mark.args[0]

@@ -39,6 +39,14 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher(lanes, tmp_path):
         {"launcher": ["tests/launcher"]},
     ]
     assert lanes.lane_paths(["-x"]) == lanes.lane_paths([])
+    first, last = lanes.lane_paths([], whole_sweep=True)
+    assert first["xdist"] == [*folders, lanes.SWEEP]
+    assert first["others"] == ["tests", *ignored, f"--ignore={lanes.SWEEP}"]
+    assert last == {"launcher": ["tests/launcher"]}
+
+
+def test_the_sweep_of_a_lane_is_a_file_of_the_suite():
+    assert (ROOT / load("test_lanes").SWEEP).is_file()
 
 
 def test_a_named_path_runs_alone(lanes, tmp_path):
@@ -83,6 +91,22 @@ def test_the_long_tests_are_listed_with_the_time_each_took(tmp_path):
     assert done.returncode == 0
     assert re.search(r" 1 long tests took 0 s =+\n +0\.3 s  test_it.py::test_slow\n", done.stdout)
     assert "test_quick" not in done.stdout
+
+
+def test_a_test_that_took_long_is_told_when_it_ends(tmp_path):
+    text = (ROOT / "tests" / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(text.replace("TOLD_FROM_S = 20", "TOLD_FROM_S = 0.2"))
+    (tmp_path / "fault_table.py").write_text("def faults(): return {}\n")
+    (tmp_path / "test_it.py").write_text(
+        "import time, pytest\n"
+        "@pytest.mark.parametrize('s', [0.3, 0])\ndef test_slow(s): time.sleep(s)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-W", "ignore", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert re.findall(r"^ +(\d\.\d) s  (.*)$", done.stdout, re.M) == [
+        ("0.3", "test_it.py::test_slow[0.3]")
+    ]
 
 
 @pytest.mark.parametrize("name", ["quickstart", "test", "check"])
