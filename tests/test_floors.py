@@ -39,6 +39,7 @@ CORE = ["trace", "run", "devices", "alias", "record", "jax_side", "composites", 
 HEAVY = {"torch", "jax", "jaxlib"}
 # Imports inside functions: optional packages, and the parts a process may not need.
 LATE = {
+    "xdist/torch_xla_compat/jax_imports.py": {"torchax"},
     "xdist/debug/training_log.py": {"tensorboardX"},
     "xdist/world.py": {"torch_xdist.collectives"},
     "loaders/sharing.py": {"torch_xdist.collectives"},

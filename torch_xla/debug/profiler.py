@@ -10,8 +10,10 @@ from torch_xdist.debug.profile import (
     trace_detached,
     trace_me,
 )
+from torch_xdist.torch_xla_compat.jax_imports import maybe_get_jax
 
 __all__ = [
+    "maybe_get_jax",
     "start_server",
     "start_trace",
     "stop_trace",
