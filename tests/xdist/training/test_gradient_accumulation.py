@@ -10,6 +10,7 @@ import torch_xla
 from torch_xdist.errors import ArgumentError, ImpureError
 from torch_xdist.metrics import counter_value
 from torch_xla.experimental.gradient_accumulation import gradient_accumulation
+from torch_xla.experimental.scan_layers import scan_layers
 
 
 @pytest.fixture
@@ -72,6 +73,21 @@ def test_what_is_carried_goes_from_turn_to_turn(models):
     assert count.tolist() == [30, 30]
     # Two equal draws would leave one of them, and five equal ones one or none.
     assert noise.item() != 0
+
+
+def test_a_step_may_hold_a_loop_over_layers():
+    torch.manual_seed(0)
+    cpu = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+    device = copy.deepcopy(cpu).to("xla")
+    x, y = torch.randn(5, 2, 4), torch.randn(5, 2, 4)
+
+    def step(inputs, targets):
+        return mse_loss(scan_layers(device, inputs), targets)
+
+    loss = gradient_accumulation(step, (x.to("xla"), y.to("xla")), device)
+    expected = accumulated({"used": torch.nn.Sequential(*cpu)}, x, y)
+    torch.testing.assert_close(loss.cpu(), expected)
+    assert_same_gradients(cpu, device)
 
 
 def test_many_turns_are_one_program(models):
