@@ -23,6 +23,7 @@ def test_the_wheel_runs_anywhere_and_holds_every_import_root(tmp_path):
     for expected in (
         "torch_xdist/__init__.py",
         "torch_xdist/ops/table.py",
+        "torch_xdist/surface/names.json",
         "torch_xdist/launcher/__init__.py",
         "torch_xdist/collectives/__init__.py",
         "torch_xdist/loaders/__init__.py",
