@@ -1,12 +1,12 @@
 """Layers of one form, as one loop of the program: it is compiled as if there was one."""
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch_xdist.core.jax_side.control_flow import scan
+from torch_xdist.core.trace.values import root_of
 from torch_xdist.errors import ArgumentError
 
 
@@ -16,12 +16,13 @@ def scan_layers(
     partition_fn: Any = None,
     is_layer_pure: bool = False,
 ) -> Any:
-    """What `torch.nn.Sequential(*layers)(input_data)` computes, with gradients.
+    """What the layers compute one after another, with gradients; their buffers are updated too.
 
     Args:
         layers: modules that compute the same from parameters of the same shapes. The first one's
             `forward` is used for all; another dropout probability, say, is not seen.
-        input_data: tensors, nested as a layer takes and returns them.
+        input_data: what the first layer takes, and every layer returns: tensors, nested. A tuple
+            holds the arguments of a layer.
         partition_fn, is_layer_pure: accepted for torch_xla's sake.
 
     Raises ArgumentError where the layers' parameters or buffers differ in name or shape.
@@ -29,25 +30,47 @@ def scan_layers(
     listed = list(layers)
     if not listed:
         return input_data
+    buffers = dict(listed[0].named_buffers())
     own = [dict(layer.named_parameters()) | dict(layer.named_buffers()) for layer in listed]
     _check_alike(own)
-    # Its parameters are replaced for each call, so the layers themselves stay as they are.
-    first = copy.copy(listed[0])
+    if not own[0]:
+        return _in_turn(listed, input_data)
     stacked = {name: torch.stack([tensors[name] for tensors in own]) for name in own[0]}
 
-    def one_layer(value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, None]:
-        return torch.func.functional_call(first, dict(tensors), (value,)), None
+    def one_layer(value: Any, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
+        # A body's tensors may all need gradients, which a buffer may not.
+        used = {name: t.detach() if name in buffers else t for name, t in given.items()}
+        before = {name: _written(tensor) for name, tensor in used.items()}
+        value = torch.func.functional_call(listed[0], used, _arguments(value))
+        return value, {n: t.detach() for n, t in used.items() if _written(t) != before[n]}
 
-    if not stacked:
-        return _in_turn(listed, input_data)
-    return scan(one_layer, input_data, stacked)[0]
+    result, written = scan(one_layer, input_data, stacked)
+    _write_back(own, written)
+    return result
+
+
+def _written(tensor: Any) -> int:
+    """Another number after each write. torch counts none of those to running statistics."""
+    return root_of(tensor.value).slot
+
+
+def _write_back(layers: Sequence[dict[str, torch.Tensor]], written: Mapping[str, Any]) -> None:
+    """Give the layers' own tensors, such as running statistics, what the loop made of them."""
+    with torch.no_grad():
+        for name, rows in written.items():
+            for tensors, row in zip(layers, rows.unbind(), strict=True):
+                tensors[name].copy_(row)
 
 
 def _in_turn(layers: Sequence[torch.nn.Module], value: Any) -> Any:
     """Layers without tensors leave nothing to walk along."""
     for layer in layers:
-        value = layer(value)
+        value = layer(*_arguments(value))
     return value
+
+
+def _arguments(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _check_alike(layers: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -56,12 +79,12 @@ def _check_alike(layers: Sequence[Mapping[str, torch.Tensor]]) -> None:
         missing, extra = sorted(first.keys() - tensors), sorted(tensors.keys() - first)
         if missing or extra:
             raise ArgumentError(
-                f"scan_layers: layer {place} has other tensors than layer 0: missing {missing},"
-                f" more {extra}; give layers of one form"
+                f"scan_layers: layer {place} has mismatched keys: it lacks {missing} of layer 0 and"
+                f" has {extra} besides; give layers of one form"
             )
         for name, tensor in tensors.items():
             if tensor.shape != first[name].shape:
                 raise ArgumentError(
-                    f"scan_layers: {name} of layer {place} has shape {tuple(tensor.shape)}, of"
-                    f" layer 0 {tuple(first[name].shape)}; give layers of one form"
+                    f"scan_layers: Shape mismatch: {name} has shape {tuple(tensor.shape)} in layer"
+                    f" {place}, {tuple(first[name].shape)} in layer 0; give layers of one form"
                 )

@@ -229,13 +229,14 @@ def decomposition(plan: Plan, decompose: Callable[..., Any]) -> Subgraph:
     """What torch's decomposition does to tensors of a plan's operand types."""
     trace = SymbolicTrace(HERE.trace.device, may_capture=False)
     operands = [_operand_of(trace, type_) for type_ in plan.operand_types]
+    slots = [value.slot for value in operands]
     tensors = [wrap(value) for value in operands]
     args = [fill(mark, tensors, iter(())) for mark in plan.args]
     kwargs = {name: fill(mark, tensors, iter(())) for name, mark in plan.kwargs.items()}
     with recording(trace), torch.no_grad():
         result = decompose(*args, **kwargs)
         outs = [_out_slot(trace, x) for x in flat(result)]
-    return _subgraph(trace, [value.slot for value in operands], outs)
+    return _subgraph(trace, slots, outs)
 
 
 def _operand_of(trace: SymbolicTrace, type_: TensorType) -> Value:
@@ -318,6 +319,8 @@ class TracedFunction:
         trace = SymbolicTrace(device, may_capture=True)
         types = [t.value.type for t in like]  # type: ignore[attr-defined]
         values = [_operand_of(trace, dense_type(t.shape, t.dtype)) for t in types]
+        # Now: a write moves a value to another slot.
+        slots = [value.slot for value in values]
         with recording(trace), torch.enable_grad():
             # A copy, because a leaf that needs gradients could not be written in place.
             inputs = [
@@ -335,7 +338,7 @@ class TracedFunction:
         self.tensors = list(trace.tensors.values())
         self.result_types = [leaf.value.type for leaf in leaves]
         self.needs_grad = [leaf.requires_grad for leaf in leaves]
-        operands = [*(value.slot for value in values), *trace.captured.values()]
+        operands = [*slots, *trace.captured.values()]
         self.subgraph = _subgraph(trace, operands, outs)
         # They are not in its key.
         assert not self.subgraph.constants

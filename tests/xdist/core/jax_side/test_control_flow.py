@@ -128,6 +128,36 @@ def test_nothing_has_a_place_in_what_a_body_takes_and_returns():
     assert (last.item(), nothing) == (4, None)
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_body_may_write_to_what_it_is_given(needs_grad):
+    def body(carry, x):
+        with torch.no_grad():
+            x.add_(1)
+            carry.mul_(2)
+        return carry + x, x
+
+    rows = torch.arange(6.0).reshape(3, 2)
+    start = torch.ones(2, device="xla")
+    there = rows.to("xla").requires_grad_(needs_grad)
+    last, ys = scan(body, start, there)
+    expected, written = torch.ones(2), []
+    for row in rows.clone():
+        expected, y = body(expected, row)
+        written.append(y)
+    assert last.tolist() == expected.tolist()
+    assert ys.tolist() == torch.stack(written).tolist()
+    # It was given copies.
+    assert (start.tolist(), there.tolist()) == ([1, 1], rows.tolist())
+
+    def turn(n, x):
+        return n.add_(1), x.mul_(2)
+
+    count = torch.zeros((), device="xla")
+    assert [t.tolist() for t in while_loop(lambda n, x: n < 3, turn, (count, start))] == [3, [8, 8]]
+    taken = torch.cond(start.sum() > 0, lambda x: x.add_(1), lambda x: x, (start,))
+    assert (taken.tolist(), start.tolist()) == ([2, 2], [1, 1])
+
+
 def test_what_a_body_reads_from_outside_has_a_gradient():
     w = torch.tensor([[2.0, 3.0], [5.0, 7.0]], device="xla", requires_grad=True)
     x = torch.ones(2, device="xla")
