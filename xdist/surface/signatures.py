@@ -19,20 +19,17 @@ def parse(text: str) -> Signature:
     parameters = []
     for place, argument in enumerate(by_place):
         kind = _BY_PLACE[place >= len(given.posonlyargs)]
-        default = _value(given.defaults[place - required]) if place >= required else Parameter.empty
+        node = given.defaults[place - required] if place >= required else None
+        default = Parameter.empty if node is None else ast.literal_eval(node)
         parameters.append(Parameter(argument.arg, kind, default=default))
     if given.vararg:
         parameters.append(Parameter(given.vararg.arg, Parameter.VAR_POSITIONAL))
     for argument, node in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        default = Parameter.empty if node is None else _value(node)
+        default = Parameter.empty if node is None else ast.literal_eval(node)
         parameters.append(Parameter(argument.arg, Parameter.KEYWORD_ONLY, default=default))
     if given.kwarg:
         parameters.append(Parameter(given.kwarg.arg, Parameter.VAR_KEYWORD))
     return Signature(parameters)
-
-
-def _value(node: ast.expr) -> object:
-    return ast.literal_eval(node)
 
 
 def differences(theirs: Signature, ours: Signature) -> list[str]:
@@ -67,11 +64,12 @@ def differences(theirs: Signature, ours: Signature) -> list[str]:
 
 
 def _default_differs(theirs: Parameter, ours: Parameter) -> list[str]:
-    if theirs.default is Parameter.empty or theirs.default is UNSAID:
-        is_needed = theirs.default is UNSAID and ours.default is Parameter.empty
-        return [f"needs {ours.name}"] if is_needed else []
+    if theirs.default is Parameter.empty:
+        return []
     if ours.default is Parameter.empty:
         return [f"needs {ours.name}"]
+    if theirs.default is UNSAID:
+        return []
     # None stands here for a default that is found at the call; a list nobody changes is a tuple.
     if ours.default is None or _plain(theirs.default) == _plain(ours.default):
         return []

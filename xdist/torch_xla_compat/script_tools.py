@@ -5,7 +5,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, Generic, TypeVar
@@ -15,13 +15,10 @@ import torch
 T = TypeVar("T")
 
 
-class _Pass:
+class _Pass(Iterable[Any]):
     """`next`, which takes from one pass over the batches."""
 
     _running: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
 
     def next(self) -> Any:
         """The next batch of a pass that the first call begins. Raises StopIteration at its end."""

@@ -53,7 +53,11 @@ class AsyncClosureHandler(ClosureHandler):
         self._raise_previous()
         with self._lock:
             self._pending += 1
-            self._start()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="step closures", daemon=True
+                )
+                self._thread.start()
         assume_identity = identity_of_thread()
 
         def as_the_giver() -> None:
@@ -64,11 +68,6 @@ class AsyncClosureHandler(ClosureHandler):
 
     def start_event_loop(self) -> None:
         """Accepted for torch_xla's sake: `run` starts the thread when there is work."""
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="step closures", daemon=True)
-            self._thread.start()
 
     def wait(self) -> None:
         """Block until every closure handed over has run. Raises what one of them raised."""
