@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.jax_side.control_flow import scan
+from torch_xdist.core.trace.values import last_write
 from torch_xdist.errors import ArgumentError, ImpureError
 
 
@@ -83,7 +84,7 @@ def _turn(
 ) -> tuple[torch.Tensor, list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
     """The turn's part of the mean loss, its gradients, and what it passes on."""
     given = [*slices, *carried]
-    versions = [tensor._version for tensor in given]
+    before = [last_write(tensor) for tensor in given]
     outside = [parameter.grad for parameter in trained]
     try:
         for parameter in trained:
@@ -97,8 +98,8 @@ def _turn(
     finally:
         for parameter, gradient in zip(trained, outside, strict=True):
             parameter.grad = gradient
-    for place, (tensor, version) in enumerate(zip(given, versions, strict=True)):
-        if tensor._version != version:
+    for place, (tensor, write) in enumerate(zip(given, before, strict=True)):
+        if last_write(tensor) != write:
             raise ImpureError(
                 f"gradient_accumulation: train_step wrote to its argument {place} of shape"
                 f" {tuple(tensor.shape)}; compute a new tensor, and return what is carried"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.jax_side.control_flow import scan
-from torch_xdist.core.trace.values import root_of
+from torch_xdist.core.trace.values import last_write
 from torch_xdist.errors import ArgumentError
 
 
@@ -40,18 +40,13 @@ def scan_layers(
     def one_layer(value: Any, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
         # A body's tensors may all need gradients, which a buffer may not.
         used = {name: t.detach() if name in buffers else t for name, t in given.items()}
-        before = {name: _written(tensor) for name, tensor in used.items()}
+        before = {name: last_write(tensor) for name, tensor in used.items()}
         value = torch.func.functional_call(listed[0], used, _arguments(value))
-        return value, {n: t.detach() for n, t in used.items() if _written(t) != before[n]}
+        return value, {n: t.detach() for n, t in used.items() if last_write(t) != before[n]}
 
     result, written = scan(one_layer, input_data, stacked)
     _write_back(own, written)
     return result
-
-
-def _written(tensor: Any) -> int:
-    """Another number after each write. torch counts none of those to running statistics."""
-    return root_of(tensor.value).slot
 
 
 def _write_back(layers: Sequence[dict[str, torch.Tensor]], written: Mapping[str, Any]) -> None:

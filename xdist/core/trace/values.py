@@ -96,3 +96,11 @@ class ViewValue(Value):
 def root_of(value: Value) -> Value:
     """The value that owns the storage a value looks into."""
     return value.root if isinstance(value, ViewValue) else value
+
+
+def last_write(tensor: Any) -> int:
+    """Where a body's tensor was last written: another number after each write to it.
+
+    torch's `_version` counts none of those to running statistics.
+    """
+    return root_of(tensor.value).slot
