@@ -17,6 +17,9 @@ from torch_xdist.core.run import cuts
 from torch_xdist.core.run.device_trace import trace_of_thread
 
 SHAPE = (3, 4)
+# Two thousand calls on the same values may make a rounding error a thousand times as large, which
+# in float32 looks like a wrong value; in float64 it never comes near one.
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 
 class Pair:
@@ -27,7 +30,7 @@ class Pair:
         self.wanted = wanted
 
     def check(self) -> None:
-        torch.testing.assert_close(self.found.cpu(), self.wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(self.found.cpu(), self.wanted, **TOLERANCE)
 
 
 class Worker:
@@ -37,7 +40,8 @@ class Worker:
         self.random = random.Random(seed)
         self.published = published
         self.counts = counts
-        value = torch.rand(SHAPE, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.Generator().manual_seed(seed)
+        value = torch.rand(SHAPE, generator=drawn, dtype=torch.float64)
         self.mine = [Pair(value.to("xla"), value.clone()) for _ in range(4)]
 
     def run(self, calls: int) -> None:
