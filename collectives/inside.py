@@ -6,6 +6,7 @@ They are traced inside `with program(kind, world_size):`, which says how data tr
   collective is a custom call into `shared_memory`.
 - "mesh": the program runs inside `shard_map` over the mesh axis "ranks" of all devices, and each
   collective is XLA's own.
+- "manual": the same over several axes; ranks are devices of one process, and groups lie along axes.
 
 Collectives of one program run in the order they are traced in, on every rank: each takes the token
 of the one before. The program must return the last token (`Program.token`), or a collective whose
@@ -47,28 +48,36 @@ class Program:
     """The program being traced.
 
     Attributes:
-        kind: "host" or "mesh".
+        kind: "host", "mesh" or "manual".
         world_size: the number of ranks.
+        axes: of "manual": the axes along which groups lie.
         token: what the next collective waits for, the operand of the launch; uint32 [1].
     """
 
     kind: str
     world_size: int
+    axes: Callable[[Groups], tuple[str, ...]] | None = None
     token: jax.Array = field(default_factory=lambda: jnp.zeros(1, jnp.uint32))
 
 
 @contextlib.contextmanager
-def program(kind: str, world_size: int, launch: jax.Array | None = None) -> Iterator[Program]:
+def program(
+    kind: str,
+    world_size: int,
+    launch: jax.Array | None = None,
+    *,
+    axes: Callable[[Groups], tuple[str, ...]] | None = None,
+) -> Iterator[Program]:
     """Trace collectives for this transport; the Program yielded holds the token at the end.
 
     `launch` is an operand of the program, `Launch.operand()`; None: it is launched without one, and
     its order among the programs of other threads is not looked after.
     """
-    if kind not in ("host", "mesh"):
-        raise ArgumentError(f"transport {kind!r} is unknown; use host or mesh")
+    if kind not in ("host", "mesh", "manual"):
+        raise ArgumentError(f"transport {kind!r} is unknown; use host, mesh or manual")
     outer = getattr(_active, "program", None)
     token = () if launch is None else (launch,)
-    _active.program = Program(kind, world_size, *token)
+    _active.program = Program(kind, world_size, axes, *token)
     try:
         yield _active.program
     finally:

@@ -29,8 +29,6 @@ from torch_xdist.torch_xla_compat.graphs import (
 )
 from torch_xdist.torch_xla_compat.private_names import (
     _get_git_revs,
-    _get_xla_sharding_spec,
-    _get_xla_sharding_specs,
     _get_xla_tensor_dimension_size,
     _set_allow_execution,
     _xla_get_default_device,
@@ -47,8 +45,14 @@ from torch_xdist.torch_xla_compat.private_names import (
     _xla_tensors_from_aten,
     _xla_wait_device_ops,
 )
+from torch_xdist.spmd.private_names import (
+    _get_xla_sharding_spec,
+    _get_xla_sharding_specs,
+    _get_xla_sharding_type,
+)
 
 __all__ = [
+    "_get_xla_sharding_type",
     "_xla_metrics_report",
     "_xla_counter_names",
     "_xla_counter_value",

@@ -2,9 +2,11 @@
 
 from torch_xdist.core.devices.ordinals import (
     addressable_device_count,
+    addressable_runtime_device_count,
     get_master_ip,
     global_device_count,
     global_ordinal,
+    global_runtime_device_count,
     host_index,
     local_device_count,
     local_ordinal,
@@ -12,16 +14,6 @@ from torch_xdist.core.devices.ordinals import (
     process_count,
     process_index,
     world_size,
-)
-from torch_xdist.core.devices.ordinals import (
-    addressable_device_count as addressable_runtime_device_count,
-)
-from torch_xdist.core.devices.ordinals import (
-    global_device_count as global_runtime_device_count,
-)
-from torch_xdist.torch_xla_compat.private_names import (
-    is_spmd,
-    use_spmd,
 )
 from torch_xdist.torch_xla_compat.runtime_facts import (
     FN,
@@ -34,6 +26,7 @@ from torch_xdist.torch_xla_compat.runtime_facts import (
     runtime_device_attributes,
     set_device_type,
 )
+from torch_xdist.spmd.mode import is_spmd, use_spmd
 
 __all__ = [
     "FN",

@@ -9,6 +9,7 @@ XdistError
   FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
   ArgumentError           ValueError           arguments that cannot work
   ImpureError             AssertionError       a function that must not write to its arguments did
+  ShardingError           ValueError, ...      a mesh or a sharding that cannot be
   CutError                RuntimeError         a value was asked for where none can be had
   ValueLostError          RuntimeError         a program failed after it had taken its operands
   WorldError              RuntimeError         ranks disagree, or the world cannot be joined
@@ -51,6 +52,10 @@ class ArgumentError(XdistError, ValueError):
 
 class ImpureError(XdistError, AssertionError):
     """A function that must not write to its arguments did."""
+
+
+class ShardingError(XdistError, ValueError, AssertionError, RuntimeError):
+    """A mesh or a sharding that cannot be; torch_xla raises one of the three."""
 
 
 class CutError(XdistError, RuntimeError):

@@ -81,6 +81,16 @@ def asks_for_eager() -> bool:
     return any(_flag(os.environ, name) for name in _EAGER_NAMES)
 
 
+def asks_for_spmd() -> bool:
+    """Whether one logical device shall stand for all devices: XLA_USE_SPMD, read each time."""
+    return _flag(os.environ, "XLA_USE_SPMD")
+
+
+def ask_for_spmd() -> None:
+    """Set XLA_USE_SPMD for this process and those it starts."""
+    os.environ["XLA_USE_SPMD"] = "1"
+
+
 def set_platform(platform: str) -> None:
     """Make `platform` the PJRT_DEVICE of this process and of the processes it starts."""
     os.environ["PJRT_DEVICE"] = platform

@@ -1,6 +1,6 @@
 """Collectives of a program that runs inside `shard_map` over the mesh axis "ranks": XLA's own.
 
-The same functions as in `shared_memory.lowering`. XLA orders its collectives by itself, so the
+The same functions as in `shared_memory.lowering`; also over the axes of a program's own mesh. XLA orders its collectives by itself, so the
 token passes by. Reductions XLA has no collective for (mul, and, or, xor) gather and fold.
 """
 
@@ -33,22 +33,23 @@ def all_reduce(
     _whole(groups, here.world_size, "all_reduce")
     results: list[Any] = [None] * len(xs)
     for bucket in plan([(x.size, x.dtype.itemsize) for x in xs]):
-        reduced = _reduced(joined([xs[i] for i in bucket]), reduction, groups)
+        reduced = _reduced(here, joined([xs[i] for i in bucket]), reduction, groups)
         for place, value in zip(bucket, separated(reduced, [xs[i].shape for i in bucket])):
             results[place] = value
     return results
 
 
-def _reduced(x: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
-    lists = _lists(groups)
+def _reduced(here: Any, x: jax.Array, reduction: str, groups: Groups | None) -> jax.Array:
+    over = _over(here, groups)
     if x.dtype == jnp.bool_ and reduction in ("sum", "max", "or"):
-        return lax.pmax(x.astype(jnp.uint8), AXIS, axis_index_groups=lists).astype(jnp.bool_)
+        return lax.pmax(x.astype(jnp.uint8), **over).astype(jnp.bool_)
     if x.dtype == jnp.bool_ and reduction in ("mul", "min", "and"):
-        return lax.pmin(x.astype(jnp.uint8), AXIS, axis_index_groups=lists).astype(jnp.bool_)
+        return lax.pmin(x.astype(jnp.uint8), **over).astype(jnp.bool_)
     native = {"sum": lax.psum, "min": lax.pmin, "max": lax.pmax}.get(reduction)
     if native is not None:
-        return native(x, AXIS, axis_index_groups=lists)
-    gathered = lax.all_gather(x, AXIS, axis_index_groups=_even(groups, "all_reduce"))
+        return native(x, **over)
+    _even(groups, "all_reduce")
+    gathered = lax.all_gather(x, **over)
     if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
         # Rounded once, not with every rank's part.
         gathered = gathered.astype(jnp.float32)
@@ -60,7 +61,7 @@ def all_gather(
 ) -> jax.Array:
     """[size, *x.shape]. `what`, here and below, is for the messages of the host transport."""
     _whole(groups, here.world_size, "all_gather")
-    return lax.all_gather(x, AXIS, axis_index_groups=_lists(groups))
+    return lax.all_gather(x, **_over(here, groups))
 
 
 def reduce_scatter(
@@ -69,28 +70,28 @@ def reduce_scatter(
     """[members, ...] to this member's row of the reduction."""
     _whole(groups, here.world_size, "reduce_scatter")
     if reduction == "sum" and rows.dtype != jnp.bool_:
-        return lax.psum_scatter(rows, AXIS, axis_index_groups=_lists(groups))
-    reduced = _reduced(rows, reduction, groups)
-    return lax.dynamic_index_in_dim(reduced, _member(groups, here.world_size), 0, keepdims=False)
+        return lax.psum_scatter(rows, **_over(here, groups))
+    reduced = _reduced(here, rows, reduction, groups)
+    return lax.dynamic_index_in_dim(reduced, _member(here, groups), 0, keepdims=False)
 
 
 def all_to_all(here: Any, rows: jax.Array, groups: Groups | None, what: str = "") -> jax.Array:
     """[members, ...] to [members, ...]."""
     _whole(groups, here.world_size, "all_to_all")
-    return lax.all_to_all(rows, AXIS, 0, 0, axis_index_groups=_lists(groups))
+    return lax.all_to_all(rows, split_axis=0, concat_axis=0, **_over(here, groups))
 
 
 def permute(here: Any, x: jax.Array, pairs: Groups) -> jax.Array:
     """Each target's array comes from its source, zeros elsewhere."""
-    return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
+    return lax.ppermute(x, _over(here, None)["axis_name"], pairs) if pairs else jnp.zeros_like(x)
 
 
 def broadcast(here: Any, x: jax.Array, root: int, groups: Groups | None) -> jax.Array:
     """The root's bits: everybody else adds integer zeros to them. Zeros in groups without it."""
     _whole(groups, here.world_size, "broadcast")
     bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else _bits(x)
-    sent = jnp.where(lax.axis_index(AXIS) == root, bits, jnp.zeros_like(bits))
-    received = lax.psum(sent, AXIS, axis_index_groups=_lists(groups))
+    sent = jnp.where(_index(here) == root, bits, jnp.zeros_like(bits))
+    received = lax.psum(sent, **_over(here, groups))
     if x.dtype == jnp.bool_:
         return received.astype(jnp.bool_)
     return _from_bits(received, x)
@@ -109,25 +110,34 @@ def _from_bits(bits: jax.Array, like: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, like.dtype)
 
 
-def _member(groups: Groups | None, world_size: int) -> jax.Array:
-    members = list(range(world_size))
+def _member(here: Any, groups: Groups | None) -> jax.Array:
+    members = list(range(here.world_size))
     for group in groups or ():
         for member, rank in enumerate(group):
             members[rank] = member
-    return jnp.array(members)[lax.axis_index(AXIS)]
+    return jnp.array(members)[_index(here)]
 
 
-def _lists(groups: Groups | None) -> list[list[int]] | None:
-    return None if groups is None else [list(group) for group in groups]
+def _over(here: Any, groups: Groups | None) -> dict[str, Any]:
+    """Among whom XLA's collective takes place, as `lax` wants it."""
+    if here.axes is not None:
+        ranks = (tuple(range(here.world_size)),)
+        return {"axis_name": here.axes(groups or ranks)}
+    lists = None if groups is None else [list(group) for group in groups]
+    return {"axis_name": AXIS, "axis_index_groups": lists}
 
 
-def _even(groups: Groups | None, of: str) -> list[list[int]] | None:
+def _index(here: Any) -> jax.Array:
+    """Which rank this is, in a program that is the same on all."""
+    return lax.axis_index(_over(here, None)["axis_name"])
+
+
+def _even(groups: Groups | None, of: str) -> None:
     if groups and len({len(group) for group in groups}) > 1:
         raise ArgumentError(
             f"{of}: groups {listed(groups)} differ in size, which this reduction cannot do between "
             "accelerators or hosts; use groups of equal size, or reduce with sum, min or max"
         )
-    return _lists(groups)
 
 
 def _whole(groups: Groups | None, world_size: int, of: str) -> None:

@@ -105,25 +105,3 @@ def _set_allow_execution(allow: bool) -> bool:
             " torch_xla.compile(full_graph=True)"
         )
     return True
-
-
-def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
-    """How a tensor is sharded: "", for it is whole on its rank."""
-    return ""
-
-
-def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
-    """`_get_xla_sharding_spec` of each."""
-    return ["" for _ in tensors]
-
-
-def use_spmd(*args: Any, **kwargs: Any) -> None:
-    """SPMD is not part of this version: raises NotImplementedError."""
-    raise NotImplementedError(
-        "use_spmd: one process per device is what this version runs; start ranks with xmp.spawn"
-    )
-
-
-def is_spmd() -> bool:
-    """False: each process drives its own device."""
-    return False

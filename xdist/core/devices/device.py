@@ -17,6 +17,7 @@ from torch_xdist.core.run.device_trace import (
     forget_in_forked_child,
     trace_here,
 )
+from torch_xdist.core.sharding.layout import Layout
 from torch_xdist.core.trace.random_stream import RandomStream
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Device, hardware_name
@@ -45,6 +46,24 @@ def start() -> None:
         for device_ in found:
             device_.random.set_seed(_default_seed)
         _devices.extend(found)
+        if settings.asks_for_spmd():
+            become_one()
+
+
+def become_one() -> None:
+    """Make xla:0 the logical device that stands for all devices of the job."""
+    start()
+    with _lock:
+        if _devices[0].layout is None:
+            _devices[0].layout = Layout(sorted(jax.devices(), key=lambda found: found.id))
+            # Tensors on them stay, but no new ones come.
+            del _devices[1:]
+
+
+def layout() -> Layout | None:
+    """The devices behind the logical device; None where each device is one."""
+    start()
+    return _devices[0].layout
 
 
 def _configure() -> None:

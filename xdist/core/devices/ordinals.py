@@ -4,6 +4,8 @@ import socket
 import sys
 from typing import Any, TextIO
 
+import jax
+
 from torch_xdist import settings, world
 from torch_xdist.core.devices import device
 
@@ -84,6 +86,20 @@ def local_device_count() -> int:
 def global_device_count() -> int:
     """How many devices the processes of the job drive together."""
     return world.world_size() * device.device_count()
+
+
+def addressable_runtime_device_count() -> int:
+    """How many devices of the hardware this process drives, also where xla:0 stands for all."""
+    layout = device.layout()
+    if layout is None:
+        return device.device_count()
+    return sum(d.process_index == jax.process_index() for d in layout.devices)
+
+
+def global_runtime_device_count() -> int:
+    """How many devices of the hardware the job has, also where xla:0 stands for all."""
+    layout = device.layout()
+    return global_device_count() if layout is None else len(layout.devices)
 
 
 def get_master_ip() -> str:

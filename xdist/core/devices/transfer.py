@@ -8,15 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax.sharding import SingleDeviceSharding
 
 from torch_xdist import dtypes, metrics
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import buffer_of, check_process
+from torch_xdist.core.sharding import gather
+from torch_xdist.core.sharding.arrays import HostArray, Parts
+from torch_xdist.core.sharding.layout import Buffer
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
-from torch_xdist.core.trace.values import Value
+from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.errors import NoLoweringError
 
 try:
@@ -55,12 +59,17 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return plain.view(bits).numpy().view(dtype)
 
 
-def put(array: np.ndarray, there: jax.Device) -> jax.Array:
+def put(array: np.ndarray, there: Device) -> Buffer:
     """A copy of a host array on a device; the caller may write to its own afterwards."""
     started = time.perf_counter()
-    buffer = _placed(_private_copy(array), there)
+    buffer = _on_device(_private_copy(array), there)
     metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
     return buffer
+
+
+def _on_device(array: np.ndarray, there: Device) -> Buffer:
+    """An array that nobody writes to, on a device; for the logical one as soon as it is needed."""
+    return _placed(array, there.jax) if there.layout is None else HostArray(array)
 
 
 def _private_copy(array: np.ndarray) -> np.ndarray:
@@ -105,24 +114,23 @@ def all_to_device(
     """
     trace = device.trace_of(device.index_of(target))
     started = time.perf_counter()
-    there = trace.device.jax
     arrays = [as_numpy(tensor) for tensor in tensors]
     if not owned:
         arrays = [_private_copy(array) for array in arrays]
-    buffers = [_placed(array, there) for array in arrays]
+    buffers = [_on_device(array, trace.device) for array in arrays]
     metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
     return [wrap(_holding(tensor, trace, buffer)) for tensor, buffer in zip(tensors, buffers)]
 
 
 def value_of(tensor: torch.Tensor, trace: Trace) -> Value:
     """A value that holds a copy of a CPU tensor."""
-    return _holding(tensor, trace, put(as_numpy(tensor), trace.device.jax))
+    return _holding(tensor, trace, put(as_numpy(tensor), trace.device))
 
 
-def _holding(tensor: torch.Tensor, trace: Trace, buffer: jax.Array) -> Value:
+def _holding(tensor: torch.Tensor, trace: Trace, buffer: Buffer) -> Value:
     """A value of the tensor's type that holds a buffer."""
     value = Value(dense_type(tuple(tensor.shape), tensor.dtype), trace)
-    value.buffer = buffer
+    value.buffer = buffer  # type: ignore[assignment]
     return value
 
 
@@ -136,7 +144,7 @@ def host_value(tensor: XlaTensor) -> torch.Tensor:
     return to_host(buffer_of(tensor.value), tensor.value.type.dtype)
 
 
-def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor of its own memory with a buffer's values."""
     started = time.perf_counter()
     array, is_private = _read(buffer)
@@ -152,7 +160,7 @@ def to_host(buffer: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     return result
 
 
-def host_bytes(buffer: jax.Array, dtype: torch.dtype) -> np.ndarray:
+def host_bytes(buffer: Buffer, dtype: torch.dtype) -> np.ndarray:
     """The bytes of a buffer's values in row-major order, as uint8 [bytes], only to be read.
 
     On the CPU they are the buffer's own memory, so the buffer must not be donated meanwhile.
@@ -163,13 +171,19 @@ def host_bytes(buffer: jax.Array, dtype: torch.dtype) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _read(buffer: jax.Array) -> tuple[np.ndarray, bool]:
+def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
     """A buffer's values on the host, and whether nobody else holds their memory.
 
     `np.asarray` of a buffer on a GPU or TPU leaves its copy with the buffer, so reading a model
     would keep all of it on the host. No public call reads without that.
     """
     check_process()
+    if isinstance(buffer, HostArray):
+        return buffer.array, False
+    if isinstance(buffer, Parts):
+        return np.asarray(buffer), False
+    if not isinstance(buffer.sharding, SingleDeviceSharding):
+        return gather.whole(buffer), True
     read = getattr(buffer, "_single_device_array_to_np_array_did_copy", None)
     try:
         return (np.asarray(buffer), False) if read is None else read()

@@ -21,6 +21,8 @@ from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.core.run import cuts, program, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
+from torch_xdist.core.sharding.layout import unpadded
+from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
@@ -227,7 +229,8 @@ class _Run:
             return [found[slot] for slot in slots]
         trace = self.trace
         reports.before_run(tape, trace.device, outs)
-        launch = program.prepare(tape, trace.device, outs, may_donate=True)
+        tilings = self._tilings() if trace.device.layout is not None else {}
+        launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
         compiled, is_new = program.find(launch)
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
         if reason != cuts.OTHER_THREAD:
@@ -247,6 +250,11 @@ class _Run:
         if is_new:
             PLANS.sweep()
         return [found[slot] for slot in slots]
+
+    def _tilings(self) -> dict[int, Tiling]:
+        """How the living values' results shall lie, by slot, where the user said it."""
+        said = [(value.slot, getattr(value, "tiling", None)) for value in self.live]
+        return {slot: tiling for slot, tiling in said if tiling is not None}
 
     def _hand_over(self, found: dict[int, Any]) -> None:
         epoch = self.tape.epoch
@@ -349,7 +357,9 @@ _traces_lock = threading.Lock()
 def buffer_of(value: Value, reason: str = cuts.READ) -> jax.Array:
     """The JAX array of a value, cutting its trace where it is pending."""
     buffer = value.buffer
-    return buffer if buffer is not None else buffers_of([value], reason)[0]
+    if buffer is not None and value.trace.device.layout is None:
+        return buffer
+    return buffers_of([value], reason)[0]
 
 
 def buffers_of(values: Sequence[Value], reason: str = cuts.READ) -> list[jax.Array]:
@@ -377,4 +387,5 @@ def buffers_of(values: Sequence[Value], reason: str = cuts.READ) -> list[jax.Arr
     for device, mine in pending.items():
         buffers = trace_of_thread(device).cut(reason, mine)
         found.update((id(value), buffer) for value, buffer in zip(mine, buffers))
-    return [found[id(value)] for value in values]  # type: ignore[misc]
+    # Only buffers of the logical device have padding.
+    return [unpadded(found[id(value)], value.type.shape) for value in values]

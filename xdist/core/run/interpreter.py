@@ -34,12 +34,15 @@ class ScalarFeed:
 def interpret(entries: Sequence[Entry], env: dict[int, Any], scalars: ScalarFeed) -> None:
     """Compute every row, entering its results into `env`, which holds the leaves."""
     for slot, row in rows_of(entries):
-        plan = row[0]
-        given = [scalars.take(type_) for type_ in plan.scalar_types]
-        key = scalars.key() if plan.is_random else None
-        assert plan.compute is not None
-        results = plan.compute([env[operand] for operand in row[1:]], given, key)
+        given, key = inputs_of(row[0], scalars)
+        results = row[0].compute([env[operand] for operand in row[1:]], given, key)
         env.update(enumerate(results, slot))
+
+
+def inputs_of(plan: Plan, scalars: ScalarFeed) -> tuple[list[Any], Any]:
+    """The next row's runtime scalars, and its key where it is random."""
+    given = [scalars.take(type_) for type_ in plan.scalar_types]
+    return given, scalars.key() if plan.is_random else None
 
 
 def scalar_types(plan: Plan) -> tuple[type, ...]:

@@ -10,8 +10,9 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,10 +22,13 @@ from torch_xdist import metrics
 from torch_xdist.core.run import collective_program
 from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.run.jax_internals import in_one_call
+from torch_xdist.core.run.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
+from torch_xdist.core.run.sharded_program import OnLayout, Placement, placement_of
+from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.plans import PLANS, Plan
-from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of
+from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.progress import PROGRESS
 
@@ -45,6 +49,7 @@ class Launch:
         mask: for each of them whether its buffer is donated.
         outs: the slots whose values are wanted.
         donated, kept: the leaves' buffers.
+        placement: how leaves and results lie; None for a device that is one.
     """
 
     tape: Tape
@@ -55,11 +60,13 @@ class Launch:
     outs: tuple[int, ...]
     donated: tuple[jax.Array, ...]
     kept: tuple[jax.Array, ...]
+    placement: Placement | None = None
 
     def key(self) -> tuple[Any, ...]:
         """What determines the program."""
         state = global_state.of_program()
-        return self.entries, self.leaves, self.mask, self.outs, self.device.index, state
+        here = self.placement if self.placement is not None else self.device.index
+        return self.entries, self.leaves, self.mask, self.outs, here, state
 
 
 def export(buffer: jax.Array) -> jax.Array:
@@ -84,8 +91,19 @@ def live_values(tape: Tape) -> list[Value]:
     ]
 
 
-def prepare(tape: Tape, device: Device, outs: Sequence[int], *, may_donate: bool) -> Launch:
-    """Decide which buffers are donated: those that nobody but the tape holds."""
+def prepare(
+    tape: Tape,
+    device: Device,
+    outs: Sequence[int],
+    *,
+    may_donate: bool,
+    tilings: Mapping[int, Tiling] = MappingProxyType({}),
+) -> Launch:
+    """Decide which buffers are donated: those that nobody but the tape holds.
+
+    Args:
+        tilings: how results shall lie on the logical device, by slot.
+    """
     leaves = tuple(tape.buffers)
     unreferenced = [object()]
     buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
@@ -95,6 +113,9 @@ def prepare(tape: Tape, device: Device, outs: Sequence[int], *, may_donate: bool
     mask = [count <= least for count in counts]
     if _exported:
         mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
+    placement = None
+    if device.layout is not None:
+        buffers, placement = placement_of(buffers, device.layout, [*map(tilings.get, outs)])
     return Launch(
         tape,
         device,
@@ -104,6 +125,7 @@ def prepare(tape: Tape, device: Device, outs: Sequence[int], *, may_donate: bool
         tuple(outs),
         tuple(itertools.compress(buffers, mask)),
         tuple([b for b, give in zip(buffers, mask) if not give]),
+        placement,
     )
 
 
@@ -139,10 +161,15 @@ def make(launch: Launch) -> Program:
     held = [slot for slot, give in zip(launch.leaves, launch.mask) if not give]
     outs = launch.outs
 
+    manual = _manual_slots(launch)
+
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
-        interpret(entries, env, ScalarFeed(floats, ints))
+        if manual:
+            interpret_regions(entries, env, ScalarFeed(floats, ints), launch.device.layout, manual)
+        else:
+            interpret(entries, env, ScalarFeed(floats, ints))
         return [env[slot] for slot in outs]
 
     rows = rows_of(entries)
@@ -150,13 +177,42 @@ def make(launch: Launch) -> Program:
     calls = [(call(row[0]), places.get(slot, "")) for slot, row in rows if row[0].is_collective]
     floats, ints = scalars_of(launch.tape, entries)
     return Program(
-        executable=collective_program.executable(step, calls, launch.device.jax),
+        executable=_executable(launch, step, calls, manual),
         outs=outs,
         fingerprint=_digest(describe(row) for _, row in rows),
         collectives=_digest(call for call, _ in calls) if calls else "",
         rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
         scalars=(len(floats), len(ints)),
+    )
+
+
+def _manual_slots(launch: Launch) -> set[int]:
+    """The slots that are sharded by hand, on the logical device."""
+    if launch.placement is None:
+        return set()
+    leaves = zip(launch.leaves, launch.placement.leaves)
+    return manual_slots(launch.entries, [slot for slot, (*_, is_parts) in leaves if is_parts])
+
+
+def _executable(launch: Launch, step: Any, calls: Sequence[Any], manual: set[int]) -> Any:
+    """How `step` is compiled and run, which holds these collectives."""
+    if launch.placement is None:
+        return collective_program.executable(step, calls, launch.device.jax)
+    mask = [*enumerate(launch.mask)]
+    types = types_of(launch.entries)
+    of_leaves, of_outs = (
+        [(launch.device.layout.count,) * (slot in manual) + types[slot].shape for slot in slots]
+        for slots in (launch.leaves, launch.outs)
+    )
+    return OnLayout(
+        step,
+        launch.device.layout,
+        launch.placement,
+        [place for place, give in mask if give],
+        [place for place, give in mask if not give],
+        (of_leaves, of_outs),
+        [place for place, slot in enumerate(launch.outs) if slot in manual],
     )
 
 

@@ -40,6 +40,16 @@ def rows_of(entries: Sequence[Entry]) -> list[tuple[int, Row]]:
     ]
 
 
+def types_of(entries: Sequence[Entry]) -> dict[int, TensorType]:
+    """The tensor type of each slot that has one."""
+    found = {slot: entry for slot, entry in enumerate(entries) if isinstance(entry, TensorType)}
+    for first, row in rows_of(entries):
+        for slot, type_ in enumerate(row[0].types, first):
+            if type_ is not None:
+                found[slot] = type_
+    return found
+
+
 class OtherDevice(Exception):
     """A value of another device than the trace's stands among the operands."""
 

@@ -21,9 +21,10 @@ class Device:
         jax: JAX's device.
         random: its random numbers.
         torch, lazy: what its tensors say they are on, and what they are on underneath.
+        layout: the devices it stands for (`xr.use_spmd`); None where it is one.
     """
 
-    __slots__ = ("index", "jax", "lazy", "random", "torch")
+    __slots__ = ("index", "jax", "layout", "lazy", "random", "torch")
 
     def __init__(self, index: int, jax_device: jax.Device, random: Any) -> None:
         self.index = index
@@ -31,6 +32,8 @@ class Device:
         self.random = random
         self.torch = torch.device("xla", index)
         self.lazy = torch.device("lazy", index)
+        # A Layout, which is above this folder.
+        self.layout: Any = None
 
     def __repr__(self) -> str:
         return f"xla:{self.index}"
@@ -48,16 +51,18 @@ class Value:
     `buffer` is it where it is known. Otherwise it is pending: `trace` has a tape whose epoch is
     `epoch`, and `slot` is its place there. A value with a buffer has a slot too once it was an
     operand. A write in place moves it to another slot and raises `generation`, by which views
-    notice. `listed` is the last epoch whose tape lists it.
+    notice. `listed` is the last epoch whose tape lists it. `tiling` is how its buffers shall lie,
+    where the user said it.
     """
 
     __slots__ = (
-        "__weakref__", "address", "buffer", "epoch", "generation", "listed", "slot", "trace",
-        "type",
+        "__weakref__", "address", "buffer", "epoch", "generation", "listed", "slot", "tiling",
+        "trace", "type",
     )  # fmt: skip
     parent: ClassVar["Value | None"] = None
-    # Unset until somebody asks for it.
+    # Unset until somebody asks for the one, or sets the other.
     address: int
+    tiling: Any
 
     # `trace` is a Trace, which is made of values.
     def __init__(self, type_: TensorType, trace: Any, slot: int = -1, epoch: int = 0) -> None:

@@ -1,0 +1,114 @@
+"""How a program of the logical device is compiled and called: one program over all its devices.
+
+Its operands lie as their buffers do, its results as the user said for the values they belong to;
+where nothing was said XLA decides. XLA's partitioner does the rest, and inserts the collectives.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from torch_xdist.collectives import inside
+from torch_xdist.core.run.jax_internals import callable_of
+from torch_xdist.core.sharding.arrays import Parts
+from torch_xdist.core.sharding.layout import Buffer, Layout, padded, unpadded
+from torch_xdist.core.sharding.tiling import Tiling
+
+Shape = tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """What a sharded program is compiled for, beside its rows.
+
+    Attributes:
+        leaves: how each leaf's buffer lies: its sharding, its shape with padding, and whether it is
+            the stacked parts of a tensor that is sharded by hand.
+        results: how the user wants each result; None where XLA decides.
+    """
+
+    leaves: tuple[tuple[Any, Shape, bool], ...]
+    results: tuple[Tiling | None, ...]
+
+
+def placement_of(
+    buffers: Sequence[Buffer], layout: Layout, results: Sequence[Tiling | None]
+) -> tuple[list[jax.Array], Placement]:
+    """The buffers on all devices, and what a program of them is compiled for."""
+    placed = [*map(layout.placed, buffers)]
+    leaves = tuple((x.sharding, x.shape, isinstance(b, Parts)) for x, b in zip(placed, buffers))
+    return placed, Placement(leaves, tuple(results))
+
+
+class OnLayout:
+    """A program of the logical device.
+
+    Args:
+        step: step(donated, kept, floats, ints) -> results, on arrays without padding.
+        donated, kept: the places of these among the placement's leaves.
+        shapes: of the leaves, and of the results, without padding.
+        parts: the places of the results that are stacked parts.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        layout: Layout,
+        placement: Placement,
+        donated: Sequence[int],
+        kept: Sequence[int],
+        shapes: tuple[Sequence[Shape], Sequence[Shape]],
+        parts: Sequence[int] = (),
+    ) -> None:
+        of_leaves, of_results = shapes
+        self._parts = parts
+
+        def inner(given: Any, held: Any, floats: Any, ints: Any) -> list[Any]:
+            given = [unpadded(x, of_leaves[place]) for x, place in zip(given, donated)]
+            held = [unpadded(x, of_leaves[place]) for x, place in zip(held, kept)]
+            with inside.program("host", 1):
+                results = step(given, held, floats, ints)
+            return [
+                x if tiling is None else padded(x, tiling.padded_shape(shape))
+                for x, tiling, shape in zip(results, placement.results, of_results)
+            ]
+
+        where = [sharding for sharding, *_ in placement.leaves]
+        everywhere = layout.replicated
+        self._function = jax.jit(
+            inner,
+            donate_argnums=(0,),
+            in_shardings=(
+                tuple(where[place] for place in donated),
+                tuple(where[place] for place in kept),
+                everywhere,
+                everywhere,
+            ),
+            out_shardings=[t and layout.sharding(t) for t in placement.results],
+        )
+        self._compiled: Any = None
+
+    def lower(self, signature: Sequence[Any]) -> Any:
+        """The program for arguments of these shapes, as JAX lowers it."""
+        return self._function.lower(*signature)
+
+    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+        """Compile it; returns what runs it."""
+        self._compiled = self.lower(signature).compile()
+        run = callable_of(self._compiled)
+        return self._wrapped(run) if self._parts else run
+
+    def _wrapped(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """What runs it, and hands out its stacked parts as such."""
+
+        def wrapped(*arguments: Any) -> list[Any]:
+            results = run(*arguments)
+            for place in self._parts:
+                results[place] = Parts(results[place])
+            return results
+
+        return wrapped
+
+    def memory(self) -> Any:
+        """XLA's account of the bytes a run needs, on each device."""
+        return self._compiled.memory_analysis()

@@ -1,0 +1,36 @@
+"""The values of an array that lies on several devices, on the host."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from torch_xdist import metrics
+
+
+def whole(buffer: jax.Array) -> np.ndarray:
+    """A copy of all values of an array, wherever its parts lie.
+
+    Where some are on other hosts, every host must call it. The counter ReplicateShardedData counts
+    the arrays of which no device holds all.
+    """
+    if buffer.is_fully_replicated:
+        return _copy(buffer.addressable_data(0))
+    metrics.count("ReplicateShardedData")
+    if not buffer.is_fully_addressable:
+        return np.array(multihost_utils.process_allgather(buffer, tiled=True))
+    result = np.empty(buffer.shape, buffer.dtype)
+    for shard in buffer.addressable_shards:
+        if shard.replica_id == 0:
+            result[shard.index] = _copy(shard.data)
+    return result
+
+
+def _copy(piece: jax.Array) -> np.ndarray:
+    """A single-device array on the host, without a copy that stays with it."""
+    read: Any = getattr(piece, "_single_device_array_to_np_array_did_copy", None)
+    if read is None:
+        return np.array(piece)
+    array, is_private = read()
+    return array if is_private else array.copy()

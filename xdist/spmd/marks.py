@@ -1,0 +1,206 @@
+"""Marks: how a tensor is sharded, as the user says it and as it is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_xdist import metrics
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.devices import device
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.devices.transfer import as_numpy
+from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.run.device_trace import buffer_of, trace_here
+from torch_xdist.core.sharding import gather
+from torch_xdist.core.sharding.arrays import HostArray
+from torch_xdist.core.sharding.layout import Buffer, Layout
+from torch_xdist.core.sharding.tiling import Tiling, replicated
+from torch_xdist.core.trace.tensor_types import dense_type
+from torch_xdist.core.trace.values import Value
+from torch_xdist.errors import ShardingError
+
+# Operators whose result lies as their operand does.
+_COPIES = ("aten.clone.default", "aten.alias.default")
+
+
+def layout(of: str) -> Layout:
+    """The devices of SPMD mode. Raises ShardingError outside of it."""
+    found = device.layout()
+    if found is None:
+        raise ShardingError(
+            f"{of}: xla:0 is one device of {device.device_count()}; call"
+            " torch_xla.runtime.use_spmd() first, which makes it stand for all"
+        )
+    return found
+
+
+def on_device(tensor: Any, of: str) -> XlaTensor:
+    """The tensor, which must be on the device. Raises ShardingError where it is not."""
+    if tensor.__class__ is not XlaTensor:
+        raise ShardingError(
+            f"{of}: Input tensor is not an XLA tensor: it is a {type(tensor).__name__} on"
+            f" {tensor.device}; move it with .to('xla') first"
+        )
+    return tensor
+
+
+def mark(tensor: XlaTensor, tiling: Tiling, *, of: str = "mark_sharding") -> None:
+    """Shard a tensor in place, now if it has a buffer, else by the program that computes it.
+
+    What is written to it later stays sharded so. Raises ShardingError where it is sharded in
+    another way already.
+    """
+    here = layout(of)
+    value = tensor.value
+    said = getattr(value, "tiling", None)
+    if said is not None and said != tiling and not said.is_replicated:
+        raise ShardingError(
+            f"{of}: the tensor of shape {list(tensor.shape)} is sharded as {said.text} already,"
+            f" not as {tiling.text}; call xs.clear_sharding first"
+        )
+    metrics.count("VirtualDeviceUsage")
+    if value.parent is None and value.buffer is not None and not trace_of(value).is_symbolic:
+        _move(value, here, tiling)
+    else:
+        write(value, constrained(tensor, tiling).value)
+    if value.parent is None:
+        value.tiling = tiling
+
+
+def annotate(tensor: XlaTensor, tiling: Tiling) -> None:
+    """Shard a tensor in another way from here on, in the program, also where it is sharded."""
+    write(tensor.value, constrained(tensor, tiling).value)
+    if tensor.value.parent is None:
+        tensor.value.tiling = tiling
+
+
+def trace_of(value: Value) -> Any:
+    """Where this thread records for a value's device."""
+    return trace_here(value.trace.device)
+
+
+def _move(value: Value, here: Layout, tiling: Tiling) -> None:
+    """Lay the buffer of a root anew, also for the rows that are about to read it."""
+    old = value.buffer
+    new = here.resharded(old, value.type.shape, tiling)  # type: ignore[arg-type]
+    tape = trace_of(value).tape
+    if value.epoch == tape.epoch and tape.buffers.get(value.slot) is old:
+        tape.buffers[value.slot] = new
+    value.buffer = new
+
+
+def constrained(tensor: XlaTensor, tiling: Tiling) -> XlaTensor:
+    """A tensor of the same values, which the program shards so where it computes it."""
+    sharding = layout("mark_sharding").sharding(tiling)
+
+    def constrain(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+    return record_jax("xla.mark_sharding", constrain, [tensor], tiling)[0]
+
+
+def tiling_of(tensor: XlaTensor) -> Tiling | None:
+    """How a tensor is sharded: as it was marked, or as XLA chose; None while that is open."""
+    value = tensor.value
+    said = getattr(value, "tiling", None)
+    if said is not None:
+        return said
+    here = value.trace.device.layout
+    if here is None:
+        return None
+    buffer = value.buffer
+    if buffer is None:
+        return _pending(value)
+    if isinstance(buffer, HostArray):
+        buffer = buffer.placed
+    return None if buffer is None or not here.is_here(buffer) else _of_buffer(here, buffer)
+
+
+def _of_buffer(here: Layout, buffer: jax.Array) -> Tiling:
+    return here.tiling(buffer.sharding, buffer.ndim)
+
+
+def _pending(value: Value) -> Tiling | None:
+    """The tiling of a copy is its source's; of another row's result it is open."""
+    tape = trace_of(value).tape
+    slot = value.slot
+    while value.epoch == tape.epoch:
+        row = tape.entries[slot]
+        if slot in tape.buffers:
+            buffer = tape.buffers[slot]
+            here = value.trace.device.layout
+            return _of_buffer(here, buffer) if here.is_here(buffer) else None
+        if not isinstance(row, tuple):
+            return None
+        if row[0].name == "xla.mark_sharding":
+            return row[0].args[-1]
+        if row[0].name not in _COPIES:
+            return None
+        slot = row[1]
+    return None
+
+
+def clear(tensor: XlaTensor) -> None:
+    """Take a tensor's values back to the host, from where a program or a mark takes them anew."""
+    value = tensor.value
+    if tiling_of(tensor) is None:
+        return
+    buffer = buffer_of(value, "clear_sharding")
+    if value.parent is None:
+        value.tiling = None
+    array = buffer.array if isinstance(buffer, HostArray) else gather.whole(buffer)
+    copy = Value(value.type, trace_of(value))
+    copy.buffer = HostArray(array)  # type: ignore[assignment]
+    write(value, copy)
+
+
+def placed(tensor: XlaTensor, of: str) -> tuple[Layout, jax.Array, Tiling]:
+    """A tensor's buffer on the devices, its padding included, and how it lies there."""
+    here = layout(of)
+    found: Buffer = buffer_of(tensor.value, of)
+    raw: Buffer = found if tensor.value.buffer is None else tensor.value.buffer
+    buffer = here.placed(raw)
+    return here, buffer, _of_buffer(here, buffer)
+
+
+def from_shards(
+    shards: Sequence[torch.Tensor], shape: Sequence[int], tiling: Tiling, of: str
+) -> jax.Array:
+    """An array on the devices made of what each local device shall hold, with padding.
+
+    Raises ShardingError where the shards are too few, or of another shape.
+    """
+    here = layout(of)
+    mine = [d for d in here.devices if d.process_index == jax.process_index()]
+    if len(shards) != len(mine):
+        raise ShardingError(
+            f"{of}: {len(shards)} shards for {len(mine)} local devices; give one for each"
+        )
+    wanted = tiling.shard_shape(shape)
+    for number, shard in enumerate(shards):
+        if tuple(shard.shape) != wanted:
+            raise ShardingError(
+                f"{of}: shard {number} has shape {list(shard.shape)}; a tensor of shape"
+                f" {list(shape)} sharded as {tiling.text} has shards of {list(wanted)}"
+            )
+    pieces = [jax.device_put(np.array(as_numpy(s)), d) for s, d in zip(shards, mine)]
+    whole = tiling.padded_shape(shape)
+    return jax.make_array_from_single_device_arrays(whole, here.sharding(tiling), pieces)
+
+
+def new_tensor(
+    buffer: jax.Array, shape: Sequence[int], dtype: torch.dtype, tiling: Tiling
+) -> XlaTensor:
+    """A tensor that holds a buffer which lies so."""
+    value = Value(dense_type(tuple(shape), dtype), device.trace_of(device.index_of(None)))
+    value.buffer = buffer
+    value.tiling = tiling
+    return wrap(value)
+
+
+def whole_tiling(rank: int, of: str) -> Tiling:
+    """Every device holds the whole tensor."""
+    return replicated(rank, layout(of).order)

@@ -1,0 +1,52 @@
+"""SPMD mode: `xla:0` stands for every device of the job, on all hosts."""
+
+import warnings
+
+from torch_xdist import settings, world
+from torch_xdist.core.devices import device, steps
+from torch_xdist.core.run.device_trace import traces_of
+from torch_xdist.errors import DeviceError
+
+_is_auto = False
+
+
+def use_spmd(auto: bool | None = False) -> None:
+    """Make `xla:0` the one device of this process, which stands for all devices of the job.
+
+    Call it before the first tensor: those that are there already are copied to every device when
+    they are used. Source: `torch_xla.runtime.use_spmd`.
+
+    Args:
+        auto: XLA chooses the shardings of what is not marked. Its partitioner always does that
+            here, from what is marked; tensors of the host come to every device.
+
+    Raises DeviceError in a process that is one of several ranks of a host.
+    """
+    global _is_auto
+    _is_auto = _is_auto or bool(auto)
+    if world.world_size() > 1:
+        raise DeviceError(
+            f"use_spmd: this process is rank {world.rank()} of {world.world_size()}, which drives"
+            " its own device; one process drives them all with SPMD: start the script with python,"
+            " without xmp.spawn or xla-run -n"
+        )
+    settings.ask_for_spmd()
+    if device.is_started() and device.layout() is None:
+        if any(traces_of(device.device_at(i)) for i in range(device.device_count())):
+            steps.run_pending("use_spmd")
+            warnings.warn(
+                "use_spmd: there are tensors from before; each is copied to every device when it"
+                " is used. Call use_spmd() before the first tensor",
+                stacklevel=2,
+            )
+        device.become_one()
+
+
+def is_spmd() -> bool:
+    """Whether SPMD mode is asked for: by `use_spmd`, or by XLA_USE_SPMD."""
+    return settings.asks_for_spmd()
+
+
+def is_auto() -> bool:
+    """Whether XLA may choose the shardings of what is not marked."""
+    return _is_auto

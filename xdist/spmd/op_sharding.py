@@ -1,0 +1,75 @@
+"""A tiling as torch_xla's own object: `_XLAC.OpSharding`, made of nested lists of devices."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from torch_xdist.core.sharding.tiling import Tiling
+
+
+class ShardingType(IntEnum):
+    """The kinds of shardings, with XLA's numbers."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+class OpSharding:
+    """How a tensor is sharded.
+
+    Args:
+        tile_assignment: the devices; of TILED in the shape of the tiles.
+        group_assignment: of PARTIAL: which group of devices has each tile.
+        replication_groups: of PARTIAL: the devices of each group, which hold the same.
+        sharding_type: a ShardingType.
+    """
+
+    def __init__(
+        self,
+        tile_assignment: Sequence[Any],
+        group_assignment: Sequence[Any],
+        replication_groups: Sequence[Any],
+        sharding_type: int,
+    ) -> None:
+        self.type = ShardingType(sharding_type)
+        # None for a whole copy on every device: it says nothing of the dims.
+        self.tiling: Tiling | None = None
+        if self.type is ShardingType.TILED:
+            tiles = np.asarray(tile_assignment)
+            self.tiling = Tiling(tiles.shape, tuple(tiles.ravel().tolist()))
+        elif self.type is ShardingType.PARTIAL:
+            groups = np.asarray(group_assignment)
+            devices = np.asarray(replication_groups)[groups.ravel()]
+            self.tiling = Tiling(groups.shape, tuple(devices.ravel().tolist()))
+
+    @classmethod
+    def of(cls, tiling: Tiling) -> "OpSharding":
+        """The object that means a tiling."""
+        found = cls([], [], [], type_of(tiling))
+        found.tiling = None if tiling.is_replicated else tiling
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpSharding) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        if self.tiling is not None:
+            return self.tiling.text
+        return "{manual}" if self.type is ShardingType.MANUAL else "{replicated}"
+
+
+def type_of(tiling: Tiling) -> ShardingType:
+    """Its kind: REPLICATED, TILED, or PARTIAL where several devices hold each tile."""
+    if tiling.is_replicated:
+        return ShardingType.REPLICATED
+    return ShardingType.TILED if tiling.copies == 1 else ShardingType.PARTIAL
