@@ -114,7 +114,8 @@ class ParallelLoader:
             pace=self._pass.pace,
         )
         if move is None:
-            move = partial(transfer.all_to_device, owned=stacks_samples(self._loader))
+            owned = stacks_samples(self._loader)
+            move = partial(transfer.all_to_device, owned=owned, now=input_sharding is None)
         self._feed = self._started(
             source,
             [sharded(mover(move, device), input_sharding) for device in self._devices],

@@ -15,6 +15,7 @@ from torch_xdist.core.devices.ordinals import (
     process_index,
     world_size,
 )
+from torch_xdist.spmd.mode import is_spmd, use_spmd
 from torch_xdist.torch_xla_compat.runtime_facts import (
     FN,
     R,
@@ -26,7 +27,6 @@ from torch_xdist.torch_xla_compat.runtime_facts import (
     runtime_device_attributes,
     set_device_type,
 )
-from torch_xdist.spmd.mode import is_spmd, use_spmd
 
 __all__ = [
     "FN",

@@ -1,7 +1,8 @@
 """Collectives of a program that runs inside `shard_map` over the mesh axis "ranks": XLA's own.
 
-The same functions as in `shared_memory.lowering`; also over the axes of a program's own mesh. XLA orders its collectives by itself, so the
-token passes by. Reductions XLA has no collective for (mul, and, or, xor) gather and fold.
+The same functions as in `shared_memory.lowering`; also over the axes of a program's own mesh. XLA
+orders its collectives by itself, so the token passes by. Reductions XLA has no collective for (mul,
+and, or, xor) gather and fold.
 """
 
 import functools

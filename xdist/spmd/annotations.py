@@ -2,13 +2,14 @@
 
 import ast
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import torch
 from jax.experimental.shard_alike import shard_alike
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torch_xdist.core.devices import ordinals
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.sharding.tiling import Tiling
@@ -19,6 +20,8 @@ from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, type_of
 from torch_xdist.spmd.sharded_tensor import XLAShardedTensor, unwrapped
 
 AnyTensor = torch.Tensor | XLAShardedTensor
+PyTreeA = TypeVar("PyTreeA")
+PyTreeB = TypeVar("PyTreeB")
 
 
 def mark_sharding(t: AnyTensor, mesh: Mesh, partition_spec: PartitionSpec) -> XLAShardedTensor:
@@ -138,7 +141,7 @@ def mark_sharding_with_gradients(
     return MarkShardingFunction.apply(unwrapped(t), mesh, spec)  # type: ignore[no-any-return]
 
 
-def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+def shard_as(a: PyTreeA, b: PyTreeB) -> tuple[PyTreeA, PyTreeB]:
     """Two trees of tensors, which XLA shards alike, place by place, however it does."""
     ones, structure = tree_flatten(a)
     others, other_structure = tree_flatten(b)
@@ -195,7 +198,19 @@ class ShardingSpec:
         return len(t.shape) == len(self.partition_spec)
 
     def apply(self, t: torch.Tensor) -> None:
-        """`mark_sharding` of a device tensor."""
+        """`mark_sharding` of a device tensor; one with another number of dims stays as it is.
+
+        Raises ShardingError where a `minibatch` cannot be divided among the local devices.
+        """
+        if not self.can_apply(t):
+            return
+        count = ordinals.addressable_runtime_device_count()
+        if self.minibatch and t.dim() > 0 and t.shape[0] % count:
+            raise ShardingError(
+                "When minibatch is configured, the per-host batch size must be divisible by local"
+                f" runtime device count. Per host input data shape = {list(t.shape)},"
+                f" local_runtime_device_count = {count}"
+            )
         mark_sharding(t, self.mesh, self.partition_spec)
 
 

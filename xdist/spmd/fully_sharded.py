@@ -145,9 +145,7 @@ def _check_module(module: nn.Module) -> None:
 def _checked_mesh(mesh: Mesh | None, extra_data_axis: str | None) -> Mesh:
     found = mesh if mesh is not None else get_global_mesh()
     if found is None:
-        raise ShardingError(
-            "No mesh is provided and no global mesh is set. Please provide a mesh."
-        )
+        raise ShardingError("No mesh is provided and no global mesh is set. Please provide a mesh.")
     names = found.axis_names or ()
     if AXIS not in names:
         raise ShardingError(f"The mesh must have an axis named 'fsdp'; its axes are {names}")

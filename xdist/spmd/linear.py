@@ -14,9 +14,7 @@ _BACKWARD = (
 )
 
 
-def _forward(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _forward(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     product = torch.einsum("...n,mn->...m", input, weight)
     return product if bias is None else product + bias
 

@@ -1,22 +1,19 @@
 """Sharding by hand: a tensor stands for what its device holds, and the user calls collectives."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from torch_xdist.collectives import inside
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
-from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.sharding.tiling import MANUAL, Tiling
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import marks
 from torch_xdist.spmd.annotations import AnyTensor, mark_sharding, wrap_as_sharded_tensor
 from torch_xdist.spmd.mesh import Mesh, PartitionSpec, checked_spec, mesh_or_global
-from torch_xdist.spmd.op_sharding import OpSharding
 from torch_xdist.spmd.sharded_tensor import XLAShardedTensor, unwrapped
 
 
@@ -61,9 +58,14 @@ def full_to_shard(tensor: torch.Tensor) -> XlaTensor:
     of = "_spmd_full_to_shard_shape"
     source = marks.on_device(tensor, of)
     tiling = marks.tiling_of(source)
-    if tiling is None or not tiling.devices:
+    if tiling is None or tiling is MANUAL:
         raise ShardingError(f"{of}: Sharding spec is not set on the tensor; mark it first")
-    marks.layout(of)
+    return part_of(source, tiling)
+
+
+def part_of(source: XlaTensor, tiling: Tiling) -> XlaTensor:
+    """What each device holds of a tensor that is sharded so."""
+    marks.layout("enable_manual_sharding")
 
     def part(x: jax.Array) -> jax.Array:
         return jnp.zeros(tiling.shard_shape(x.shape), x.dtype)
@@ -75,7 +77,11 @@ def shard_to_full(tensor: torch.Tensor, tiling: Tiling, shape: Sequence[int]) ->
     """What the devices' parts make together."""
     of = "_spmd_shard_to_full_shape"
     source = marks.on_device(tensor, of)
-    marks.layout(of)
+    if not marks.is_manual(source):
+        raise ShardingError(
+            f"{of}: a tensor of shape {list(source.shape)} is not sharded by hand: manual sharding"
+            " is expected; pass it to xs.enable_manual_sharding first"
+        )
     wanted = tiling.shard_shape(shape)
     if tuple(source.shape) != wanted:
         raise ShardingError(

@@ -14,10 +14,11 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import as_numpy
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run.device_trace import buffer_of, trace_here
+from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL, manual_slots
 from torch_xdist.core.sharding import gather
-from torch_xdist.core.sharding.arrays import HostArray
+from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer, Layout
-from torch_xdist.core.sharding.tiling import Tiling, replicated
+from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import ShardingError
@@ -112,6 +113,8 @@ def tiling_of(tensor: XlaTensor) -> Tiling | None:
     if here is None:
         return None
     buffer = value.buffer
+    if isinstance(buffer, Parts):
+        return MANUAL
     if buffer is None:
         return _pending(value)
     if isinstance(buffer, HostArray):
@@ -137,10 +140,25 @@ def _pending(value: Value) -> Tiling | None:
             return None
         if row[0].name == "xla.mark_sharding":
             return row[0].args[-1]
+        if row[0].name == SHARD_TO_FULL:
+            return row[0].args[-1][0]
+        if row[0].name == FULL_TO_SHARD:
+            return MANUAL
         if row[0].name not in _COPIES:
             return None
         slot = row[1]
     return None
+
+
+def is_manual(tensor: XlaTensor) -> bool:
+    """Whether a tensor stands for what each device holds of one that is sharded by hand."""
+    value = tensor.value
+    if value.buffer is not None:
+        return isinstance(value.buffer, Parts)
+    trace = trace_of(value)
+    slot, tape = trace.slot_of(value), trace.tape
+    parts = [leaf for leaf, buffer in tape.buffers.items() if isinstance(buffer, Parts)]
+    return slot in manual_slots(tape.entries, parts)
 
 
 def clear(tensor: XlaTensor) -> None:
@@ -186,9 +204,20 @@ def from_shards(
                 f"{of}: shard {number} has shape {list(shard.shape)}; a tensor of shape"
                 f" {list(shape)} sharded as {tiling.text} has shards of {list(wanted)}"
             )
-    pieces = [jax.device_put(np.array(as_numpy(s)), d) for s, d in zip(shards, mine)]
-    whole = tiling.padded_shape(shape)
-    return jax.make_array_from_single_device_arrays(whole, here.sharding(tiling), pieces)
+    whole, sharding = tiling.padded_shape(shape), here.sharding(tiling)
+    numbers = [here.devices.index(d) for d in mine]
+    begins = {n: _begin(part) for n, _, part in tiling.parts(whole)}
+    by_begin = {begins[n]: shard for n, shard in zip(numbers, shards)}
+    pieces = [
+        jax.device_put(np.array(as_numpy(by_begin[_begin(part)])), place)
+        for place, part in sharding.addressable_devices_indices_map(whole).items()
+    ]
+    return jax.make_array_from_single_device_arrays(whole, sharding, pieces)
+
+
+def _begin(part: Any) -> tuple[int, ...]:
+    """Where a part of an array begins."""
+    return tuple(one.start or 0 for one in part)
 
 
 def new_tensor(

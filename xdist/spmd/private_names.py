@@ -1,12 +1,89 @@
 """The private calls of torch_xla's that have to do with shardings."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from torch_xdist.spmd import marks
-from torch_xdist.spmd.op_sharding import ShardingType, type_of
-from torch_xdist.spmd.sharded_tensor import unwrapped
+from torch_xdist.collectives import inside
+from torch_xdist.collectives.groups import checked
+from torch_xdist.core.alias.views import write
+from torch_xdist.core.devices import device
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
+from torch_xdist.core.trace.values import hardware_name
+from torch_xdist.errors import ShardingError
+from torch_xdist.spmd import manual, marks, mode
+from torch_xdist.spmd.annotations import XlaShardingSpec, wrap_as_sharded_tensor
+from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, type_of
+from torch_xdist.spmd.sharded_tensor import (
+    XLAShardedTensor,
+    load_local_shards,
+    local_shards,
+    unwrapped,
+)
+
+__all__ = ["OpSharding", "XlaShardingSpec"]
+
+
+def _tiling(sharding: OpSharding, rank: int, of: str) -> Tiling:
+    """The tiling that an OpSharding means for a tensor of so many dims."""
+    if sharding.type is ShardingType.MANUAL:
+        raise ShardingError(f"{of}: MANUAL sharding; use _mark_manual_sharding")
+    if sharding.tiling is None:
+        return marks.whole_tiling(rank, of)
+    dims = len(sharding.tiling.tiles)
+    if dims != rank:
+        raise ShardingError(
+            f"{of}: the sharding {sharding} is for {dims} dims, and the tensor has {rank}"
+        )
+    return sharding.tiling
+
+
+def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
+    """`xs.mark_sharding` by an OpSharding."""
+    target = marks.on_device(unwrapped(tensor), "_xla_mark_sharding")
+    marks.mark(target, _tiling(sharding, target.dim(), "_xla_mark_sharding"))
+
+
+def _xla_annotate_custom_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
+    """`xs.annotate_custom_sharding` by an OpSharding."""
+    target = marks.on_device(unwrapped(tensor), "_xla_annotate_custom_sharding")
+    marks.annotate(target, _tiling(sharding, target.dim(), "_xla_annotate_custom_sharding"))
+
+
+def _xla_clear_sharding(tensor: torch.Tensor) -> None:
+    """`xs.clear_sharding`."""
+    marks.clear(marks.on_device(unwrapped(tensor), "_xla_clear_sharding"))
+
+
+def _mark_manual_sharding(t: torch.Tensor, sharding: OpSharding | None = None) -> XLAShardedTensor:
+    """Let a tensor that is not computed yet stand for what each device holds: its own copy."""
+    tensor = marks.on_device(unwrapped(t), "_mark_manual_sharding")
+    if not marks.is_manual(tensor):
+        if tensor.value.buffer is not None:
+            raise ShardingError(
+                "_mark_manual_sharding: the tensor is computed already, so there is no program to"
+                " mark it in; use xs.enable_manual_sharding"
+            )
+        here = marks.layout("_mark_manual_sharding")
+        part = manual.part_of(tensor, replicated(tensor.dim(), here.order))
+        write(tensor.value, part.value)
+    return wrap_as_sharded_tensor(t)
+
+
+def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> XlaTensor:
+    """What each device holds of a tensor that is marked."""
+    return manual.full_to_shard(tensor)
+
+
+def _spmd_shard_to_full_shape(
+    tensor: torch.Tensor, sharding: OpSharding, shape: Sequence[int], dtype: torch.dtype
+) -> XlaTensor:
+    """What the devices' parts make together."""
+    of = "_spmd_shard_to_full_shape"
+    return manual.shard_to_full(tensor, _tiling(sharding, len(shape), of), shape)
 
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
@@ -23,4 +100,143 @@ def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
 def _get_xla_sharding_type(tensor: torch.Tensor) -> ShardingType | None:
     """The kind of a tensor's sharding; None while that is open."""
     found = marks.tiling_of(unwrapped(tensor))
-    return None if found is None else type_of(found)
+    if found is None:
+        return None
+    return ShardingType.MANUAL if found is MANUAL else type_of(found)
+
+
+def _get_xla_op_sharding(tensor: torch.Tensor) -> OpSharding | None:
+    """A tensor's sharding as an object; None while that is open."""
+    found = marks.tiling_of(unwrapped(tensor))
+    return None if found is None else OpSharding.of(found)
+
+
+def _get_xla_op_sharding_v2_params(tensor: torch.Tensor) -> Any:
+    """None: shardings list their devices one by one here."""
+    return None
+
+
+def _get_local_shards(
+    tensors: Sequence[torch.Tensor],
+) -> list[list[tuple[torch.Tensor, str]]]:
+    """(data on the host, device) of each local part of each tensor."""
+    found = [local_shards(unwrapped(tensor)) for tensor in tensors]
+    return [[(shard.data, shard.shard_device) for shard in shards] for shards in found]
+
+
+def _get_local_shard_replica_and_indices(
+    tensors: Sequence[torch.Tensor],
+) -> list[list[tuple[int, Any]]]:
+    """(which copy, which part) of each local part of each tensor."""
+    found = [local_shards(unwrapped(tensor)) for tensor in tensors]
+    return [[(shard.replica_id, shard.indices) for shard in shards] for shards in found]
+
+
+def _load_local_shards(
+    tensor: torch.Tensor, data: Sequence[torch.Tensor], devices: Sequence[str]
+) -> None:
+    """Make these what the local devices hold of a tensor."""
+    load_local_shards(unwrapped(tensor), data)
+
+
+def _global_tensor_from_cpu_shards(
+    shards: Sequence[torch.Tensor],
+    sharding: OpSharding,
+    global_shape: Sequence[int] | None = None,
+) -> XlaTensor:
+    """The tensor that the local devices' parts make together.
+
+    Args:
+        global_shape: where the last parts are padded.
+    """
+    of = "_global_tensor_from_cpu_shards"
+    if not shards:
+        raise ShardingError(f"{of}: no shards; give one for each local device")
+    rank = shards[0].dim() if global_shape is None else len(global_shape)
+    tiling = _tiling(sharding, rank, of)
+    shape = global_shape
+    if shape is None:
+        shape = [size * tiles for size, tiles in zip(shards[0].shape, tiling.tiles)]
+    buffer = marks.from_shards(shards, shape, tiling, of)
+    return marks.new_tensor(buffer, shape, shards[0].dtype, tiling)
+
+
+def _xla_spmd_all_reduce(
+    reduce_type: str, tensor: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]
+) -> XlaTensor:
+    """All-reduce of the parts of a tensor that is sharded by hand."""
+    source, count, found = _by_hand("_xla_spmd_all_reduce", tensor, groups)
+
+    def reduce(x: Any) -> Any:
+        (reduced,) = inside.all_reduce([x], reduce_type, found)
+        return (reduced * scale).astype(x.dtype)
+
+    lowering = inside.standing_alone(reduce, count)
+    return record_jax("xla.spmd_all_reduce", lowering, [source], (reduce_type, scale, found))[0]
+
+
+def _xla_spmd_reduce_scatter(
+    reduce_type: str,
+    tensor: torch.Tensor,
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Sequence[Sequence[int]],
+) -> XlaTensor:
+    """Reduce-scatter of the parts of a tensor that is sharded by hand."""
+    source, count, found = _by_hand("_xla_spmd_reduce_scatter", tensor, groups)
+    key = reduce_type, scale, scatter_dim, shard_count, found
+
+    def scatter(x: Any) -> Any:
+        piece = inside.reduce_scatter(x, reduce_type, scatter_dim, shard_count, found)
+        return (piece * scale).astype(x.dtype)
+
+    lowering = inside.standing_alone(scatter, count)
+    return record_jax("xla.spmd_reduce_scatter", lowering, [source], key)[0]
+
+
+def _by_hand(of: str, tensor: torch.Tensor, groups: Any) -> tuple[XlaTensor, int, Any]:
+    """The tensor, how many devices there are, and their groups."""
+    source = marks.on_device(unwrapped(tensor), of)
+    if not marks.is_manual(source):
+        raise ShardingError(
+            f"{of}: a tensor of shape {list(source.shape)} is not sharded by hand; XLA inserts the"
+            " collectives it needs. Pass it to xs.enable_manual_sharding first"
+        )
+    count = marks.layout(of).count
+    lists = [[int(number) for number in group] for group in groups] if groups else None
+    return source, count, checked(lists, count, of=of)
+
+
+def _xla_get_auto_sharding() -> bool:
+    """Whether `use_spmd(auto=True)` was called."""
+    return mode.is_auto()
+
+
+def _xla_get_spmd_config_is_locked() -> bool:
+    """Whether a device was used, so that SPMD mode comes late."""
+    return device.is_started()
+
+
+def _xla_force_spmd_device() -> None:
+    """Make xla:0 stand for all devices, also late."""
+    device.become_one()
+
+
+def _xla_get_runtime_devices() -> list[str]:
+    """The devices of the hardware that this process drives: ["CPU:0", ...]."""
+    here = device.layout()
+    if here is None:
+        return device.real_devices()
+    return [hardware_name(d) for d in here.devices if d in d.client.local_devices()]
+
+
+def _xla_get_all_runtime_devices() -> list[str]:
+    """The devices of the hardware that the job has."""
+    here = device.layout()
+    return device.real_devices() if here is None else [*map(hardware_name, here.devices)]
+
+
+def _xla_num_runtime_devices() -> int:
+    """How many devices of the hardware this process drives."""
+    return len(_xla_get_runtime_devices())

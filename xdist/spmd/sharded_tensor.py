@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
-import jax
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -168,16 +167,12 @@ class XLAShardedTensor(DTensor):
         return self.global_tensor.cpu(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs or {}))
         return tree_map(_wrapped, results)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super(DTensor, cls).__torch_function__(func, types, args, kwargs or {})
 
     @property

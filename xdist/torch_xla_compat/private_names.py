@@ -1,7 +1,6 @@
 """The private calls that torch_xla's documents tell users to make, answered by the core."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 

@@ -104,13 +104,14 @@ def to_device(tensor: torch.Tensor, target: Any = None) -> XlaTensor:
 
 
 def all_to_device(
-    tensors: Sequence[torch.Tensor], target: Any = None, *, owned: bool = False
+    tensors: Sequence[torch.Tensor], target: Any = None, *, owned: bool = False, now: bool = False
 ) -> list[XlaTensor]:
     """CPU tensors on one xla device; the metrics count them as one transfer.
 
     Args:
         owned: nobody writes to these tensors any more. On the CPU their memory becomes the
             device's, without a copy.
+        now: also the logical device takes them at once, all of each on every device.
     """
     trace = device.trace_of(device.index_of(target))
     started = time.perf_counter()
@@ -118,6 +119,8 @@ def all_to_device(
     if not owned:
         arrays = [_private_copy(array) for array in arrays]
     buffers = [_on_device(array, trace.device) for array in arrays]
+    if now and trace.device.layout is not None:
+        buffers = [trace.device.layout.placed(buffer) for buffer in buffers]
     metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
     return [wrap(_holding(tensor, trace, buffer)) for tensor, buffer in zip(tensors, buffers)]
 

@@ -38,6 +38,8 @@ class Tiling:
     @property
     def text(self) -> str:
         """As XLA's HLO spells it: "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}"."""
+        if not self.devices:
+            return "{manual}"
         if self.is_replicated:
             return "{replicated}"
         partial = self.copies > 1
@@ -69,3 +71,7 @@ class Tiling:
 def replicated(rank: int, devices: Sequence[int]) -> Tiling:
     """Every device holds the whole array of so many dims."""
     return Tiling((1,) * rank, tuple(devices))
+
+
+# Of a tensor that stands for what each device holds: no tiling, and no device is named.
+MANUAL = Tiling((), ())
