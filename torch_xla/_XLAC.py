@@ -15,6 +15,9 @@ from torch_xdist.metrics import (
 from torch_xdist.metrics import (
     report as _xla_metrics_report,
 )
+from torch_xdist.spmd.debug_info import (
+    get_xla_tensor_debug_info as _get_xla_tensor_debug_info,
+)
 from torch_xdist.spmd.private_names import (
     OpSharding,
     XlaShardingSpec,
@@ -74,6 +77,7 @@ from torch_xdist.torch_xla_compat.private_names import (
 )
 
 __all__ = [
+    "_get_xla_tensor_debug_info",
     "_xla_spmd_reduce_scatter",
     "_xla_spmd_all_reduce",
     "_xla_num_runtime_devices",

@@ -81,6 +81,11 @@ def asks_for_eager() -> bool:
     return any(_flag(os.environ, name) for name in _EAGER_NAMES)
 
 
+def dumps_optimized() -> bool:
+    """Whether HLO is printed as XLA optimized it: XLA_DUMP_POST_OPTIMIZATIONS, read each time."""
+    return _flag(os.environ, "XLA_DUMP_POST_OPTIMIZATIONS")
+
+
 def asks_for_spmd() -> bool:
     """Whether one logical device shall stand for all devices: XLA_USE_SPMD, read each time."""
     return _flag(os.environ, "XLA_USE_SPMD")

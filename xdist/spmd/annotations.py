@@ -13,6 +13,7 @@ from torch_xdist.core.devices import ordinals
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.trace.plans import Plan
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import marks
 from torch_xdist.spmd.mesh import Mesh, PartitionSpec, checked_spec
@@ -122,6 +123,15 @@ def _aot_mark_sharding(t: torch.Tensor, mesh: str, partition_spec: str) -> torch
     checked_spec("mark_sharding_with_gradients", t.shape, spec)
     tensor = marks.on_device(t, "mark_sharding_with_gradients")
     return marks.constrained(tensor, _tiling(found, spec, "mark_sharding_with_gradients"))
+
+
+def _said_by(plan: Plan) -> Tiling:
+    """The tiling that a row of this operator says."""
+    mesh, spec = plan.args[1:3]
+    return _tiling(Mesh.from_str(mesh), ast.literal_eval(spec), "aot_mark_sharding")  # type: ignore[arg-type]
+
+
+marks.SAID_BY["xla.aot_mark_sharding.default"] = _said_by
 
 
 @_aot_mark_sharding.register_fake

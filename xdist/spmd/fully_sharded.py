@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _forward_unimplemented
 
 from torch_xdist.errors import ShardingError
 from torch_xdist.ranks.fsdp.wrap import recursive_wrap
@@ -134,7 +135,7 @@ def _check_module(module: nn.Module) -> None:
             "Cannot wrap a module that is already wrapped with FSDP. For nested FSDP, first wrap"
             " the inner child modules before wrapping the outer parent module."
         )
-    if getattr(module.forward, "__func__", None) is nn.Module._forward_unimplemented:
+    if getattr(module.forward, "__func__", None) is _forward_unimplemented:
         raise RuntimeError(
             "The module wrapped by FSDP must define a `forward` method and call it during the"
             f" module's forward pass for FSDP to work correctly, which {type(module).__name__} has"

@@ -8,6 +8,7 @@ import numpy as np
 
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd.mesh import Mesh
+from torch_xdist.torch_xla_compat.runtime_facts import global_runtime_device_attributes
 
 try:
     # The public function wants JAX's devices, not their places.
@@ -42,7 +43,7 @@ class HybridMesh(Mesh):
             )
         self.ici_mesh_shape = ici_mesh_shape
         self.dcn_mesh_shape = dcn
-        self.device_attributes = sorted(_attributes(), key=_number)
+        self.device_attributes = sorted(global_runtime_device_attributes(), key=_number)
         has_slices = "slice_index" in self.device_attributes[0]
         if has_slices and prod(dcn) == 1:
             raise ShardingError("Provide dcn_mesh_shape to create a mesh for multislice")
@@ -90,13 +91,6 @@ class HybridMesh(Mesh):
             torus[tuple(place)] = device
         found, _ = _create_device_mesh_for_nd_torus(torus, shape, allow_split_physical_axes=True)
         return found
-
-
-def _attributes() -> list[dict[str, Any]]:
-    # Looked up by its public name, which scripts and tests replace.
-    import torch_xla.runtime as xr
-
-    return list(xr.global_runtime_device_attributes())
 
 
 def _number(attributes: dict[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """Marks: how a tensor is sharded, as the user says it and as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,12 +19,19 @@ from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer, Layout
 from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
+from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import ShardingError
 
 # Operators whose result lies as their operand does.
 _COPIES = ("aten.clone.default", "aten.alias.default")
+# How the result of a row lies, by the name of its plan, where the row says it.
+SAID_BY: dict[str, Callable[[Plan], Tiling]] = {
+    "xla.mark_sharding": lambda plan: plan.args[-1],
+    FULL_TO_SHARD: lambda plan: MANUAL,
+    SHARD_TO_FULL: lambda plan: plan.args[-1][0],
+}
 
 
 def layout(of: str) -> Layout:
@@ -105,7 +112,11 @@ def constrained(tensor: XlaTensor, tiling: Tiling) -> XlaTensor:
 
 def tiling_of(tensor: XlaTensor) -> Tiling | None:
     """How a tensor is sharded: as it was marked, or as XLA chose; None while that is open."""
-    value = tensor.value
+    return tiling_of_value(tensor.value)
+
+
+def tiling_of_value(value: Value) -> Tiling | None:
+    """`tiling_of` a tensor that points at the value."""
     said = getattr(value, "tiling", None)
     if said is not None:
         return said
@@ -138,12 +149,9 @@ def _pending(value: Value) -> Tiling | None:
             return _of_buffer(here, buffer) if here.is_here(buffer) else None
         if not isinstance(row, tuple):
             return None
-        if row[0].name == "xla.mark_sharding":
-            return row[0].args[-1]
-        if row[0].name == SHARD_TO_FULL:
-            return row[0].args[-1][0]
-        if row[0].name == FULL_TO_SHARD:
-            return MANUAL
+        said = SAID_BY.get(row[0].name)
+        if said is not None:
+            return said(row[0])
         if row[0].name not in _COPIES:
             return None
         slot = row[1]
@@ -162,9 +170,17 @@ def is_manual(tensor: XlaTensor) -> bool:
 
 
 def clear(tensor: XlaTensor) -> None:
-    """Take a tensor's values back to the host, from where a program or a mark takes them anew."""
+    """Forget how a tensor is sharded.
+
+    What is computed goes back to the host, from where a program or a mark takes it anew.
+    """
     value = tensor.value
     if tiling_of(tensor) is None:
+        return
+    source = _before_mark(tensor)
+    if source is not None:
+        write(value, source)
+        value.tiling = None
         return
     buffer = buffer_of(value, "clear_sharding")
     if value.parent is None:
@@ -173,6 +189,19 @@ def clear(tensor: XlaTensor) -> None:
     copy = Value(value.type, trace_of(value))
     copy.buffer = HostArray(array)  # type: ignore[assignment]
     write(value, copy)
+
+
+def _before_mark(tensor: XlaTensor) -> Value | None:
+    """What a tensor that is not computed yet was before it was marked."""
+    value = tensor.value
+    trace = trace_of(value)
+    tape = trace.tape
+    if value.buffer is not None or value.epoch != tape.epoch:
+        return None
+    row = tape.entries[value.slot]
+    if not isinstance(row, tuple) or row[0].name != "xla.mark_sharding":
+        return None
+    return trace.new_value(value.type, tape, row[1])  # type: ignore[no-any-return]
 
 
 def placed(tensor: XlaTensor, of: str) -> tuple[Layout, jax.Array, Tiling]:

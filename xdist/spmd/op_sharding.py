@@ -52,7 +52,8 @@ class OpSharding:
     @classmethod
     def of(cls, tiling: Tiling) -> "OpSharding":
         """The object that means a tiling."""
-        found = cls([], [], [], type_of(tiling))
+        found = cls([], [], [], ShardingType.REPLICATED)
+        found.type = type_of(tiling)
         found.tiling = None if tiling.is_replicated else tiling
         return found
 

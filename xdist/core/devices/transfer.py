@@ -62,14 +62,18 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 def put(array: np.ndarray, there: Device) -> Buffer:
     """A copy of a host array on a device; the caller may write to its own afterwards."""
     started = time.perf_counter()
-    buffer = _on_device(_private_copy(array), there)
-    metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
+    (buffer,) = _on_device([_private_copy(array)], there, started)
     return buffer
 
 
-def _on_device(array: np.ndarray, there: Device) -> Buffer:
-    """An array that nobody writes to, on a device; for the logical one as soon as it is needed."""
-    return _placed(array, there.jax) if there.layout is None else HostArray(array)
+def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> list[Buffer]:
+    """Arrays that nobody writes to, on a device; on the logical one when they are needed."""
+    if there.layout is not None:
+        return [HostArray(array) for array in arrays]
+    buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
+    metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
+    metrics.observe("OutboundData", sum(array.nbytes for array in arrays))
+    return buffers
 
 
 def _private_copy(array: np.ndarray) -> np.ndarray:
@@ -118,10 +122,9 @@ def all_to_device(
     arrays = [as_numpy(tensor) for tensor in tensors]
     if not owned:
         arrays = [_private_copy(array) for array in arrays]
-    buffers = [_on_device(array, trace.device) for array in arrays]
+    buffers = _on_device(arrays, trace.device, started)
     if now and trace.device.layout is not None:
         buffers = [trace.device.layout.placed(buffer) for buffer in buffers]
-    metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
     return [wrap(_holding(tensor, trace, buffer)) for tensor, buffer in zip(tensors, buffers)]
 
 
@@ -160,6 +163,7 @@ def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
         result = torch.empty(array.shape, dtype=dtype, device="cpu")
         (result if bits is None else result.view(bits)).numpy()[...] = in_numpy
     metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
+    metrics.observe("InboundData", array.nbytes)
     return result
 
 
@@ -171,6 +175,7 @@ def host_bytes(buffer: Buffer, dtype: torch.dtype) -> np.ndarray:
     started = time.perf_counter()
     array = _read(buffer)[0].astype(dtypes.nominal(dtype), copy=False)
     metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
+    metrics.observe("InboundData", array.nbytes)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

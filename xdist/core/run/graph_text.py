@@ -12,6 +12,7 @@ import torch
 
 from torch_xdist import settings
 from torch_xdist.core.run import program
+from torch_xdist.core.run.hlo_text import hlo_text
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
@@ -154,6 +155,12 @@ def _text(nodes: Sequence[Node]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
+def row_text(tape: Tape, device: Device, slot: int) -> str:
+    """The row that makes a slot, as `shape op(operands)`."""
+    *_, line = _text(_nodes(tape, device, [slot])).splitlines()[:-1]
+    return line.partition(" = ")[2].removesuffix(", ROOT=0")
+
+
 def _dot(nodes: Sequence[Node]) -> str:
     lines = ["digraph G {"]
     for node in nodes:
@@ -189,7 +196,8 @@ def render(tape: Tape, device: Device, roots: Sequence[int], format: str) -> str
     if format == "dot":
         return _dot(_nodes(tape, device, roots))
     if format == "hlo":
-        return _lowered(tape, device, roots).compiler_ir("hlo").as_hlo_text()
+        optimized = settings.dumps_optimized()
+        return hlo_text(_lowered(tape, device, roots), optimized=optimized)
     if format == "stablehlo":
         return _lowered(tape, device, roots).as_text()
     raise RuntimeError(

@@ -5,6 +5,11 @@ from typing import Any
 
 import jax
 
+try:
+    from jaxlib import _hlo, _jax
+except ImportError:
+    _hlo = _jax = None  # type: ignore[assignment]
+
 
 def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     """A compiled program as JAX's C++ calls it, where it does, without Python in between."""
@@ -13,6 +18,20 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     except AttributeError:
         fast = None
     return compiled if fast is None else fast
+
+
+def hlo_of_module(module: str) -> str | None:
+    """A StableHLO module as HLO text with the shapes of operands; None where JAX has no such call."""
+    try:
+        options = _hlo.HloPrintOptions()
+        options.print_percent = options.print_operand_shape = True
+        options.print_metadata = False
+        computation = _jax.mlir.mlir_module_to_xla_computation(
+            module, use_tuple_args=False, return_tuple=False
+        )
+        return str(computation.get_hlo_module().to_string(options))
+    except AttributeError:
+        return None
 
 
 def in_one_call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> None:

@@ -107,10 +107,9 @@ def prepare(
     leaves = tuple(tape.buffers)
     unreferenced = [object()]
     buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
-    counts = [*map(sys.getrefcount, buffers)]
-    least = counts.pop() if may_donate else -1
+    *counts, least = map(sys.getrefcount, buffers)
     buffers.pop()
-    mask = [count <= least for count in counts]
+    mask = [may_donate and count <= least for count in counts]
     if _exported:
         mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
     placement = None
@@ -145,6 +144,7 @@ def find(launch: Launch) -> tuple[Program, bool]:
     finally:
         PROGRESS.compiling = False
     metrics.observe("CompileTime", time.perf_counter() - started)
+    metrics.observe("InputOutputAliasCount", sum(launch.mask))
     dropped, full = PROGRAMS.put(key, program)
     PLANS.hold(program.plans)
     for other in dropped:
@@ -274,4 +274,5 @@ def execute(program: Program, launch: Launch, results: list[list[jax.Array]]) ->
     floats, ints = scalar_arrays(launch, program)
     started = time.perf_counter()
     in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
-    metrics.observe("ExecuteTime", time.perf_counter() - started)
+    kind = "ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
+    metrics.observe(kind, time.perf_counter() - started)

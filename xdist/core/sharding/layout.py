@@ -7,6 +7,7 @@ devices. Whatever mesh the user names, each dim of a tensor is cut along some of
 
 import math
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -189,6 +190,13 @@ class Layout:
 
     def put(self, array: np.ndarray, tiling: Tiling) -> jax.Array:
         """An array of the host on the devices, cut so, with padding where that is uneven."""
+        started = time.perf_counter()
+        placed = self._put(array, tiling)
+        metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
+        metrics.observe("OutboundData", array.nbytes)
+        return placed
+
+    def _put(self, array: np.ndarray, tiling: Tiling) -> jax.Array:
         shape = tiling.padded_shape(array.shape)
         if shape != array.shape:
             pads = [(0, size - have) for size, have in zip(shape, array.shape)]
