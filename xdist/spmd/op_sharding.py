@@ -71,6 +71,8 @@ class OpSharding:
 
 def type_of(tiling: Tiling) -> ShardingType:
     """Its kind: REPLICATED, TILED, or PARTIAL where several devices hold each tile."""
+    if not tiling.devices:
+        return ShardingType.MANUAL
     if tiling.is_replicated:
         return ShardingType.REPLICATED
     return ShardingType.TILED if tiling.copies == 1 else ShardingType.PARTIAL

@@ -11,7 +11,7 @@ from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
-from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
+from torch_xdist.core.sharding.tiling import Tiling, replicated
 from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import manual, marks, mode
@@ -100,9 +100,7 @@ def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
 def _get_xla_sharding_type(tensor: torch.Tensor) -> ShardingType | None:
     """The kind of a tensor's sharding; None while that is open."""
     found = marks.tiling_of(unwrapped(tensor))
-    if found is None:
-        return None
-    return ShardingType.MANUAL if found is MANUAL else type_of(found)
+    return None if found is None else type_of(found)
 
 
 def _get_xla_op_sharding(tensor: torch.Tensor) -> OpSharding | None:

@@ -1,5 +1,6 @@
 """Operators whose schema does not say what they do, or whose functional form differs from it."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,21 @@ def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return packet.ScalarList(*lists, scalars.tolist())
 
 
+def nll_loss(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """torch_xla takes classes as floats, and scripts that it ran pass them."""
+    place = 2 if "backward" in op.func._schema.name else 1
+    target = args[place]
+    if target.dtype.is_floating_point:
+        warnings.warn(
+            f"nll_loss: the target is {target.dtype}, which torch does not take on other devices;"
+            " it is read as int64 here. Pass target.long()",
+            stacklevel=2,
+        )
+        args = (*args[:place], target.long(), *args[place + 1 :])
+    assert op.general is not None
+    return op.general(op, args, kwargs)
+
+
 def sdp_choice(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     return 0
 
@@ -78,5 +94,9 @@ HANDLERS = {
     "aten.index_put_.default": index_put,
     "aten.is_coalesced.default": is_coalesced,
     "aten.native_batch_norm.default": native_batch_norm,
+    "aten.nll_loss2d_backward.default": nll_loss,
+    "aten.nll_loss2d_forward.default": nll_loss,
+    "aten.nll_loss_backward.default": nll_loss,
+    "aten.nll_loss_forward.default": nll_loss,
     "aten.polygamma_.default": polygamma_,
 }

@@ -12,7 +12,8 @@ import torch
 
 from torch_xdist import settings
 from torch_xdist.core.run import program
-from torch_xdist.core.run.hlo_text import hlo_text
+from torch_xdist.core.run.hlo_text import hlo_text, optimized_text
+from torch_xdist.core.run.jax_internals import shardings_in_hlo
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
@@ -196,8 +197,10 @@ def render(tape: Tape, device: Device, roots: Sequence[int], format: str) -> str
     if format == "dot":
         return _dot(_nodes(tape, device, roots))
     if format == "hlo":
-        optimized = settings.dumps_optimized()
-        return hlo_text(_lowered(tape, device, roots), optimized=optimized)
+        if settings.dumps_optimized():
+            return optimized_text(_lowered(tape, device, roots))
+        with shardings_in_hlo():
+            return hlo_text(_lowered(tape, device, roots))
     if format == "stablehlo":
         return _lowered(tape, device, roots).as_text()
     raise RuntimeError(

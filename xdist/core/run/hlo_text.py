@@ -14,10 +14,13 @@ _ARGUMENT = re.compile(r"\bArg_(\d+)\.\d+")
 _IOTA = re.compile(r"devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
-def hlo_text(lowered: Any, *, optimized: bool = False) -> str:
-    """What JAX lowered, as HLO; `optimized`: as XLA compiles it."""
-    if optimized:
-        return _devices_listed(lowered.compile().as_text())
+def optimized_text(lowered: Any) -> str:
+    """What JAX lowered, as XLA compiled it, collectives included."""
+    return _devices_listed(lowered.compile().as_text())
+
+
+def hlo_text(lowered: Any) -> str:
+    """What JAX lowered, as HLO before XLA's work."""
     # Without locations, by which JAX would name the instructions.
     text = hlo_of_module(str(lowered.compiler_ir("stablehlo")))
     if text is None:

@@ -1,9 +1,11 @@
 """What is asked of JAX beside its public interface, each with what is done where it is gone."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax._src import config
 
 try:
     from jaxlib import _hlo, _jax
@@ -18,6 +20,12 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     except AttributeError:
         fast = None
     return compiled if fast is None else fast
+
+
+def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
+    """Inside it JAX lowers shardings as HLO has them, not for Shardy, where it still can."""
+    state = getattr(config, "use_shardy_partitioner", None)
+    return contextlib.nullcontext() if state is None else state(False)
 
 
 def hlo_of_module(module: str) -> str | None:

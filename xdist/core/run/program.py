@@ -274,5 +274,8 @@ def execute(program: Program, launch: Launch, results: list[list[jax.Array]]) ->
     floats, ints = scalar_arrays(launch, program)
     started = time.perf_counter()
     in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
-    kind = "ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
+    kind = "ExecuteTime"
+    if launch.placement is not None:
+        kind = "ExecuteReplicatedTime"
+        metrics.count("ExecuteReplicated")
     metrics.observe(kind, time.perf_counter() - started)

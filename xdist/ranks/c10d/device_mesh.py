@@ -1,7 +1,8 @@
 """`torch.distributed.device_mesh` on "xla", for `fully_shard`, DTensor and hybrid sharding.
 
-torch leaves a mesh of "xla" without process groups and coordinates: it expects SPMD there. Here it
-gets both, over the backend "xla", and `distribute_tensor` does what it does on other devices.
+torch leaves a mesh of "xla" without process groups and coordinates: it expects SPMD there. Outside
+of SPMD mode it gets both here, over the backend "xla", and `distribute_tensor` does what it does on
+other devices.
 """
 
 import functools
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from torch_xdist import settings
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.releases import patches, probes
@@ -28,7 +30,7 @@ def _completing(usual: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(usual)
     def init(self: Any, device_type: str, *arguments: Any, **options: Any) -> None:
         usual(self, device_type, *arguments, **options)
-        if device_type == "xla":
+        if device_type == "xla" and not settings.asks_for_spmd():
             _complete(self, **options)
             probes.require(patches.FIRST_MESH)
             from torch_xdist.ranks.c10d import dtensors

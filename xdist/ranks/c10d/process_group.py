@@ -16,11 +16,11 @@ import jax
 import torch
 import torch.distributed as dist
 
-from torch_xdist import world
+from torch_xdist import settings, world
 from torch_xdist.collectives import inside
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.errors import WorldError
+from torch_xdist.errors import ShardingError, WorldError
 from torch_xdist.ranks import collective_ops
 from torch_xdist.ranks.c10d import device_mesh, functional, torch_fsdp
 from torch_xdist.ranks.c10d.reductions import Reduction, reduction
@@ -342,6 +342,11 @@ class ProcessGroupXla(dist.ProcessGroup):
 
 def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
     """torch.distributed's factory, for the world's group and for each `new_group`."""
+    if settings.asks_for_spmd():
+        raise ShardingError(
+            "init_process_group('xla'): XLA backend is not supported with SPMD, where XLA inserts"
+            " the collectives; for the CPU tensors of several processes use 'gloo'"
+        )
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if len(ranks) == options.group_size and not world.current().is_rank:
         world.become(options.group_rank, options.group_size)
