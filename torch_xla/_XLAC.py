@@ -15,6 +15,12 @@ from torch_xdist.metrics import (
 from torch_xdist.metrics import (
     report as _xla_metrics_report,
 )
+from torch_xdist.sharded_checkpoint.private_names import (
+    _activate_preemption_sync_manager,
+    _deactivate_preemption_sync_manager,
+    _ensure_xla_coordinator_initialized,
+    _sync_point_reached,
+)
 from torch_xdist.spmd.debug_info import (
     get_xla_tensor_debug_info as _get_xla_tensor_debug_info,
 )
@@ -38,10 +44,12 @@ from torch_xdist.spmd.private_names import (
     _xla_force_spmd_device,
     _xla_get_all_runtime_devices,
     _xla_get_auto_sharding,
+    _xla_get_cpu_tensors,
     _xla_get_runtime_devices,
     _xla_get_spmd_config_is_locked,
     _xla_mark_sharding,
     _xla_num_runtime_devices,
+    _xla_set_auto_sharding,
     _xla_spmd_all_reduce,
     _xla_spmd_reduce_scatter,
 )
@@ -77,6 +85,12 @@ from torch_xdist.torch_xla_compat.private_names import (
 )
 
 __all__ = [
+    "_xla_set_auto_sharding",
+    "_xla_get_cpu_tensors",
+    "_sync_point_reached",
+    "_ensure_xla_coordinator_initialized",
+    "_deactivate_preemption_sync_manager",
+    "_activate_preemption_sync_manager",
     "_get_xla_tensor_debug_info",
     "_xla_spmd_reduce_scatter",
     "_xla_spmd_all_reduce",

@@ -91,9 +91,25 @@ def asks_for_spmd() -> bool:
     return _flag(os.environ, "XLA_USE_SPMD")
 
 
-def ask_for_spmd() -> None:
-    """Set XLA_USE_SPMD for this process and those it starts."""
+def ask_for_spmd(auto: bool) -> None:
+    """Set XLA_USE_SPMD, and XLA_AUTO_SPMD, for this process and those it starts."""
     os.environ["XLA_USE_SPMD"] = "1"
+    if auto:
+        os.environ["XLA_AUTO_SPMD"] = "1"
+
+
+def auto_spmd() -> tuple[int, ...] | None:
+    """The mesh along which tensors are cut that nobody marked, (0,) for all devices in a row.
+
+    None without XLA_AUTO_SPMD; XLA_AUTO_SPMD_MESH is such as "2,2". Both are read each time.
+    """
+    if not _flag(os.environ, "XLA_AUTO_SPMD"):
+        return None
+    text = os.environ.get("XLA_AUTO_SPMD_MESH") or "0"
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"XLA_AUTO_SPMD_MESH={text!r}: use sizes such as 2,2") from error
 
 
 def set_platform(platform: str) -> None:

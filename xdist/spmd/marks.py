@@ -15,6 +15,7 @@ from torch_xdist.core.devices.transfer import as_numpy
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run.device_trace import buffer_of, trace_here
 from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL, manual_slots
+from torch_xdist.core.run.sharded_program import MARK
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer, Layout
@@ -28,7 +29,7 @@ from torch_xdist.errors import ShardingError
 _COPIES = ("aten.clone.default", "aten.alias.default")
 # How the result of a row lies, by the name of its plan, where the row says it.
 SAID_BY: dict[str, Callable[[Plan], Tiling]] = {
-    "xla.mark_sharding": lambda plan: plan.args[-1],
+    MARK: lambda plan: plan.args[-1],
     FULL_TO_SHARD: lambda plan: MANUAL,
     SHARD_TO_FULL: lambda plan: plan.args[-1][0],
 }
@@ -107,7 +108,7 @@ def constrained(tensor: XlaTensor, tiling: Tiling) -> XlaTensor:
     def constrain(x: jax.Array) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, sharding)
 
-    return record_jax("xla.mark_sharding", constrain, [tensor], tiling)[0]
+    return record_jax(MARK, constrain, [tensor], tiling)[0]
 
 
 def tiling_of(tensor: XlaTensor) -> Tiling | None:
@@ -199,7 +200,7 @@ def _before_mark(tensor: XlaTensor) -> Value | None:
     if value.buffer is not None or value.epoch != tape.epoch:
         return None
     row = tape.entries[value.slot]
-    if not isinstance(row, tuple) or row[0].name != "xla.mark_sharding":
+    if not isinstance(row, tuple) or row[0].name != MARK:
         return None
     return trace.new_value(value.type, tape, row[1])  # type: ignore[no-any-return]
 

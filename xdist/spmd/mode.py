@@ -7,8 +7,6 @@ from torch_xdist.core.devices import device, steps
 from torch_xdist.core.run.device_trace import traces_of
 from torch_xdist.errors import DeviceError
 
-_is_auto = False
-
 
 def use_spmd(auto: bool | None = False) -> None:
     """Make `xla:0` the one device of this process, which stands for all devices of the job.
@@ -17,20 +15,19 @@ def use_spmd(auto: bool | None = False) -> None:
     they are used. Source: `torch_xla.runtime.use_spmd`.
 
     Args:
-        auto: XLA chooses the shardings of what is not marked. Its partitioner always does that
-            here, from what is marked; tensors of the host come to every device.
+        auto: what nobody marks is cut as well where it comes from the host: along its first dims
+            that the devices divide, along the mesh of XLA_AUTO_SPMD_MESH. XLA decides about
+            everything that is computed, from what is cut, also without it.
 
     Raises DeviceError in a process that is one of several ranks of a host.
     """
-    global _is_auto
-    _is_auto = _is_auto or bool(auto)
     if world.world_size() > 1:
         raise DeviceError(
             f"use_spmd: this process is rank {world.rank()} of {world.world_size()}, which drives"
             " its own device; one process drives them all with SPMD: start the script with python,"
             " without xmp.spawn or xla-run -n"
         )
-    settings.ask_for_spmd()
+    settings.ask_for_spmd(bool(auto))
     if device.is_started() and device.layout() is None:
         if any(traces_of(device.device_at(i)) for i in range(device.device_count())):
             steps.run_pending("use_spmd")
@@ -45,8 +42,3 @@ def use_spmd(auto: bool | None = False) -> None:
 def is_spmd() -> bool:
     """Whether SPMD mode is asked for: by `use_spmd`, or by XLA_USE_SPMD."""
     return settings.asks_for_spmd()
-
-
-def is_auto() -> bool:
-    """Whether XLA may choose the shardings of what is not marked."""
-    return _is_auto

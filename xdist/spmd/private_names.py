@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torch_xdist import settings
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.groups import checked
 from torch_xdist.core.alias.views import write
@@ -208,7 +209,12 @@ def _by_hand(of: str, tensor: torch.Tensor, groups: Any) -> tuple[XlaTensor, int
 
 def _xla_get_auto_sharding() -> bool:
     """Whether `use_spmd(auto=True)` was called."""
-    return mode.is_auto()
+    return settings.auto_spmd() is not None
+
+
+def _xla_set_auto_sharding() -> None:
+    """`use_spmd(auto=True)`."""
+    mode.use_spmd(auto=True)
 
 
 def _xla_get_spmd_config_is_locked() -> bool:
@@ -238,3 +244,8 @@ def _xla_get_all_runtime_devices() -> list[str]:
 def _xla_num_runtime_devices() -> int:
     """How many devices of the hardware this process drives."""
     return len(_xla_get_runtime_devices())
+
+
+def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of the tensors on the host."""
+    return [unwrapped(tensor).cpu() for tensor in tensors]

@@ -207,8 +207,8 @@ class XLAShardedTensor(DTensor):
             return self._spec.placements
         except ValueError as error:
             raise ValueError(
-                "Placements not available: XLAShardedTensor requires mesh_shape and partition_spec to"
-                " be set. Use mark_sharding() to properly initialize sharding information."
+                "Placements not available: XLAShardedTensor requires mesh_shape and partition_spec"
+                " to be set. Use mark_sharding() to properly initialize sharding information."
             ) from error
 
     def invalidate_spec_cache(self) -> None:

@@ -39,7 +39,9 @@ def _graph(tensors: Sequence[torch.Tensor], format: str) -> str:
         )
     trace = trace_of_thread(values[0].trace.device)
     roots = [trace.slot_of(value) for value in values]
-    return render(trace.tape, trace.device, roots, format)
+    said = {slot: getattr(value, "tiling", None) for slot, value in zip(roots, values)}
+    tilings = {slot: tiling for slot, tiling in said.items() if tiling is not None}
+    return render(trace.tape, trace.device, roots, format, tilings)
 
 
 def text_of(tensors: Sequence[torch.Tensor]) -> str:
@@ -59,7 +61,8 @@ def hlo_of(tensors: Sequence[torch.Tensor]) -> str:
 
 def graph_hash(tensors: Sequence[torch.Tensor]) -> str:
     """32 hexadecimal digits, equal for equal graphs."""
-    return hashlib.sha256(_graph(tensors, "text").encode()).hexdigest()[:32]
+    text = _graph(tensors, "text") + str(settings.auto_spmd() or "")
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:

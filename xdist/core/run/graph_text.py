@@ -4,8 +4,9 @@ A graph is the rows that some slots of a tape need. Nothing here runs it.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch_xdist import settings
 from torch_xdist.core.run import program
 from torch_xdist.core.run.hlo_text import hlo_text, optimized_text
 from torch_xdist.core.run.jax_internals import shardings_in_hlo
+from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
@@ -185,24 +187,37 @@ def _edge_label(node: Node, index: int, operand: Node, output: int) -> str:
     return f' [label="{",".join(parts)}"]' if parts else ""
 
 
-def _lowered(tape: Tape, device: Device, roots: Sequence[int]) -> Any:
-    launch = program.prepare(tape, device, tuple(dict.fromkeys(roots)), may_donate=False)
+def _lowered(
+    tape: Tape, device: Device, roots: Sequence[int], tilings: Mapping[int, Tiling]
+) -> Any:
+    outs = tuple(dict.fromkeys(roots))
+    launch = program.prepare(tape, device, outs, may_donate=False, tilings=tilings)
     return program.lowered(launch)
 
 
-def render(tape: Tape, device: Device, roots: Sequence[int], format: str) -> str:
-    """The graph that leads to the root slots of a tape, as text, dot, hlo or stablehlo."""
+def render(
+    tape: Tape,
+    device: Device,
+    roots: Sequence[int],
+    format: str,
+    tilings: Mapping[int, Tiling] = MappingProxyType({}),
+) -> str:
+    """The graph that leads to the root slots of a tape, as text, dot, hlo or stablehlo.
+
+    Args:
+        tilings: how results shall lie on the logical device, by slot.
+    """
     if format == "text":
         return _text(_nodes(tape, device, roots))
     if format == "dot":
         return _dot(_nodes(tape, device, roots))
     if format == "hlo":
         if settings.dumps_optimized():
-            return optimized_text(_lowered(tape, device, roots))
+            return optimized_text(_lowered(tape, device, roots, tilings))
         with shardings_in_hlo():
-            return hlo_text(_lowered(tape, device, roots))
+            return hlo_text(_lowered(tape, device, roots, tilings))
     if format == "stablehlo":
-        return _lowered(tape, device, roots).as_text()
+        return _lowered(tape, device, roots, tilings).as_text()
     raise RuntimeError(
         f"Invalid save graph format: {format}; use one of {', '.join(settings.GRAPH_FORMATS)}"
     )

@@ -1,4 +1,4 @@
-"""Programs as HLO text, in the form torch_xla prints it: %add.1 = f32[2]{0} add(f32[2]{0} %p0.1)."""
+"""Programs as HLO text as torch_xla prints it: %add.1 = f32[2]{0} add(f32[2]{0} %p0.1, ...)."""
 
 import re
 from typing import Any
@@ -8,7 +8,10 @@ import numpy as np
 from torch_xdist.core.run.jax_internals import hlo_of_module
 
 # What Shardy notes beside the shardings that HLO has itself.
-_SHARDY = re.compile(r',? ?frontend_attributes=\{xla\.sdy\.(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})*\}')
+_BRACES = r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+_SHARDY = re.compile(
+    r',? ?frontend_attributes=\{xla\.sdy\.(?:[^{}"]|"(?:[^"\\]|\\.)*"|' + _BRACES + r")*\}"
+)
 _ARGUMENT = re.compile(r"\bArg_(\d+)\.\d+")
 # [tiles]<=[dims]T(order): the devices in a short form.
 _IOTA = re.compile(r"devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")

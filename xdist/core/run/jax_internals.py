@@ -29,7 +29,7 @@ def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
 
 
 def hlo_of_module(module: str) -> str | None:
-    """A StableHLO module as HLO text with the shapes of operands; None where JAX has no such call."""
+    """A StableHLO module as HLO text with the shapes of operands; None where JAX cannot."""
     try:
         options = _hlo.HloPrintOptions()
         options.print_percent = options.print_operand_shape = True

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,13 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xdist import metrics
+from torch_xdist import metrics, settings
 from torch_xdist.core.run import collective_program
 from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.run.jax_internals import in_one_call
 from torch_xdist.core.run.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
-from torch_xdist.core.run.sharded_program import OnLayout, Placement, placement_of
+from torch_xdist.core.run.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.plans import PLANS, Plan
@@ -136,6 +136,8 @@ def find(launch: Launch) -> tuple[Program, bool]:
         metrics.count("CachedCompile")
         return program, False
     metrics.count("UncachedCompile")
+    if launch.placement is not None and settings.auto_spmd() is not None:
+        metrics.count("CompileWithAutoSharding")
     program = make(launch)
     PROGRESS.compiling = True
     started = time.perf_counter()
@@ -162,6 +164,7 @@ def make(launch: Launch) -> Program:
     outs = launch.outs
 
     manual = _manual_slots(launch)
+    constrain = _constraints(launch)
 
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
@@ -170,7 +173,7 @@ def make(launch: Launch) -> Program:
             interpret_regions(entries, env, ScalarFeed(floats, ints), launch.device.layout, manual)
         else:
             interpret(entries, env, ScalarFeed(floats, ints))
-        return [env[slot] for slot in outs]
+        return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)
     places = launch.tape.collectives
@@ -185,6 +188,22 @@ def make(launch: Launch) -> Program:
         plans=frozenset(row[0] for _, row in rows),
         scalars=(len(floats), len(ints)),
     )
+
+
+def _constraints(launch: Launch) -> Callable[[Any, int], Any]:
+    """What tells XLA how a result shall lie, before it is padded; a mark has told it already."""
+    if launch.placement is None:
+        return lambda x, slot: x
+    entries, wanted = launch.entries, dict(zip(launch.outs, launch.placement.results))
+
+    def constrain(x: Any, slot: int) -> Any:
+        tiling, row = wanted[slot], entries[slot]
+        is_marked = isinstance(row, tuple) and row[0].name == MARK
+        if tiling is None or is_marked:
+            return x
+        return jax.lax.with_sharding_constraint(x, launch.device.layout.sharding(tiling))
+
+    return constrain
 
 
 def _manual_slots(launch: Launch) -> set[int]:

@@ -16,6 +16,8 @@ from torch_xdist.core.sharding.layout import Buffer, Layout, padded, unpadded
 from torch_xdist.core.sharding.tiling import Tiling
 
 Shape = tuple[int, ...]
+# The row that says how its operand shall lie.
+MARK = "xla.mark_sharding"
 
 
 class Placement(NamedTuple):

@@ -13,11 +13,11 @@ def whole(buffer: jax.Array) -> np.ndarray:
     """A copy of all values of an array, wherever its parts lie.
 
     Where some are on other hosts, every host must call it. The counter ReplicateShardedData counts
-    the arrays of which no device holds all.
+    the calls, as torch_xla's does.
     """
+    metrics.count("ReplicateShardedData")
     if buffer.is_fully_replicated:
         return _copy(buffer.addressable_data(0))
-    metrics.count("ReplicateShardedData")
     if not buffer.is_fully_addressable:
         return np.array(multihost_utils.process_allgather(buffer, tiled=True))
     result = np.empty(buffer.shape, buffer.dtype)

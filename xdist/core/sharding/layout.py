@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from torch_xdist import metrics
+from torch_xdist import metrics, settings
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.tiling import Tiling, replicated
 from torch_xdist.errors import ShardingError
@@ -177,7 +177,7 @@ class Layout:
             return buffer.array
         if isinstance(buffer, HostArray):
             if buffer.placed is None:
-                buffer.placed = self.put(buffer.array, replicated(buffer.array.ndim, self.order))
+                buffer.placed = self.put(buffer.array, self._unsaid(buffer.array.shape))
             return buffer.placed
         with self._lock:
             known = self._moved.get(id(buffer))
@@ -187,6 +187,25 @@ class Layout:
             key = id(buffer)
             self._moved[key] = weakref.ref(buffer, lambda _: self._moved.pop(key, None)), moved
         return moved
+
+    def _unsaid(self, shape: Sequence[int]) -> Tiling:
+        """How an array of the host is laid that nobody marked: whole, or cut by `auto`."""
+        mesh = settings.auto_spmd()
+        if mesh is None:
+            return replicated(len(shape), self.order)
+        sizes = [size or self.count for size in mesh]
+        if self.count % math.prod(sizes):
+            raise ShardingError(
+                f"XLA_AUTO_SPMD_MESH={','.join(map(str, sizes))} has {math.prod(sizes)} devices,"
+                f" and there are {self.count}; use sizes that make {self.count}"
+            )
+        tiles = [1] * len(shape)
+        for size in sizes:
+            free = (d for d in range(len(shape)) if tiles[d] == 1 and not shape[d] % size)
+            dim = next(free, None)
+            if dim is not None:
+                tiles[dim] = size
+        return Tiling(tuple(tiles), self.order)
 
     def put(self, array: np.ndarray, tiling: Tiling) -> jax.Array:
         """An array of the host on the devices, cut so, with padding where that is uneven."""

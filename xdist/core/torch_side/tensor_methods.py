@@ -9,6 +9,7 @@ import torch
 
 from torch_xdist.core.alias import writes
 from torch_xdist.core.alias.storage import DeviceStorage, TypedDeviceStorage, address_of
+from torch_xdist.core.devices.device import index_of
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.errors import DeviceError
@@ -76,6 +77,29 @@ def _get_data(self: XlaTensor) -> XlaTensor:
     return wrap(self.value)
 
 
+_usual_to = torch.Tensor.to
+_OF_TO = {"device", "dtype", "non_blocking", "memory_format"}
+
+
+def _to(self: XlaTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`to` of the device it is on is the tensor itself, as elsewhere.
+
+    torch's C++ looks at the device underneath, and would copy.
+    """
+    first = args[0] if args else None
+    flags = [argument.__class__ for argument in args[-2:]]
+    # The second flag among positional arguments is `copy`, which the parser does not take.
+    if first.__class__ is torch.dtype or not kwargs.keys() <= _OF_TO or flags == [bool, bool]:
+        return _usual_to(self, *args, **kwargs)
+    target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    if target is None or target.type not in ("xla", "lazy"):
+        return _usual_to(self, *args, **kwargs)
+    if index_of(target) != self.value.trace.device.index:
+        return _usual_to(self, *args, **kwargs)
+    kept = {} if memory_format is None else {"memory_format": memory_format}
+    return _usual_to(self, dtype or self.dtype, non_blocking, **kept)
+
+
 _saving = threading.local()
 
 
@@ -135,6 +159,7 @@ def register() -> None:
     """Enter the methods into the class."""
     methods = {
         "__repr__": _repr,
+        "to": _to,
         "type": _type,
         "numpy": _numpy,
         "__array__": _array,
