@@ -28,14 +28,26 @@ ROOMS = [
     "torch_xla_compat",
     "files",
     "ranks",
+    "spmd",
     "debug",
     "training",
     "checkpoint",
+    "sharded_checkpoint",
     "doctor",
     "surface",
 ]
 # The folders of xdist/core/, ground first.
-CORE = ["trace", "run", "devices", "alias", "record", "jax_side", "composites", "torch_side"]
+CORE = [
+    "trace",
+    "sharding",
+    "run",
+    "devices",
+    "alias",
+    "record",
+    "jax_side",
+    "composites",
+    "torch_side",
+]
 HEAVY = {"torch", "jax", "jaxlib"}
 # Imports inside functions: optional packages, and the parts a process may not need.
 LATE = {

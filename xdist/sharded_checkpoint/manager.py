@@ -24,6 +24,10 @@ from torch_xdist.sharded_checkpoint.planners import SPMDLoadPlanner, SPMDSavePla
 from torch_xdist.sharded_checkpoint.state_dicts import sharded_cpu_state_dict
 
 MANAGER_METADATA_FILE = ".manager_metadata"
+# What reading the metadata of half a checkpoint raises.
+_UNREADABLE = (
+    OSError, EOFError, LookupError, AttributeError, TypeError, ValueError, pickle.UnpicklingError
+)  # fmt: skip
 
 
 @dataclass
@@ -96,7 +100,7 @@ class CheckpointManager:
             try:
                 with files.open(os.path.join(path, MANAGER_METADATA_FILE), "rb") as file:
                     found.append(read_metadata(file.read()))
-            except (OSError, ValueError, KeyError, pickle.UnpicklingError):
+            except _UNREADABLE:
                 broken.append(path)
         if broken:
             logging.warning("Ignoring invalid checkpoints: %s", broken)

@@ -8,7 +8,7 @@ import dataclasses
 import io
 import math
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
+    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
@@ -41,7 +42,12 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from torch_xdist.errors import CheckpointError
-from torch_xdist.sharded_checkpoint.state_dicts import CpuShards, flatten_state_dict, separated
+from torch_xdist.sharded_checkpoint.state_dicts import (
+    CpuShards,
+    Path,
+    flatten_state_dict,
+    separated,
+)
 from torch_xdist.spmd.sharded_tensor import XLAShard, XLAShardedTensor
 
 
@@ -60,15 +66,15 @@ class SPMDSavePlanner(SavePlanner):
         self.unsharded_state_dict: dict[str, Any] = {}
         self._local_shards: dict[str, list[XLAShard]] = {}
 
-    def set_up_planner(  # type: ignore[override]
-        self, state_dict: Any, is_coordinator: bool = False, *args: Any, **kwargs: Any
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        # torch passes (state_dict, storage_meta, is_coordinator), torch_xla's callers two.
-        self.is_coordinator = bool(
-            kwargs.get("is_coordinator", args[0] if args else is_coordinator)
-        )
+        # torch_xla's callers pass (state_dict, is_coordinator).
+        is_told = isinstance(storage_meta, bool)
+        self.is_coordinator = storage_meta if is_told else is_coordinator
         flat, self.mappings = flatten_state_dict(state_dict)
         self.sharded_state_dict, self.unsharded_state_dict = separated(flat)
+        self._local_shards = {}
 
     def create_local_plan(self) -> SavePlan:
         plan = create_default_local_save_plan(self.unsharded_state_dict, self.is_coordinator)
@@ -145,6 +151,7 @@ class SPMDLoadPlanner(LoadPlanner):
         self.original_state_dict = state_dict
         flat, self.mappings = flatten_state_dict(state_dict)
         self.sharded_state_dict, self.unsharded_state_dict = separated(flat)
+        self._local_shards = {}
 
     def create_local_plan(self) -> LoadPlan:
         plan = create_default_local_load_plan(self.unsharded_state_dict, self.metadata)
@@ -161,10 +168,15 @@ class SPMDLoadPlanner(LoadPlanner):
                 f"checkpoint: it has no {name}, which the state dict has; it has"
                 f" {sorted(self.metadata.state_dict_metadata)[:8]}, ..."
             )
+        saved = self.metadata.state_dict_metadata[name]
+        if getattr(saved, "size", None) != tensor.shape:
+            is_tensor = isinstance(saved, TensorStorageMetadata)
+            raise CheckpointError(
+                f"checkpoint: {name} is {list(saved.size) if is_tensor else 'no tensor'} in it, and"
+                f" a tensor of shape {list(tensor.shape)} in the state dict"
+            )
         chunks = [_chunk(part) for part in self._shards(name)]
-        return create_read_items_for_chunk_list(
-            name, self.metadata.state_dict_metadata[name], chunks
-        )
+        return create_read_items_for_chunk_list(name, saved, chunks)
 
     def _shards(self, name: str) -> list[XLAShard]:
         if name not in self._local_shards:
@@ -179,7 +191,7 @@ class SPMDLoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        path = self.mappings[read_item.dest_index.fqn]
+        path = _with_own_keys(self.original_state_dict, self.mappings[read_item.dest_index.fqn])
         set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
@@ -211,9 +223,24 @@ class SPMDLoadPlanner(LoadPlanner):
             self.sharded_state_dict[name].load_local_shards_(self._local_shards.pop(name))
 
 
+def _with_own_keys(container: Any, path: Path) -> Path:
+    """A path with the keys that the containers have; torch's paths have text for numbers."""
+    keys = []
+    for part in path:
+        if isinstance(container, Mapping) and part not in container:
+            part = next((key for key in container if str(key) == part), part)
+        keys.append(part)
+        container = container[part]
+    return tuple(keys)
+
+
 def _first_of_each(parts: Sequence[XLAShard]) -> list[tuple[int, XLAShard]]:
-    """The parts with their numbers; those that lie behind the end of the tensor hold nothing."""
-    return [(n, part) for n, part in enumerate(parts) if math.prod(_sizes(part)) > 0]
+    """Each distinct part once, with its number; one behind the end of the tensor holds nothing."""
+    first: dict[torch.Size, tuple[int, XLAShard]] = {}
+    for number, part in enumerate(parts):
+        if math.prod(_sizes(part)) > 0:
+            first.setdefault(_offsets(part), (number, part))
+    return [*first.values()]
 
 
 def _offsets(part: XLAShard) -> torch.Size:

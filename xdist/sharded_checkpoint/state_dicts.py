@@ -1,5 +1,6 @@
 """State dicts with sharded tensors: flat, apart from the rest, and copied to the host in parts."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,14 +78,15 @@ def cpu_shards_from_tensors(tensors: Sequence[torch.Tensor]) -> list[CpuShards]:
 
 
 def sharded_cpu_state_dict(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state dict on the host: sharded tensors as their local parts, others whole."""
+    """A copy of the state dict on the host: sharded tensors as their local parts, others whole."""
 
     def to_host(value: Any) -> Any:
         wrapped = wrap_if_sharded(value)
         if is_sharded_tensor(wrapped):
             return cpu_shards_from_tensors([wrapped.global_tensor])[0]
         if isinstance(value, torch.Tensor):
-            return unwrapped(value).detach().cpu()
-        return value
+            plain = unwrapped(value).detach()
+            return plain.clone() if plain.device.type == "cpu" else plain.cpu()
+        return copy.deepcopy(value)
 
     return tree_map(to_host, state_dict)  # type: ignore[no-any-return]

@@ -83,10 +83,10 @@ class HybridMesh(Mesh):
             raise ShardingError(
                 f"Number of devices {len(devices)} must equal the product of mesh_shape {shape}"
             )
-        coords = [self.device_attributes[device].get("coords") for device in devices]
+        coords: list[Any] = [self.device_attributes[device].get("coords") for device in devices]
         if None in coords or _create_device_mesh_for_nd_torus is None:
             return np.array(devices).reshape(shape)
-        torus = np.empty([size + 1 for size in np.max(coords, axis=0)], int)
+        torus = np.empty(tuple(np.max(coords, axis=0) + 1), np.int64)
         for place, device in zip(coords, devices):
             torus[tuple(place)] = device
         found, _ = _create_device_mesh_for_nd_torus(torus, shape, allow_split_physical_axes=True)

@@ -74,7 +74,10 @@ def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> to
 
 
 class EinsumLinear(torch.nn.Linear):
-    """A linear layer as an einsum."""
+    """A linear layer as an einsum; takes what `torch.nn.Linear` takes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return xla_patched_nn_linear_forward(self, input)

@@ -66,6 +66,7 @@ def full_to_shard(tensor: torch.Tensor) -> XlaTensor:
 def part_of(source: XlaTensor, tiling: Tiling) -> XlaTensor:
     """What each device holds of a tensor that is sharded so."""
     marks.layout("enable_manual_sharding")
+    marks.BY_HAND.add(tiling)
 
     def part(x: jax.Array) -> jax.Array:
         return jnp.zeros(tiling.shard_shape(x.shape), x.dtype)

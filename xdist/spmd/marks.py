@@ -17,7 +17,7 @@ from torch_xdist.core.run.device_trace import buffer_of, trace_here
 from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL, manual_slots
 from torch_xdist.core.run.sharded_program import MARK
 from torch_xdist.core.sharding import gather
-from torch_xdist.core.sharding.arrays import HostArray, Parts
+from torch_xdist.core.sharding.arrays import HostArray, Parts, by_hand
 from torch_xdist.core.sharding.layout import Buffer, Layout
 from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
 from torch_xdist.core.trace.plans import Plan
@@ -25,6 +25,8 @@ from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import ShardingError
 
+# The tilings by which tensors began to be sharded by hand: without one there is none to look for.
+BY_HAND: set[Tiling] = set()
 # Operators whose result lies as their operand does.
 _COPIES = ("aten.clone.default", "aten.alias.default")
 # How the result of a row lies, by the name of its plan, where the row says it.
@@ -70,6 +72,7 @@ def mark(tensor: XlaTensor, tiling: Tiling, *, of: str = "mark_sharding") -> Non
             f"{of}: the tensor of shape {list(tensor.shape)} is sharded as {said.text} already,"
             f" not as {tiling.text}; call xs.clear_sharding first"
         )
+    _check_whole(tensor, of)
     metrics.count("VirtualDeviceUsage")
     if value.parent is None and value.buffer is not None and not trace_of(value).is_symbolic:
         _move(value, here, tiling)
@@ -81,6 +84,7 @@ def mark(tensor: XlaTensor, tiling: Tiling, *, of: str = "mark_sharding") -> Non
 
 def annotate(tensor: XlaTensor, tiling: Tiling) -> None:
     """Shard a tensor in another way from here on, in the program, also where it is sharded."""
+    _check_whole(tensor, "annotate_custom_sharding")
     write(tensor.value, constrained(tensor, tiling).value)
     if tensor.value.parent is None:
         tensor.value.tiling = tiling
@@ -170,12 +174,19 @@ def is_manual(tensor: XlaTensor) -> bool:
     return slot in manual_slots(tape.entries, parts)
 
 
+def _check_whole(tensor: XlaTensor, of: str) -> None:
+    """Raise ShardingError for a tensor that is sharded by hand."""
+    if BY_HAND and is_manual(tensor):
+        raise by_hand(tensor.shape, layout(of).count)
+
+
 def clear(tensor: XlaTensor) -> None:
     """Forget how a tensor is sharded.
 
     What is computed goes back to the host, from where a program or a mark takes it anew.
     """
     value = tensor.value
+    _check_whole(tensor, "clear_sharding")
     if tiling_of(tensor) is None:
         return
     source = _before_mark(tensor)
@@ -210,6 +221,8 @@ def placed(tensor: XlaTensor, of: str) -> tuple[Layout, jax.Array, Tiling]:
     here = layout(of)
     found: Buffer = buffer_of(tensor.value, of)
     raw: Buffer = found if tensor.value.buffer is None else tensor.value.buffer
+    if isinstance(raw, Parts):
+        raise by_hand(raw.shape, here.count)
     buffer = here.placed(raw)
     return here, buffer, _of_buffer(here, buffer)
 

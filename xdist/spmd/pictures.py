@@ -82,7 +82,7 @@ def _grid(sharding: str) -> np.ndarray:
             f"sharding {sharding!r} is not organized as expected: {{devices=[2,2]0,1,2,3}},"
             " {devices=[2,1,2]0,1,2,3 last_tile_dim_replicate} or {replicated}"
         ) from error
-    return grid[(slice(None), slice(None), *[0] * (len(sizes) - 2))]
+    return grid.reshape(sizes[0], sizes[1], -1, copies)[:, :, 0]
 
 
 def construct_v1_sharding_str(t: torch.Tensor) -> str:

@@ -202,9 +202,12 @@ def _by_hand(of: str, tensor: torch.Tensor, groups: Any) -> tuple[XlaTensor, int
             f"{of}: a tensor of shape {list(source.shape)} is not sharded by hand; XLA inserts the"
             " collectives it needs. Pass it to xs.enable_manual_sharding first"
         )
-    count = marks.layout(of).count
+    here = marks.layout(of)
     lists = [[int(number) for number in group] for group in groups] if groups else None
-    return source, count, checked(lists, count, of=of)
+    found = checked(lists, here.count, of=of)
+    if found is not None:
+        here.axes_of_groups(found)  # Raises.
+    return source, here.count, found
 
 
 def _xla_get_auto_sharding() -> bool:

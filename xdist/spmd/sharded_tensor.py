@@ -1,6 +1,7 @@
 """`XLAShardedTensor`: a device tensor that knows its mesh, and the parts of it on each device."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -19,6 +20,16 @@ from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import marks
 from torch_xdist.spmd.op_sharding import ShardingType, type_of
+
+
+@contextlib.contextmanager
+def no_dispatch() -> Iterator[None]:
+    """Inside it no subclass of tensors is asked about operators."""
+    guard = torch._C._DisableTorchDispatch()
+    try:
+        yield
+    finally:
+        del guard
 
 
 @dataclass
@@ -63,6 +74,9 @@ def local_shards(tensor: XlaTensor) -> list[XLAShard]:
             continue
         copy, part = parts[number]
         data = to_host(by_device[place], tensor.dtype)
+        if tiling.is_replicated:
+            # It has padding where it was to be cut in a way that the devices' order has not.
+            data = data[tuple(map(slice, tensor.shape))]
         indices = Ellipsis if tiling.is_replicated else [slice(p.start, p.stop, 1) for p in part]
         replica = number if tiling.is_replicated else copy
         found.append(XLAShard(data, indices, hardware_name(place), replica))
@@ -80,7 +94,10 @@ def load_local_shards(tensor: XlaTensor, shards: Sequence[torch.Tensor]) -> None
             f"load_local_shards_: the tensor of shape {list(tensor.shape)} is not sharded, so every"
             " device holds all of it; write to the tensor itself"
         )
-    buffer = marks.from_shards(shards, tensor.shape, tiling, "load_local_shards_")
+    # As `local_shards` tells it, also where the order of the devices is another than the tiling's.
+    here = marks.layout("load_local_shards_")
+    lies = here.tiling(here.sharding(tiling), tensor.dim())
+    buffer = marks.from_shards(shards, tensor.shape, lies, "load_local_shards_")
     value = tensor.value
     source = marks.new_tensor(buffer, tensor.shape, tensor.dtype, tiling).value
     trace_here(value.trace.device).write(value, source)
@@ -94,9 +111,10 @@ class XLAShardedTensor(DTensor):
         mesh_shape, partition_spec: as it was marked; None where XLA chose.
     """
 
-    global_tensor: torch.Tensor
+    global_tensor: Any
     mesh_shape: tuple[int, ...] | None
     partition_spec: Any
+    _cached_spec: Any
     __slots__ = ("_cached_spec", "global_tensor", "mesh_shape", "partition_spec")
 
     @staticmethod
@@ -130,33 +148,33 @@ class XLAShardedTensor(DTensor):
         """Everything is set by `__new__`; DTensor has nothing to add."""
 
     @property
-    def device(self) -> torch.device:
-        return self.global_tensor.device
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.global_tensor.device  # type: ignore[no-any-return]
 
     @property
-    def is_xla(self) -> bool:
+    def is_xla(self) -> bool:  # type: ignore[override]
         return True
 
     @property
     def local_shards(self) -> list[XLAShard]:
         """What each device of this process holds, copied to the host."""
-        return local_shards(self.global_tensor)  # type: ignore[arg-type]
+        return local_shards(self.global_tensor)
 
     def load_local_shards_(self, shards: list[XLAShard]) -> None:
         """Write back what each device of this process shall hold."""
-        load_local_shards(self.global_tensor, [shard.data for shard in shards])  # type: ignore[arg-type]
+        load_local_shards(self.global_tensor, [shard.data for shard in shards])
         self.invalidate_spec_cache()
 
     @property
     def sharding_spec(self) -> str:
         """As XLA's HLO spells it."""
-        found = marks.tiling_of(self.global_tensor)  # type: ignore[arg-type]
+        found = marks.tiling_of(self.global_tensor)
         return "" if found is None else found.text
 
     @property
     def sharding_type(self) -> ShardingType:
         """Its kind; REPLICATED where nothing was said yet."""
-        found = marks.tiling_of(self.global_tensor)  # type: ignore[arg-type]
+        found = marks.tiling_of(self.global_tensor)
         return ShardingType.REPLICATED if found is None else type_of(found)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -167,7 +185,9 @@ class XLAShardedTensor(DTensor):
         return self.global_tensor.cpu(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         results = func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs or {}))
         return tree_map(_wrapped, results)
 

@@ -3,9 +3,11 @@
 from torch_xdist.spmd.sharded_tensor import (
     XLAShard,
     XLAShardedTensor,
+    no_dispatch,
 )
 
 __all__ = [
     "XLAShard",
     "XLAShardedTensor",
+    "no_dispatch",
 ]

@@ -61,6 +61,10 @@ class OnDevice:
         """XLA's account of the bytes a run needs."""
         return self._compiled.memory_analysis()
 
+    def text(self) -> str:
+        """The program as XLA compiled it, in HLO."""
+        return str(self._compiled.as_text())
+
 
 class OnHost(OnDevice):
     """A program whose collectives call into shared memory."""
@@ -123,6 +127,10 @@ class OnMesh:
     def memory(self) -> Any:
         """XLA's account of the bytes a run needs."""
         return self._compiled.memory_analysis()
+
+    def text(self) -> str:
+        """The program as XLA compiled it, in HLO."""
+        return str(self._compiled.as_text())
 
     def _run(self, donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
         agreement, launches = mesh.joined()

@@ -8,7 +8,7 @@ import jax
 from jax._src import config
 
 try:
-    from jaxlib import _hlo, _jax
+    from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
 

@@ -165,12 +165,14 @@ def make(launch: Launch) -> Program:
 
     manual = _manual_slots(launch)
     constrain = _constraints(launch)
+    layout = launch.device.layout
 
+    # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
         if manual:
-            interpret_regions(entries, env, ScalarFeed(floats, ints), launch.device.layout, manual)
+            interpret_regions(entries, env, ScalarFeed(floats, ints), layout, manual)
         else:
             interpret(entries, env, ScalarFeed(floats, ints))
         return [constrain(env[slot], slot) for slot in outs]
@@ -194,14 +196,15 @@ def _constraints(launch: Launch) -> Callable[[Any, int], Any]:
     """What tells XLA how a result shall lie, before it is padded; a mark has told it already."""
     if launch.placement is None:
         return lambda x, slot: x
-    entries, wanted = launch.entries, dict(zip(launch.outs, launch.placement.results))
+    entries, layout = launch.entries, launch.device.layout
+    wanted = dict(zip(launch.outs, launch.placement.results))
 
     def constrain(x: Any, slot: int) -> Any:
         tiling, row = wanted[slot], entries[slot]
         is_marked = isinstance(row, tuple) and row[0].name == MARK
         if tiling is None or is_marked:
             return x
-        return jax.lax.with_sharding_constraint(x, launch.device.layout.sharding(tiling))
+        return jax.lax.with_sharding_constraint(x, layout.sharding(tiling))
 
     return constrain
 

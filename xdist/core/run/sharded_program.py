@@ -114,3 +114,7 @@ class OnLayout:
     def memory(self) -> Any:
         """XLA's account of the bytes a run needs, on each device."""
         return self._compiled.memory_analysis()
+
+    def text(self) -> str:
+        """The program as XLA compiled it, in HLO."""
+        return str(self._compiled.as_text())

@@ -1,5 +1,6 @@
 """What values of the logical device hold beside JAX's arrays."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -74,8 +75,12 @@ class Parts:
         return self
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        raise ShardingError(
-            f"a tensor of shape {list(self.shape)} is sharded by hand: each of"
-            f" {self.array.shape[0]} devices has its own values; pass it to"
-            " xs.disable_manual_sharding, which says what they make together"
-        )
+        raise by_hand(self.shape, self.array.shape[0])
+
+
+def by_hand(shape: Sequence[int], count: int) -> ShardingError:
+    """The error where a tensor is taken for a whole that is sharded by hand on so many devices."""
+    return ShardingError(
+        f"a tensor of shape {list(shape)} is sharded by hand: each of {count} devices has its own"
+        " values; pass it to xs.disable_manual_sharding, which says what they make together"
+    )

@@ -96,8 +96,9 @@ def _to(self: XlaTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _usual_to(self, *args, **kwargs)
     if index_of(target) != self.value.trace.device.index:
         return _usual_to(self, *args, **kwargs)
-    kept = {} if memory_format is None else {"memory_format": memory_format}
-    return _usual_to(self, dtype or self.dtype, non_blocking, **kept)
+    if memory_format is None:
+        return _usual_to(self, dtype or self.dtype, non_blocking)
+    return _usual_to(self, dtype or self.dtype, non_blocking, memory_format=memory_format)
 
 
 _saving = threading.local()
