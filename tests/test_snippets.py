@@ -1,5 +1,6 @@
 """The Python of the documents runs, and so does the tour."""
 
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,9 @@ SNIPPETS = [
 ]
 # What starts processes; the page on launching has a test of its own below.
 NOT_RUN = re.compile(r"spawn\(|xla-run|\.launch\(")
-RUN = [(name, code) for name, code in SNIPPETS if not NOT_RUN.search(code)]
+# What changes its process for good, so it gets one of its own, with four devices.
+SPMD = [(name, code) for name, code in SNIPPETS if "use_spmd()" in code]
+RUN = [one for one in SNIPPETS if one not in SPMD and not NOT_RUN.search(one[1])]
 
 
 @pytest.mark.parametrize(("name", "code"), SNIPPETS, ids=[name for name, _ in SNIPPETS])
@@ -35,6 +38,19 @@ def test_a_snippet_is_valid_python(name, code):
 def test_a_snippet_runs(name, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, name, "exec"), {"__name__": name})
+
+
+@pytest.mark.parametrize(("name", "code"), SPMD, ids=[name for name, _ in SPMD])
+def test_a_snippet_with_four_devices_in_one_process_runs(name, code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "CPU_NUM_DEVICES": "4", "PJRT_DEVICE": "CPU"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_script_of_the_launching_page_prints_what_the_page_says(tmp_path):

@@ -76,14 +76,16 @@ def check_all_tilings(count):
 @four
 def test_every_tiling_of_four_devices_comes_back_from_its_sharding():
     import time
-    a=time.time()
-    n= check_all_tilings(4)
-    raise Exception(n, time.time()-a)
+
+    a = time.time()
+    n = check_all_tilings(4)
+    raise Exception(n, time.time() - a)
 
 
 @eight
 def test_every_tiling_of_eight_devices_comes_back_from_its_sharding():
     import time
-    a=time.time()
-    n= check_all_tilings(8)
-    raise Exception(n, time.time()-a)
+
+    a = time.time()
+    n = check_all_tilings(8)
+    raise Exception(n, time.time() - a)
