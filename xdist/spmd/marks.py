@@ -211,7 +211,7 @@ def _before_mark(tensor: XlaTensor) -> Value | None:
     if value.buffer is not None or value.epoch != tape.epoch:
         return None
     row = tape.entries[value.slot]
-    if not isinstance(row, tuple) or row[0].name != MARK:
+    if not isinstance(row, tuple) or row[0].name != MARK or row[1] in tape.buffers:
         return None
     return trace.new_value(value.type, tape, row[1])  # type: ignore[no-any-return]
 

@@ -119,3 +119,20 @@ def test_the_chunked_linear_cross_entropy_of_halves_stays_on_the_device(reductio
         return F.linear_cross_entropy(x, weight, target, **how)
 
     assert served_by_cpu(loss, x, weight, target) == []
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 5, 3, 3)])
+def test_classes_given_as_floats_are_read_as_integers_with_a_warning(
+    shape: tuple[int, ...],
+) -> None:
+    scores = torch.randn(shape)
+    classes = torch.randint(5, (shape[0], *shape[2:]))
+    here = scores.clone().requires_grad_()
+    expected = F.cross_entropy(here, classes)
+    expected.backward()
+    there = scores.to("xla").requires_grad_()
+    with pytest.warns(UserWarning, match="nll_loss: the target is torch.float32, which torch does"):
+        found = F.cross_entropy(there, classes.float().to("xla"))
+        found.backward()
+    torch.testing.assert_close(found.cpu(), expected)
+    torch.testing.assert_close(there.grad.cpu(), here.grad)

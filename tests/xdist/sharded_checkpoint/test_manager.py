@@ -1,53 +1,23 @@
 """`CheckpointManager`: which checkpoints there are, what is in them, and when they are written."""
 
-import importlib
-import logging
-import os
-import pickle
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from sharded_jobs import folders, manager_of, sharded
 from spmd_process import SpmdProcess
 from torch.distributed.checkpoint import CheckpointException
 
 import torch_xla.distributed.spmd as xs
 from torch_xdist.errors import CheckpointError
-from torch_xdist.sharded_checkpoint import preemption
-from torch_xdist.sharded_checkpoint.manager import (
-    MANAGER_METADATA_FILE,
-    CheckpointMetadata,
-    read_metadata,
-    written_metadata,
-)
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager
 
 four = SpmdProcess(4)
-
-
-def manager_of(path: Any, save_interval: int = 10, **kwargs: Any) -> CheckpointManager:
-    """A manager in a process group of this process alone, which leaves SIGTERM alone."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return CheckpointManager(str(path), save_interval, **{"chkpt_on_preemption": False, **kwargs})
-
-
-def sharded(tensor: torch.Tensor, spec: tuple[Any, ...] = (0,)) -> torch.Tensor:
-    copy = tensor.to("xla")
-    xs.mark_sharding(copy, xs.Mesh(np.arange(4), (4,)), spec)
-    return copy
-
-
-def folders(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir())
 
 
 @four
@@ -310,193 +280,3 @@ def test_numbers_that_cannot_be_are_errors(tmp_path, name, value, least):
         CheckpointError, match=f"CheckpointManager: {name} must be at least {least}, not {value}"
     ):
         manager_of(tmp_path, **{"save_interval": 1, name: value})
-
-
-@contextmanager
-def warned() -> Iterator[list[str]]:
-    """The warnings that are logged in the block."""
-    texts: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: texts.append(record.getMessage())
-    logging.getLogger().addHandler(handler)
-    try:
-        yield texts
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
-HALVES = {
-    "no metadata": None,
-    "empty metadata": b"",
-    "half of ours": written_metadata(CheckpointMetadata(3, datetime(2024, 1, 2)))[:-5],
-    "half of a pickle": pickle.dumps(datetime(2024, 1, 2))[:-5],
-    "without a step": b'{"ts": "2024-01-02T00:00:00"}',
-    "not a number": b'{"step": null, "ts": "2024-01-02T00:00:00"}',
-    "another pickle": pickle.dumps(datetime(2024, 1, 2)),
-    "a pickle of no class": b"\x80\x04).",
-}
-
-
-@pytest.mark.parametrize("content", HALVES.values(), ids=HALVES)
-@four
-def test_a_checkpoint_that_is_half_written_is_ignored_with_a_warning(tmp_path, content):
-    manager_of(tmp_path).save(0, {"w": torch.ones(1)})
-    (tmp_path / "10").mkdir()
-    if content is not None:
-        (tmp_path / "10" / MANAGER_METADATA_FILE).write_bytes(content)
-    with warned() as texts:
-        assert manager_of(tmp_path).all_steps() == [0]
-    assert texts == [f"Ignoring invalid checkpoints: ['{tmp_path / '10'}']"]
-
-
-@four
-def test_a_file_beside_the_checkpoints_is_ignored_with_a_warning(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with warned() as texts:
-        assert manager_of(tmp_path).all_steps() == []
-    assert texts == [f"Ignoring invalid checkpoints: ['{tmp_path / 'notes.txt'}']"]
-    assert folders(tmp_path) == ["notes.txt"]
-
-
-@four
-def test_what_a_half_written_step_left_is_gone_when_it_is_written(tmp_path):
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "left.distcp").write_bytes(b"old")
-    manager = manager_of(tmp_path)
-    manager.save(0, {"w": torch.ones(1)})
-    assert "left.distcp" not in folders(tmp_path / "0")
-
-
-def pickled_by_torch_xla(step: int, ts: Any) -> bytes:
-    """The content of torch_xla's file: an instance of a dataclass of its module."""
-    module = importlib.import_module("torch_xla.experimental.distributed_checkpoint.manager")
-    theirs = type("_CheckpointMetadata", (), {"__module__": module.__name__})
-    found = theirs()
-    found.step, found.ts = step, ts
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CheckpointMetadata", theirs)
-        return pickle.dumps(found)
-
-
-def test_metadata_is_read_as_it_was_written():
-    metadata = CheckpointMetadata(3, datetime(2024, 1, 2, 3, 4, 5, 678))
-    assert read_metadata(written_metadata(metadata)) == metadata
-
-
-def test_the_metadata_of_torch_xla_is_read():
-    content = pickled_by_torch_xla(3, datetime(2024, 1, 2))
-    assert b"torch_xla.experimental.distributed_checkpoint.manager" in content
-    assert read_metadata(content) == CheckpointMetadata(3, datetime(2024, 1, 2))
-
-
-@four
-def test_a_checkpoint_with_torch_xlas_metadata_is_there(tmp_path):
-    manager_of(tmp_path).save(0, {"w": torch.ones(1)})
-    content = pickled_by_torch_xla(0, datetime(2024, 1, 2))
-    (tmp_path / "0" / MANAGER_METADATA_FILE).write_bytes(content)
-    manager = manager_of(tmp_path)
-    found = {"w": torch.zeros(1)}
-    manager.restore(0, found)
-    assert found["w"].item() == 1
-
-
-def test_metadata_with_another_global_in_it_is_refused():
-    content = pickled_by_torch_xla(3, os.getcwd)
-    with pytest.raises(
-        pickle.UnpicklingError, match=r"posix.getcwd is not part of a checkpoint's metadata"
-    ):
-        read_metadata(content)
-
-
-def test_a_pickle_of_something_else_is_no_metadata():
-    with pytest.raises(pickle.UnpicklingError, match="a datetime is no checkpoint's metadata"):
-        read_metadata(pickle.dumps(datetime(2024, 1, 2)))
-
-
-@contextmanager
-def handler_of_the_script() -> Iterator[list[int]]:
-    """The signals that a handler of the script's own was called with."""
-    seen: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-    try:
-        yield seen
-    finally:
-        preemption.deactivate()
-        signal.signal(signal.SIGTERM, before)
-
-
-@four
-def test_after_sigterm_a_checkpoint_is_due_at_any_step(tmp_path):
-    with handler_of_the_script():
-        manager = manager_of(tmp_path, chkpt_on_preemption=True)
-        assert not manager.save(3, {"w": torch.ones(1)})
-        os.kill(os.getpid(), signal.SIGTERM)
-        with warned() as texts:
-            assert manager.save(4, {"w": torch.ones(1)})
-    assert texts == ["Preemption sync point reached at step 4. Triggering a checkpoint."]
-    assert manager.all_steps() == [4]
-
-
-@four
-def test_save_async_writes_after_sigterm_too(tmp_path):
-    with handler_of_the_script():
-        manager = manager_of(tmp_path, chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert manager.reached_preemption(4)
-        assert manager.save_async(4, {"w": torch.ones(1)})
-        manager.join()
-    assert manager.all_steps() == [4]
-
-
-@four
-def test_sigterm_still_calls_the_handler_of_the_script(tmp_path):
-    with handler_of_the_script() as seen:
-        manager_of(tmp_path, chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert seen == [signal.SIGTERM]
-
-
-@four
-def test_the_process_survives_sigterm_where_nothing_handled_it_before(tmp_path):
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        manager = manager_of(tmp_path, chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert manager.should_save(3)
-        preemption.deactivate()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        preemption.deactivate()
-        signal.signal(signal.SIGTERM, before)
-
-
-@four
-def test_several_managers_call_the_handler_of_the_script_once(tmp_path):
-    with handler_of_the_script() as seen:
-        manager_of(tmp_path / "a", chkpt_on_preemption=True)
-        manager_of(tmp_path / "b", chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert seen == [signal.SIGTERM]
-
-
-@four
-def test_deactivate_gives_sigterm_back_and_forgets_that_it_came():
-    with handler_of_the_script() as seen:
-        own = signal.getsignal(signal.SIGTERM)
-        preemption.activate()
-        assert signal.getsignal(signal.SIGTERM) is not own
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert preemption.reached()
-        preemption.deactivate()
-        assert signal.getsignal(signal.SIGTERM) is own
-        assert not preemption.reached()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert seen == [signal.SIGTERM, signal.SIGTERM]
-
-
-@four
-def test_a_manager_that_is_told_to_leaves_sigterm_alone(tmp_path):
-    with handler_of_the_script():
-        own = signal.getsignal(signal.SIGTERM)
-        manager_of(tmp_path, chkpt_on_preemption=False)
-        assert signal.getsignal(signal.SIGTERM) is own

@@ -35,13 +35,9 @@ def trained(model, steps, place, cut):
 
 def network():
     torch.manual_seed(0)
-    layers = (
-        torch.nn.Linear(12, 16),
-        torch.nn.LayerNorm(16),
-        torch.nn.GELU(),
-        torch.nn.Linear(16, 4),
-    )
-    return torch.nn.Sequential(first, torch.nn.LayerNorm(16), torch.nn.GELU(), last).double()
+    first, last = torch.nn.Linear(12, 16), torch.nn.Linear(16, 4)
+    model = torch.nn.Sequential(first, torch.nn.LayerNorm(16), torch.nn.GELU(), last)
+    return model.double()
 
 
 def by_data(model):

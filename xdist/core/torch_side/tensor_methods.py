@@ -87,11 +87,12 @@ def _to(self: XlaTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     torch's C++ looks at the device underneath, and would copy.
     """
     first = args[0] if args else None
-    flags = [argument.__class__ for argument in args[-2:]]
     # The second flag among positional arguments is `copy`, which the parser does not take.
-    if first.__class__ is torch.dtype or not kwargs.keys() <= _OF_TO or flags == [bool, bool]:
+    has_copy = [argument.__class__ for argument in args[-2:]] == [bool, bool]
+    if first.__class__ is torch.dtype or not kwargs.keys() <= _OF_TO or (has_copy and args[-1]):
         return _usual_to(self, *args, **kwargs)
-    target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    parsed = args[:-1] if has_copy else args
+    target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*parsed, **kwargs)
     if target is None or target.type not in ("xla", "lazy"):
         return _usual_to(self, *args, **kwargs)
     if index_of(target) != self.value.trace.device.index:

@@ -1,0 +1,103 @@
+"""SIGTERM: a checkpoint is due, and the script's handler is called."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from sharded_jobs import manager_of, warned
+from spmd_process import SpmdProcess
+
+from torch_xdist.sharded_checkpoint import preemption
+
+four = SpmdProcess(4)
+
+
+@contextmanager
+def handler_of_the_script() -> Iterator[list[int]]:
+    """The signals that a handler of the script's own was called with."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        yield seen
+    finally:
+        preemption.deactivate()
+        signal.signal(signal.SIGTERM, before)
+
+
+@four
+def test_after_sigterm_a_checkpoint_is_due_at_any_step(tmp_path):
+    with handler_of_the_script():
+        manager = manager_of(tmp_path, chkpt_on_preemption=True)
+        assert not manager.save(3, {"w": torch.ones(1)})
+        os.kill(os.getpid(), signal.SIGTERM)
+        with warned() as texts:
+            assert manager.save(4, {"w": torch.ones(1)})
+    assert texts == ["Preemption sync point reached at step 4. Triggering a checkpoint."]
+    assert manager.all_steps() == [4]
+
+
+@four
+def test_save_async_writes_after_sigterm_too(tmp_path):
+    with handler_of_the_script():
+        manager = manager_of(tmp_path, chkpt_on_preemption=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert manager.reached_preemption(4)
+        assert manager.save_async(4, {"w": torch.ones(1)})
+        manager.join()
+    assert manager.all_steps() == [4]
+
+
+@four
+def test_sigterm_still_calls_the_handler_of_the_script(tmp_path):
+    with handler_of_the_script() as seen:
+        manager_of(tmp_path, chkpt_on_preemption=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+
+
+@four
+def test_the_process_survives_sigterm_where_nothing_handled_it_before(tmp_path):
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        manager = manager_of(tmp_path, chkpt_on_preemption=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert manager.should_save(3)
+        preemption.deactivate()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        preemption.deactivate()
+        signal.signal(signal.SIGTERM, before)
+
+
+@four
+def test_several_managers_call_the_handler_of_the_script_once(tmp_path):
+    with handler_of_the_script() as seen:
+        manager_of(tmp_path / "a", chkpt_on_preemption=True)
+        manager_of(tmp_path / "b", chkpt_on_preemption=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+
+
+@four
+def test_deactivate_gives_sigterm_back_and_forgets_that_it_came():
+    with handler_of_the_script() as seen:
+        own = signal.getsignal(signal.SIGTERM)
+        preemption.activate()
+        assert signal.getsignal(signal.SIGTERM) is not own
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.reached()
+        preemption.deactivate()
+        assert signal.getsignal(signal.SIGTERM) is own
+        assert not preemption.reached()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM, signal.SIGTERM]
+
+
+@four
+def test_a_manager_that_is_told_to_leaves_sigterm_alone(tmp_path):
+    with handler_of_the_script():
+        own = signal.getsignal(signal.SIGTERM)
+        manager_of(tmp_path, chkpt_on_preemption=False)
+        assert signal.getsignal(signal.SIGTERM) is own
