@@ -48,7 +48,8 @@ from torch_xdist.sharded_checkpoint.state_dicts import (
     flatten_state_dict,
     separated,
 )
-from torch_xdist.spmd.sharded_tensor import XLAShard, XLAShardedTensor
+from torch_xdist.spmd.sharded_tensor import XLAShardedTensor
+from torch_xdist.spmd.shards import XLAShard
 
 
 class SPMDSavePlanner(SavePlanner):

@@ -10,8 +10,10 @@ from torch.distributed.checkpoint._traverse import traverse_state_dict as _trave
 from torch.utils._pytree import tree_map
 
 from torch_xdist.spmd.annotations import wrap_if_sharded
+from torch_xdist.spmd.marks import unwrapped
 from torch_xdist.spmd.op_sharding import ShardingType
-from torch_xdist.spmd.sharded_tensor import XLAShard, XLAShardedTensor, local_shards, unwrapped
+from torch_xdist.spmd.sharded_tensor import XLAShardedTensor
+from torch_xdist.spmd.shards import XLAShard, local_shards
 
 Path = tuple[str | int, ...]
 

@@ -16,9 +16,10 @@ from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import marks
+from torch_xdist.spmd.marks import unwrapped
 from torch_xdist.spmd.mesh import Mesh, PartitionSpec, checked_spec
-from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, type_of
-from torch_xdist.spmd.sharded_tensor import XLAShardedTensor, unwrapped
+from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, XlaShardingSpec, type_of
+from torch_xdist.spmd.sharded_tensor import XLAShardedTensor
 
 AnyTensor = torch.Tensor | XLAShardedTensor
 PyTreeA = TypeVar("PyTreeA")
@@ -222,12 +223,3 @@ class ShardingSpec:
                 f" local_runtime_device_count = {count}"
             )
         mark_sharding(t, self.mesh, self.partition_spec)
-
-
-@dataclass
-class XlaShardingSpec:
-    """`_XLAC.XlaShardingSpec`: a sharding for one tensor of the host."""
-
-    tensor: torch.Tensor
-    sharding: OpSharding
-    minibatch: bool = False

@@ -7,7 +7,7 @@ from torch_xdist.core.run.graph_text import row_text, shape_text
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.trace.values import Value, hardware_name
 from torch_xdist.spmd import marks
-from torch_xdist.spmd.sharded_tensor import unwrapped
+from torch_xdist.spmd.marks import unwrapped
 
 
 def get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:

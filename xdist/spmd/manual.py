@@ -2,19 +2,11 @@
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
-import torch
-
-from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.record.jax_ops import record_jax
-from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
-from torch_xdist.core.sharding.tiling import MANUAL, Tiling
-from torch_xdist.errors import ShardingError
-from torch_xdist.spmd import marks
 from torch_xdist.spmd.annotations import AnyTensor, mark_sharding, wrap_as_sharded_tensor
+from torch_xdist.spmd.marks import on_device, unwrapped
 from torch_xdist.spmd.mesh import Mesh, PartitionSpec, checked_spec, mesh_or_global
-from torch_xdist.spmd.sharded_tensor import XLAShardedTensor, unwrapped
+from torch_xdist.spmd.parts import full_to_shard, mark_manual, shard_to_full
+from torch_xdist.spmd.sharded_tensor import XLAShardedTensor
 
 
 def enable_manual_sharding(
@@ -53,44 +45,7 @@ def disable_manual_sharding(
     return wrap_as_sharded_tensor(whole, found.mesh_shape, spec)
 
 
-def full_to_shard(tensor: torch.Tensor) -> XlaTensor:
-    """What each device holds of a tensor that is marked. Raises ShardingError where it is not."""
-    of = "_spmd_full_to_shard_shape"
-    source = marks.on_device(tensor, of)
-    tiling = marks.tiling_of(source)
-    if tiling is None or tiling is MANUAL:
-        raise ShardingError(f"{of}: Sharding spec is not set on the tensor; mark it first")
-    return part_of(source, tiling)
-
-
-def part_of(source: XlaTensor, tiling: Tiling) -> XlaTensor:
-    """What each device holds of a tensor that is sharded so."""
-    marks.layout("enable_manual_sharding")
-    marks.BY_HAND.add(tiling)
-
-    def part(x: jax.Array) -> jax.Array:
-        return jnp.zeros(tiling.shard_shape(x.shape), x.dtype)
-
-    return record_jax(FULL_TO_SHARD, part, [source], tiling)[0]
-
-
-def shard_to_full(tensor: torch.Tensor, tiling: Tiling, shape: Sequence[int]) -> XlaTensor:
-    """What the devices' parts make together."""
-    of = "_spmd_shard_to_full_shape"
-    source = marks.on_device(tensor, of)
-    if not marks.is_manual(source):
-        raise ShardingError(
-            f"{of}: a tensor of shape {list(source.shape)} is not sharded by hand: manual sharding"
-            " is expected; pass it to xs.enable_manual_sharding first"
-        )
-    wanted = tiling.shard_shape(shape)
-    if tuple(source.shape) != wanted:
-        raise ShardingError(
-            f"{of}: each device's part has shape {list(source.shape)}; a tensor of shape"
-            f" {list(shape)} sharded as {tiling.text} has parts of {list(wanted)}"
-        )
-
-    def whole(x: jax.Array) -> jax.Array:
-        return jnp.zeros(tuple(shape), x.dtype)
-
-    return record_jax(SHARD_TO_FULL, whole, [source], (tiling, tuple(shape)))[0]
+def _mark_manual_sharding(t: AnyTensor) -> XLAShardedTensor:
+    """Let a tensor that is not computed yet stand for what each device holds: its own copy."""
+    mark_manual(on_device(unwrapped(t), "_mark_manual_sharding"))
+    return wrap_as_sharded_tensor(t)

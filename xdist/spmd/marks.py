@@ -48,6 +48,11 @@ def layout(of: str) -> Layout:
     return found
 
 
+def unwrapped(value: Any) -> Any:
+    """The device tensor of an XLAShardedTensor; anything else as it is."""
+    return getattr(value, "global_tensor", value)
+
+
 def on_device(tensor: Any, of: str) -> XlaTensor:
     """The tensor, which must be on the device. Raises ShardingError where it is not."""
     if tensor.__class__ is not XlaTensor:

@@ -1,10 +1,12 @@
 """A tiling as torch_xla's own object: `_XLAC.OpSharding`, made of nested lists of devices."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import torch
 
 from torch_xdist.core.sharding.tiling import Tiling
 
@@ -76,3 +78,12 @@ def type_of(tiling: Tiling) -> ShardingType:
     if tiling.is_replicated:
         return ShardingType.REPLICATED
     return ShardingType.TILED if tiling.copies == 1 else ShardingType.PARTIAL
+
+
+@dataclass
+class XlaShardingSpec:
+    """`_XLAC.XlaShardingSpec`: a sharding for one tensor of the host."""
+
+    tensor: torch.Tensor
+    sharding: OpSharding
+    minibatch: bool = False

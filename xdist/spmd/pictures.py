@@ -7,7 +7,7 @@ import torch
 
 from torch_xdist.core.devices import device
 from torch_xdist.spmd import marks
-from torch_xdist.spmd.sharded_tensor import unwrapped
+from torch_xdist.spmd.marks import unwrapped
 
 try:
     from rich.align import Align
@@ -41,7 +41,10 @@ def visualize_sharding(
     Returns the table. Raises ValueError for a text of another form, and without the package rich.
     """
     if not RICH_ENABLED:
-        raise ValueError("`visualize_sharding` requires `rich` to be installed: pip install rich")
+        raise ValueError(
+            "`visualize_sharding` requires `rich` to be installed:"
+            " pip install torch-xdist[pictures]"
+        )
     grid = _grid(sharding)
     print(f"Visualizing {sharding} (showing up to the first two dimensions)")
     console = Console(width=max_width)

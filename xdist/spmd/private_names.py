@@ -8,22 +8,16 @@ import torch
 from torch_xdist import settings
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.groups import checked
-from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
-from torch_xdist.core.sharding.tiling import Tiling, replicated
+from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import ShardingError
-from torch_xdist.spmd import manual, marks, mode
-from torch_xdist.spmd.annotations import XlaShardingSpec, wrap_as_sharded_tensor
-from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, type_of
-from torch_xdist.spmd.sharded_tensor import (
-    XLAShardedTensor,
-    load_local_shards,
-    local_shards,
-    unwrapped,
-)
+from torch_xdist.spmd import marks, mode, parts
+from torch_xdist.spmd.marks import unwrapped
+from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, XlaShardingSpec, type_of
+from torch_xdist.spmd.shards import load_local_shards, local_shards
 
 __all__ = ["OpSharding", "XlaShardingSpec"]
 
@@ -59,24 +53,14 @@ def _xla_clear_sharding(tensor: torch.Tensor) -> None:
     marks.clear(marks.on_device(unwrapped(tensor), "_xla_clear_sharding"))
 
 
-def _mark_manual_sharding(t: torch.Tensor, sharding: OpSharding | None = None) -> XLAShardedTensor:
+def _mark_manual_sharding(tensor: torch.Tensor, sharding: OpSharding | None = None) -> None:
     """Let a tensor that is not computed yet stand for what each device holds: its own copy."""
-    tensor = marks.on_device(unwrapped(t), "_mark_manual_sharding")
-    if not marks.is_manual(tensor):
-        if tensor.value.buffer is not None:
-            raise ShardingError(
-                "_mark_manual_sharding: the tensor is computed already, so there is no program to"
-                " mark it in; use xs.enable_manual_sharding"
-            )
-        here = marks.layout("_mark_manual_sharding")
-        part = manual.part_of(tensor, replicated(tensor.dim(), here.order))
-        write(tensor.value, part.value)
-    return wrap_as_sharded_tensor(t)
+    parts.mark_manual(marks.on_device(unwrapped(tensor), "_mark_manual_sharding"))
 
 
 def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> XlaTensor:
     """What each device holds of a tensor that is marked."""
-    return manual.full_to_shard(tensor)
+    return parts.full_to_shard(tensor)
 
 
 def _spmd_shard_to_full_shape(
@@ -84,7 +68,7 @@ def _spmd_shard_to_full_shape(
 ) -> XlaTensor:
     """What the devices' parts make together."""
     of = "_spmd_shard_to_full_shape"
-    return manual.shard_to_full(tensor, _tiling(sharding, len(shape), of), shape)
+    return parts.shard_to_full(tensor, _tiling(sharding, len(shape), of), shape)
 
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:

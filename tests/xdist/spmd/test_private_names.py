@@ -131,5 +131,5 @@ def test_a_picture_needs_a_package():
         assert pictures.visualize_tensor_sharding(x, use_color=False).row_count == 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures, "RICH_ENABLED", False)
-        with pytest.raises(ValueError, match="requires `rich` to be installed: pip install rich"):
+        with pytest.raises(ValueError, match="requires `rich` to be installed: pip install"):
             pictures.visualize_tensor_sharding(x)

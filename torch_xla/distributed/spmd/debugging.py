@@ -26,6 +26,7 @@ from torch_xdist.spmd.linear import (
     xla_patched_nn_linear_forward,
 )
 from torch_xdist.spmd.manual import (
+    _mark_manual_sharding,
     disable_manual_sharding,
     enable_manual_sharding,
 )
@@ -44,9 +45,6 @@ from torch_xdist.spmd.pictures import (
     construct_v1_sharding_str,
     visualize_sharding,
     visualize_tensor_sharding,
-)
-from torch_xdist.spmd.private_names import (
-    _mark_manual_sharding,
 )
 from torch_xdist.spmd.sharded_tensor import (
     XLAShard,

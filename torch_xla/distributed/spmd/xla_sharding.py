@@ -26,6 +26,7 @@ from torch_xdist.spmd.linear import (
     xla_patched_nn_linear_forward,
 )
 from torch_xdist.spmd.manual import (
+    _mark_manual_sharding,
     disable_manual_sharding,
     enable_manual_sharding,
 )
@@ -38,9 +39,6 @@ from torch_xdist.spmd.mesh import (
 )
 from torch_xdist.spmd.op_sharding import (
     ShardingType,
-)
-from torch_xdist.spmd.private_names import (
-    _mark_manual_sharding,
 )
 from torch_xdist.spmd.sharded_tensor import (
     XLAShard,

@@ -31,14 +31,14 @@ from torch_xdist.sharded_checkpoint.state_dicts import (
 from torch_xdist.sharded_checkpoint.state_dicts import (
     traverse_state_dict as _traverse_state_dict,
 )
+from torch_xdist.spmd.marks import (
+    unwrapped as _unwrap_xla_sharded_tensor,
+)
 from torch_xdist.spmd.op_sharding import (
     ShardingType,
 )
 from torch_xdist.spmd.sharded_tensor import (
     XLAShardedTensor,
-)
-from torch_xdist.spmd.sharded_tensor import (
-    unwrapped as _unwrap_xla_sharded_tensor,
 )
 
 __all__ = [

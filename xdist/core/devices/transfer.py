@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding
 
 from torch_xdist import dtypes, metrics
 from torch_xdist.collectives.shared_memory import transport as shared_memory
@@ -190,7 +190,7 @@ def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
         return buffer.array, False
     if isinstance(buffer, Parts):
         return np.asarray(buffer), False
-    if not isinstance(buffer.sharding, SingleDeviceSharding):
+    if isinstance(getattr(buffer, "sharding", None), NamedSharding):
         return gather.whole(buffer), True
     read = getattr(buffer, "_single_device_array_to_np_array_did_copy", None)
     try:
