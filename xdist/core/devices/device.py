@@ -45,19 +45,26 @@ def start() -> None:
             found = [Device(i, jax, RandomStream()) for i, jax in enumerate(_addressable())]
         for device_ in found:
             device_.random.set_seed(_default_seed)
-        _devices.extend(found)
         if settings.asks_for_spmd():
-            become_one()
+            _stand_for_all(found)
+        _devices.extend(found)
+
+
+def _stand_for_all(found: list[Device]) -> None:
+    """Leave of these devices the first alone, as the logical device of all of the job."""
+    found[0].layout = Layout(sorted(jax.devices(), key=lambda device: device.id))
+    del found[1:]
 
 
 def become_one() -> None:
-    """Make xla:0 the logical device that stands for all devices of the job."""
+    """Make xla:0 the logical device that stands for all devices of the job.
+
+    Tensors on other devices of this process stay, but no new ones come.
+    """
     start()
     with _lock:
         if _devices[0].layout is None:
-            _devices[0].layout = Layout(sorted(jax.devices(), key=lambda found: found.id))
-            # Tensors on them stay, but no new ones come.
-            del _devices[1:]
+            _stand_for_all(_devices)
 
 
 def layout() -> Layout | None:
