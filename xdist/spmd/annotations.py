@@ -45,7 +45,7 @@ def mark_sharding(t: AnyTensor, mesh: Mesh, partition_spec: PartitionSpec) -> XL
     spec = checked_spec("mark_sharding", t.shape, partition_spec)
     tensor = marks.on_device(unwrapped(t), "mark_sharding")
     marks.mark(tensor, _tiling(mesh, spec, "mark_sharding"))
-    return wrap_as_sharded_tensor(t, mesh.mesh_shape, spec)
+    return wrapped_over(t, mesh, spec)
 
 
 def _tiling(mesh: Mesh, spec: PartitionSpec, of: str) -> Tiling:
@@ -63,7 +63,7 @@ def annotate_custom_sharding(
     spec = checked_spec("annotate_custom_sharding", t.shape, partition_spec)
     tensor = marks.on_device(unwrapped(t), "annotate_custom_sharding")
     marks.annotate(tensor, _tiling(mesh, spec, "annotate_custom_sharding"))
-    return wrap_as_sharded_tensor(t, mesh.mesh_shape, spec)
+    return wrapped_over(t, mesh, spec)
 
 
 def clear_sharding(t: AnyTensor) -> torch.Tensor:
@@ -84,6 +84,13 @@ def wrap_as_sharded_tensor(
     if mesh_shape is not None or partition_spec is not None:
         t.invalidate_spec_cache()
     return t
+
+
+def wrapped_over(t: AnyTensor, mesh: Mesh, spec: PartitionSpec) -> XLAShardedTensor:
+    """`wrap_as_sharded_tensor` for a spec that may name the axes of the mesh."""
+    found = wrap_as_sharded_tensor(t, mesh.mesh_shape, spec)
+    found.axis_names = mesh.axis_names
+    return found
 
 
 def unwrap_sharded_tensor(t: AnyTensor) -> torch.Tensor:

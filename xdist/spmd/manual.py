@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 
-from torch_xdist.spmd.annotations import AnyTensor, mark_sharding, wrap_as_sharded_tensor
+from torch_xdist.spmd.annotations import (
+    AnyTensor,
+    mark_sharding,
+    wrap_as_sharded_tensor,
+    wrapped_over,
+)
 from torch_xdist.spmd.marks import on_device, unwrapped
 from torch_xdist.spmd.mesh import Mesh, PartitionSpec, checked_spec, mesh_or_global
 from torch_xdist.spmd.parts import full_to_shard, mark_manual, shard_to_full
@@ -24,7 +29,7 @@ def enable_manual_sharding(
     found = mesh_or_global(mesh, "enable_manual_sharding")
     marked = mark_sharding(unwrapped(t), found, partition_spec)
     part = full_to_shard(unwrapped(marked))
-    return wrap_as_sharded_tensor(part, found.mesh_shape, tuple(partition_spec))
+    return wrapped_over(part, found, tuple(partition_spec))
 
 
 def disable_manual_sharding(
@@ -42,7 +47,7 @@ def disable_manual_sharding(
     found = mesh_or_global(mesh, "disable_manual_sharding")
     spec = checked_spec("disable_manual_sharding", full_shape, partition_spec)
     whole = shard_to_full(unwrapped(t), found.tiling(spec), full_shape)
-    return wrap_as_sharded_tensor(whole, found.mesh_shape, spec)
+    return wrapped_over(whole, found, spec)
 
 
 def _mark_manual_sharding(t: AnyTensor) -> XLAShardedTensor:

@@ -112,10 +112,11 @@ def _move(value: Value, here: Layout, tiling: Tiling) -> None:
 
 def constrained(tensor: XlaTensor, tiling: Tiling) -> XlaTensor:
     """A tensor of the same values, which the program shards so where it computes it."""
-    sharding = layout("mark_sharding").sharding(tiling)
+    here = layout("mark_sharding")
 
     def constrain(x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, sharding)
+        # Asked for late: the first mesh may lay the devices in another order until then.
+        return jax.lax.with_sharding_constraint(x, here.sharding(tiling))
 
     return record_jax(MARK, constrain, [tensor], tiling)[0]
 

@@ -148,7 +148,7 @@ def _xla_spmd_all_reduce(
     reduce_type: str, tensor: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]
 ) -> XlaTensor:
     """All-reduce of the parts of a tensor that is sharded by hand."""
-    source, count, found = _by_hand("_xla_spmd_all_reduce", tensor, groups)
+    source, count, found = _by_hand("_xla_spmd_all_reduce", tensor, groups, any_order=True)
 
     def reduce(x: Any) -> Any:
         (reduced,) = inside.all_reduce([x], reduce_type, found)
@@ -178,8 +178,14 @@ def _xla_spmd_reduce_scatter(
     return record_jax("xla.spmd_reduce_scatter", lowering, [source], key)[0]
 
 
-def _by_hand(of: str, tensor: torch.Tensor, groups: Any) -> tuple[XlaTensor, int, Any]:
-    """The tensor, how many devices there are, and their groups."""
+def _by_hand(
+    of: str, tensor: torch.Tensor, groups: Any, *, any_order: bool = False
+) -> tuple[XlaTensor, int, Any]:
+    """The tensor, how many devices there are, and their groups.
+
+    Args:
+        any_order: which member of its group a device is does not matter.
+    """
     source = marks.on_device(unwrapped(tensor), of)
     if not marks.is_manual(source):
         raise ShardingError(
@@ -188,9 +194,10 @@ def _by_hand(of: str, tensor: torch.Tensor, groups: Any) -> tuple[XlaTensor, int
         )
     here = marks.layout(of)
     lists = [[int(number) for number in group] for group in groups] if groups else None
-    found = checked(lists, here.count, of=of)
-    if found is not None:
-        here.axes_of_groups(found)  # Raises.
+    found = checked(lists, here.count, of=of) or (tuple(here.numbers),)
+    if any_order:
+        found = tuple(tuple(sorted(group, key=here.order.index)) for group in found)
+    here.axes_of_groups(found)  # Raises.
     return source, here.count, found
 
 

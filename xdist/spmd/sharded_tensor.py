@@ -34,13 +34,15 @@ class XLAShardedTensor(DTensor):
     Attributes:
         global_tensor: the device tensor, which it shares.
         mesh_shape, partition_spec: as it was marked; None where XLA chose.
+        axis_names: of the mesh, where the spec may use them.
     """
 
     global_tensor: Any
     mesh_shape: tuple[int, ...] | None
     partition_spec: Any
     _cached_spec: Any
-    __slots__ = ("_cached_spec", "global_tensor", "mesh_shape", "partition_spec")
+    axis_names: tuple[str, ...] | None
+    __slots__ = ("_cached_spec", "axis_names", "global_tensor", "mesh_shape", "partition_spec")
 
     @staticmethod
     def __new__(
@@ -66,6 +68,7 @@ class XLAShardedTensor(DTensor):
         made.global_tensor = inner.detach() if made.requires_grad else inner
         made.mesh_shape = mesh_shape or getattr(elem, "mesh_shape", None)
         made.partition_spec = partition_spec or getattr(elem, "partition_spec", None)
+        made.axis_names = getattr(elem, "axis_names", None)
         made._cached_spec = None
         return made
 
@@ -136,9 +139,13 @@ class XLAShardedTensor(DTensor):
         assert self.mesh_shape is not None
         count = len(marks.layout("DTensorSpec").devices)
         mesh = DeviceMesh("xla", torch.arange(count).reshape(self.mesh_shape))
-        spec = list(self.partition_spec)
+        cut = {axis: dim for dim, entry in enumerate(self.partition_spec) for axis in _axes(entry)}
+        names = self.axis_names or ()
+        for name in (axis for axis in cut if isinstance(axis, str) and axis not in names):
+            raise ValueError(f"axis {name} of {self.partition_spec} is not one of {names}")
+        dims = {names.index(a) if isinstance(a, str) else a: dim for a, dim in cut.items()}
         placements = [
-            Shard(spec.index(axis)) if axis in spec else Replicate()
+            Shard(dims[axis]) if axis in dims else Replicate()
             for axis in range(len(self.mesh_shape))
         ]
         whole = self.global_tensor
@@ -198,6 +205,12 @@ def spec_of_placements(shape: Sequence[int], mesh: Any, placements: Sequence[Pla
                 )
             spec[placement.dim] = axis
     return tuple(spec)
+
+
+def _axes(entry: Any) -> tuple[Any, ...]:
+    """The axes that one entry of a partition spec names, by index or name."""
+    axes = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(axis for axis in axes if axis is not None)
 
 
 def _wrapped(value: Any) -> Any:

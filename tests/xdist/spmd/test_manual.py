@@ -133,3 +133,71 @@ def test_a_pending_tensor_stands_for_each_devices_own_copy():
     assert marked.sharding_type == xs.ShardingType.MANUAL
     total = all_reduce("sum", marked.global_tensor, 1.0, [[0, 1, 2, 3]])
     assert whole_of(total, (None,), (3,), mesh(4)).tolist() == [8, 8, 8]
+
+
+WHOLES = {
+    "mark": lambda part: xs.mark_sharding(part, mesh(4), (0,)),
+    "annotate": lambda part: xs.annotate_custom_sharding(part, mesh(4), (0,)),
+    "clear": xs.clear_sharding,
+    "shards": lambda part: xs.XLAShardedTensor(part).local_shards,
+}
+
+
+@pytest.mark.parametrize("act", WHOLES.values(), ids=WHOLES)
+@pytest.mark.parametrize("is_computed", [False, True])
+@four
+def test_a_part_is_not_taken_for_a_whole_and_what_is_pending_still_runs(act, is_computed):
+    on = mesh(4)
+    part = part_of(torch.arange(8.0), (0,), on) * 2
+    if is_computed:
+        torch_xla.sync()
+    with pytest.raises(ShardingError, match=r"shape \[2\] is sharded by hand: each of 4 devices"):
+        act(part)
+    assert whole_of(part, (0,), (8,), on).tolist() == [2 * n for n in range(8)]
+
+
+@pytest.mark.parametrize("collective", [all_reduce, lambda *a: reduce_scatter(*a[:3], 0, 2, a[3])])
+@four
+def test_groups_that_lie_along_no_axis_are_refused_before_they_are_recorded(collective):
+    on = mesh(2, 2)
+    part = part_of(torch.arange(16.0), ((0, 1),), on)
+    with pytest.raises(ShardingError, match=r"groups \[\[0, 3\], \[1, 2\]\] do not lie along axes"):
+        collective("sum", part, 1.0, [[0, 3], [1, 2]])
+    assert whole_of(part, ((0, 1),), (16,), on).tolist() == [*range(16)]
+
+
+@four
+def test_a_reduction_is_divided_among_the_members_of_each_group():
+    on = mesh(2, 2)
+    x = torch.arange(16.0).reshape(4, 4)
+    part = part_of(x, (1, 0), on)
+    piece = reduce_scatter("sum", part, 0.5, 0, 2, [[0, 2], [1, 3]])
+    assert piece.shape == (1, 2)
+    expected = (x[:, :2] + x[:, 2:]).reshape(2, 2, 2) / 2
+    whole = whole_of(piece, ((1, 0), None), (4, 2), on)
+    assert torch.equal(whole.cpu(), expected.reshape(4, 2))
+
+
+@four
+def test_a_group_has_as_many_pieces_as_members():
+    part = part_of(torch.ones(16), (0,), mesh(4))
+    with pytest.raises(ValueError, match="shard_count is 3, and the group has 4 ranks"):
+        reduce_scatter("sum", part, 1.0, 0, 3, [])
+
+
+@four
+def test_what_is_written_to_a_part_is_part_of_the_whole():
+    on = mesh(4)
+    part = part_of(torch.zeros(4, 3), (0, None), on)
+    part[:, 1] = 5
+    part += 1
+    assert whole_of(part, (0, None), (4, 3), on).tolist() == [[1, 6, 1]] * 4
+
+
+@four
+def test_a_tensor_that_every_device_has_is_the_same_on_each_part():
+    on = mesh(4)
+    part = part_of(torch.arange(8.0), (0,), on)
+    again = part + torch.tensor([10.0, 20.0]).to("xla")
+    expected = torch.arange(8.0) + torch.tensor([10.0, 20.0]).repeat(4)
+    assert torch.equal(whole_of(again, (0,), (8,), on).cpu(), expected)

@@ -1,5 +1,7 @@
 """SPMD mode: one device for all, and who cannot have it."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch_xdist import world
 
 four = SpmdProcess(4)
 plain = SpmdProcess(4, spmd=False)
+started = SpmdProcess(4, spmd=False)
 
 
 @four
@@ -54,3 +57,14 @@ def test_programs_count_as_replicated():
     assert metrics.metric_data("ExecuteReplicatedTime")[0] == 1
     assert metrics.metric_data("ExecuteTime") is None
     assert metrics.metric_data("InboundData")[1] == 4
+
+
+@started
+def test_a_process_that_made_no_tensor_yet_enters_without_a_warning():
+    assert len(xm.get_xla_supported_devices()) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        xr.use_spmd()
+    assert xm.get_xla_supported_devices() == ["xla:0"]
+    xr.use_spmd()
+    assert xr.global_runtime_device_count() == 4

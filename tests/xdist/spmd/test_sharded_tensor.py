@@ -102,6 +102,34 @@ def test_it_tells_its_placements_as_dtensor_does():
 
 
 @four
+def test_axes_that_cut_a_dim_together_or_by_name_are_placements():
+    mesh = xs.Mesh(np.arange(4), (2, 2), ("a", "b"))
+    both = xs.mark_sharding(torch.ones(4, 4).to("xla"), mesh, (None, (0, 1)))
+    assert both.placements == (Shard(1), Shard(1))
+    named = xs.mark_sharding(torch.ones(4, 4).to("xla"), mesh, ("b", None))
+    assert named.placements == (Replicate(), Shard(0))
+    part = xs.enable_manual_sharding(torch.ones(4, 4).to("xla"), ("b", "a"), mesh=mesh)
+    assert part.placements == (Shard(1), Shard(0))
+
+
+@four
+def test_a_name_that_no_mesh_explains_is_no_placement():
+    tensor = xs.XLAShardedTensor(torch.ones(4).to("xla"), (4,), ("x",))
+    with pytest.raises(ValueError, match=r"axis x of \('x',\) is not one of \(\)"):
+        tensor._spec  # noqa: B018
+
+
+@four
+def test_it_is_distributed_anew_in_place():
+    tensor = marked(torch.arange(16.0).reshape(4, 4), (4,), (0, None))
+    again = tensor.redistribute(xs.Mesh(np.arange(4), (4,)), [Shard(1)])
+    assert again.global_tensor is tensor.global_tensor
+    assert again.sharding_spec == "{devices=[1,4]0,1,2,3}"
+    assert again.placements == (Shard(1),)
+    assert torch.equal(again.cpu(), torch.arange(16.0).reshape(4, 4))
+
+
+@four
 def test_a_result_of_an_operator_has_no_placements():
     result = marked(torch.ones(4), (4,), (0,)) + 1
     with pytest.raises(ValueError, match="Placements not available: XLAShardedTensor requires"):

@@ -21,6 +21,11 @@ def test_the_devices_of_a_sharding_are_listed():
     listed = hlo_text._devices_listed
     assert listed("sharding={devices=[2,2]<=[4]}") == "sharding={devices=[2,2]0,1,2,3}"
     assert listed("{devices=[1,4]<=[2,2]T(1,0)}") == "{devices=[1,4]0,2,1,3}"
+    assert listed("{devices=[2,3]<=[6]}") == "{devices=[2,3]0,1,2,3,4,5}"
+    assert (
+        listed("{devices=[2,1,4]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}")
+        == "{devices=[2,1,4]0,1,4,5,2,3,6,7 last_tile_dim_replicate}"
+    )
     assert listed("{replicated}") == "{replicated}"
 
 
