@@ -7,24 +7,26 @@ group must record the same ones in the same order. `pin_layout`, `channel_id` an
 
 import atexit
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
 import jax
 import torch
 
-from torch_xdist import settings, world
+from torch_xdist import settings
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.buckets import plan
 from torch_xdist.collectives.errors import ArgumentError
-from torch_xdist.collectives.groups import Groups, checked, checked_pairs
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import jax_op, record_jax, trace_among
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.ranks import members
+from torch_xdist.ranks.members import GroupLists
+from torch_xdist.ranks.tensor_lists import check_lists, dtype_and_shape, tensors_of
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -33,7 +35,6 @@ REDUCE_OR = "or"
 REDUCE_MIN = "min"
 REDUCE_MAX = "max"
 
-GroupLists = Sequence[Sequence[int]] | None
 _MB = 2**20
 
 
@@ -47,21 +48,23 @@ def record(
 
     `name` and `key` must determine the function.
     """
-    count = world.world_size()
-    if count > 1 and not _at_exit:
+    count = members.count(tensors)
+    among_ranks = count > 1 and members.devices_by_hand(tensors) is None
+    if among_ranks and not _at_exit:
         _run_at_exit()
     lowering = inside.standing_alone(function, count)
-    return record_jax(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+    return record_jax(name, lowering, tensors, (count, key), collective=among_ranks)  # type: ignore[arg-type]
 
 
 def results_of(
     name: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor], key: Hashable
 ) -> list[TensorType]:
     """The shapes and dtypes that `record` would give; records nothing."""
-    count = world.world_size()
+    count = members.count(tensors)
+    among_ranks = count > 1 and members.devices_by_hand(tensors) is None
     trace_among(name, tensors)  # type: ignore[arg-type]
     lowering = inside.standing_alone(function, count)
-    row = jax_op(name, lowering, tensors, (count, key), collective=count > 1)  # type: ignore[arg-type]
+    row = jax_op(name, lowering, tensors, (count, key), collective=among_ranks)  # type: ignore[arg-type]
     return [type_ for type_ in row.types if type_ is not None]
 
 
@@ -109,6 +112,9 @@ def all_reduce(
 ) -> Any:
     """Reduce over all ranks, or over each group, then multiply by `scale`.
 
+    Of a tensor sharded by hand (`xs.enable_manual_sharding`) the devices' parts are reduced, here
+    and in the other collectives, and groups list numbers of devices.
+
     Args:
         reduce_type: sum, mul, and, or, min, max.
         inputs: a tensor gives a new tensor; a list or tuple is written in place and returned.
@@ -117,9 +123,9 @@ def all_reduce(
     On a world of one a tensor is cloned, a list is left alone, and `scale` is not applied.
     """
     is_single = isinstance(inputs, torch.Tensor)
-    tensors = _tensors("all_reduce", inputs)
-    found = _groups(groups, "all_reduce")
-    if world.world_size() == 1 and not settings.current().always_all_reduce:
+    tensors = tensors_of("all_reduce", inputs)
+    found = members.groups_of("all_reduce", groups, tensors, any_order=True)
+    if members.count(tensors) == 1 and not settings.current().always_all_reduce:
         return inputs.clone() if is_single else inputs  # type: ignore[union-attr]
     if not tensors:
         return inputs
@@ -158,12 +164,14 @@ def all_gather(
         raise RuntimeError(
             "For xm.all_gather with list of tensors input, pin_layout=True is not yet supported."
         )
-    found = _groups(groups, "all_gather")
+    tensors = tensors_of("all_gather", value)
+    found = members.groups_of("all_gather", groups, tensors)
 
     def gather(*arrays: jax.Array) -> list[jax.Array]:
         return [inside.all_gather(x, dim, found) for x in arrays]
 
-    return _applied("all_gather", gather, value, output, (dim, found))
+    is_single = isinstance(value, torch.Tensor)
+    return _applied("all_gather", gather, tensors, output, (dim, found), is_single)
 
 
 def all_gather_bucketized(
@@ -201,7 +209,8 @@ def reduce_scatter(
         shard_count: the size of the groups; it must divide dimension `scatter_dim`.
         output: filled and returned.
     """
-    found = _groups(groups, "reduce_scatter")
+    tensors = tensors_of("reduce_scatter", input)
+    found = members.groups_of("reduce_scatter", groups, tensors)
     scale = float(scale)
 
     def scatter(*arrays: jax.Array) -> list[jax.Array]:
@@ -211,7 +220,8 @@ def reduce_scatter(
         return [_scaled(x, scale) for x in shards]
 
     key = (reduce_type, scale, scatter_dim, shard_count, found)
-    return _applied("reduce_scatter", scatter, input, output, key)
+    is_single = isinstance(input, torch.Tensor)
+    return _applied("reduce_scatter", scatter, tensors, output, key, is_single)
 
 
 def reduce_scatter_bucketized(
@@ -242,13 +252,14 @@ def all_to_all(
     pin_layout: bool = True,
 ) -> torch.Tensor:
     """Cut `value` in `split_count` pieces, send piece m to member m, join what arrives."""
-    found = _groups(groups, "all_to_all")
+    tensors = tensors_of("all_to_all", value)
+    found = members.groups_of("all_to_all", groups, tensors)
 
     def exchange(x: jax.Array) -> jax.Array:
         return inside.all_to_all(x, split_dimension, concat_dimension, split_count, found)
 
     key = (split_dimension, concat_dimension, split_count, found)
-    return record("xla.all_to_all", exchange, [value], key)[0]
+    return record("xla.all_to_all", exchange, tensors, key)[0]
 
 
 def collective_permute(value: Any, pairs: Sequence[Sequence[int]]) -> Any:
@@ -256,12 +267,14 @@ def collective_permute(value: Any, pairs: Sequence[Sequence[int]]) -> Any:
 
     A list of tensors gives a list.
     """
-    found = checked_pairs(pairs, world.world_size(), of="collective_permute")
+    tensors = tensors_of("collective_permute", value)
+    found = members.pairs_of("collective_permute", pairs, tensors)
 
     def permute(*arrays: jax.Array) -> list[jax.Array]:
         return [inside.permute(x, found) for x in arrays]
 
-    return _applied("collective_permute", permute, value, None, found)
+    is_single = isinstance(value, torch.Tensor)
+    return _applied("collective_permute", permute, tensors, None, found, is_single)
 
 
 def collective_broadcast(
@@ -274,9 +287,9 @@ def collective_broadcast(
 
     With groups, ranks of a group without the root get zeros.
     """
-    found = _groups(groups, "collective_broadcast")
-    tensors = _tensors("collective_broadcast", tensors)
-    if world.world_size() == 1 or not tensors:
+    tensors = tensors_of("collective_broadcast", tensors)
+    found = members.groups_of("collective_broadcast", groups, tensors)
+    if members.count(tensors) == 1 or not tensors:
         return
 
     def broadcast(*arrays: jax.Array) -> list[jax.Array]:
@@ -314,7 +327,7 @@ class CoalescingBuckets:
         output_list: list[torch.Tensor] | None = None,
         bucket_cap_mb: float = 160,
     ) -> None:
-        _check_lists("bucketized collective", input_list, output_list)
+        check_lists("bucketized collective", input_list, output_list)
         if bucket_cap_mb < 0:
             raise ArgumentError(
                 f"bucketized collective: bucket_cap_mb is {bucket_cap_mb}; use 0 or more"
@@ -333,13 +346,16 @@ class CoalescingBuckets:
 
 
 def _applied(
-    name: str, function: Callable[..., list[jax.Array]], value: Any, output: Any, key: Hashable
+    name: str,
+    function: Callable[..., list[jax.Array]],
+    tensors: list[torch.Tensor],
+    output: Any,
+    key: Hashable,
+    is_single: bool,
 ) -> Any:
     """Record the function of one or several tensors, and fill `output` where it is given."""
-    is_single = isinstance(value, torch.Tensor)
-    tensors = _tensors(name, value)
     outputs = None if output is None else [output] if is_single else output
-    _check_lists(name, tensors, outputs)
+    check_lists(name, tensors, outputs)
     if not tensors:
         return tensors if output is None else output
     if outputs is not None:
@@ -351,15 +367,6 @@ def _applied(
     return output
 
 
-def _tensors(name: str, value: Any) -> list[torch.Tensor]:
-    """The tensor, or those of a list, as a list."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    tensors = list(value) if isinstance(value, Iterable) else value
-    _check_lists(name, tensors, None)
-    return tensors
-
-
 def _check_outputs(name: str, outputs: Sequence[Any], types: Sequence[TensorType]) -> None:
     """Before anything is recorded, so that the call can be made again."""
     trace_among(f"{name}: output", outputs)
@@ -369,27 +376,3 @@ def _check_outputs(name: str, outputs: Sequence[Any], types: Sequence[TensorType
                 f"{name}: output is {dtype_and_shape(target)}, and the result {type_!r}; give"
                 " it a tensor of the result's shape and dtype"
             )
-
-
-def _check_lists(name: str, inputs: Any, outputs: Any) -> None:
-    for what, values in (("input", inputs), ("output", outputs)):
-        if values is None and what == "output":
-            continue
-        is_list = isinstance(values, list)
-        wrong = [v for v in values if not isinstance(v, torch.Tensor)] if is_list else []
-        if not is_list or wrong:
-            found = type(wrong[0] if wrong else values).__name__
-            raise TypeError(f"{name}: {what} holds a {found}; give it a tensor or a list of them")
-    if outputs is not None and len(outputs) != len(inputs):
-        raise ArgumentError(
-            f"{name}: {len(inputs)} inputs, and output has {len(outputs)} tensors; give one each"
-        )
-
-
-def dtype_and_shape(tensor: torch.Tensor) -> str:
-    """A tensor's dtype and shape, as messages show them: "float32[2, 3]"."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _groups(groups: GroupLists, name: str) -> Groups | None:
-    return checked(groups, world.world_size(), of=name)

@@ -18,6 +18,7 @@ from torch_xdist.collectives.mesh import store
 from torch_xdist.core.record.jax_ops import trace_among
 from torch_xdist.errors import WorldError
 from torch_xdist.ranks import collective_ops, tensor_messages
+from torch_xdist.ranks.tensor_lists import dtype_and_shape
 
 
 def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
@@ -43,7 +44,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
         source, payload = store.current().receive_from_any(f"channel {number}")
         values = tensor_messages.unpacked(payload)
         if values[0].shape != output.shape or values[0].dtype != output.dtype:
-            sent, wanted = map(collective_ops.dtype_and_shape, (values[0], output))
+            sent, wanted = map(dtype_and_shape, (values[0], output))
             raise MismatchError(
                 f"channel {number}: rank {source} sent {sent}, and rank {world.rank()} called"
                 f" recv(channel {number}) of {wanted}; give recv a tensor of the shape and dtype"

@@ -1,5 +1,6 @@
 """FSDPv2: every parameter cut over the devices of the mesh axis "fsdp", by marks alone."""
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +48,8 @@ class SpmdFullyShardedDataParallel(nn.Module):
         shard_output: `(output, mesh)` marks the output; by default it is cut along its first dim;
             of a tuple only the first tensor.
         auto_wrap_policy: which modules inside are wrapped by themselves, as torch's FSDP has it.
-        auto_wrapper_callable: wraps them, instead of this class.
+        auto_wrapper_callable: wraps them, instead of this class; it is given `mesh` and
+            `shard_output`.
         extra_data_axis: a further axis of the mesh along which the batch is cut.
     """
 
@@ -71,10 +73,11 @@ class SpmdFullyShardedDataParallel(nn.Module):
                         f"Expected {name} to NOT be SpmdFullyShardedDataParallel if using an"
                         " `auto_wrap_policy`"
                     )
+            alike = functools.partial(SpmdFullyShardedDataParallel, extra_data_axis=extra_data_axis)
             recursive_wrap(
                 module=module,
                 auto_wrap_policy=auto_wrap_policy,
-                wrapper_cls=auto_wrapper_callable or SpmdFullyShardedDataParallel,
+                wrapper_cls=auto_wrapper_callable or alike,
                 ignored_modules=set(),
                 ignored_params=set(),
                 only_wrap_children=True,

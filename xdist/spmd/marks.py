@@ -13,8 +13,9 @@ from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import as_numpy
 from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.run import manual_values
 from torch_xdist.core.run.device_trace import buffer_of, trace_here
-from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL, manual_slots
+from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
 from torch_xdist.core.run.sharded_program import MARK
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts, by_hand
@@ -25,8 +26,6 @@ from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import ShardingError
 
-# The tilings by which tensors began to be sharded by hand: without one there is none to look for.
-BY_HAND: set[Tiling] = set()
 # Operators whose result lies as their operand does.
 _COPIES = ("aten.clone.default", "aten.alias.default")
 # How the result of a row lies, by the name of its plan, where the row says it.
@@ -169,20 +168,9 @@ def _pending(value: Value) -> Tiling | None:
     return None
 
 
-def is_manual(tensor: XlaTensor) -> bool:
-    """Whether a tensor stands for what each device holds of one that is sharded by hand."""
-    value = tensor.value
-    if value.buffer is not None:
-        return isinstance(value.buffer, Parts)
-    trace = trace_of(value)
-    slot, tape = trace.slot_of(value), trace.tape
-    parts = [leaf for leaf, buffer in tape.buffers.items() if isinstance(buffer, Parts)]
-    return slot in manual_slots(tape.entries, parts)
-
-
 def _check_whole(tensor: XlaTensor, of: str) -> None:
     """Raise ShardingError for a tensor that is sharded by hand."""
-    if BY_HAND and is_manual(tensor):
+    if manual_values.devices_of([tensor.value]) is not None:
         raise by_hand(tensor.shape, layout(of).count)
 
 

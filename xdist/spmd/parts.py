@@ -9,6 +9,7 @@ import torch
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.run import manual_values
 from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
 from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
 from torch_xdist.errors import ShardingError
@@ -27,8 +28,8 @@ def full_to_shard(tensor: torch.Tensor) -> XlaTensor:
 
 def part_of(source: XlaTensor, tiling: Tiling) -> XlaTensor:
     """What each device holds of a tensor that is sharded so."""
-    marks.layout("enable_manual_sharding")
-    marks.BY_HAND.add(tiling)
+    _check_places("enable_manual_sharding", tiling)
+    manual_values.BEGAN_AS.add(tiling)
 
     def part(x: jax.Array) -> jax.Array:
         return jnp.zeros(tiling.shard_shape(x.shape), x.dtype)
@@ -40,7 +41,7 @@ def shard_to_full(tensor: torch.Tensor, tiling: Tiling, shape: Sequence[int]) ->
     """What the devices' parts make together."""
     of = "_spmd_shard_to_full_shape"
     source = marks.on_device(tensor, of)
-    if not marks.is_manual(source):
+    if not manual_values.is_manual(source.value):
         raise ShardingError(
             f"{of}: a tensor of shape {list(source.shape)} is not sharded by hand: manual sharding"
             " is expected; pass it to xs.enable_manual_sharding first"
@@ -52,15 +53,29 @@ def shard_to_full(tensor: torch.Tensor, tiling: Tiling, shape: Sequence[int]) ->
             f" {list(shape)} sharded as {tiling.text} has parts of {list(wanted)}"
         )
 
+    _check_places("disable_manual_sharding", tiling)
+
     def whole(x: jax.Array) -> jax.Array:
         return jnp.zeros(tuple(shape), x.dtype)
 
     return record_jax(SHARD_TO_FULL, whole, [source], (tiling, tuple(shape)))[0]
 
 
+def _check_places(of: str, tiling: Tiling) -> None:
+    """Raise ShardingError where a device would hold another part than the mesh says."""
+    here = marks.layout(of)
+    if not here.is_along_axes(tiling):
+        raise ShardingError(
+            f"{of}: the sharding {tiling.text} does not lie along axes of the first mesh of this"
+            f" process, whose factors are {list(here.mesh.devices.shape)} and whose devices are"
+            f" {list(here.order)}, so devices would hold other parts than it says; use meshes of"
+            " the first one's order and factors"
+        )
+
+
 def mark_manual(tensor: XlaTensor) -> None:
     """Let a tensor that is not computed yet stand for what each device holds: its own copy."""
-    if marks.is_manual(tensor):
+    if manual_values.is_manual(tensor.value):
         return
     if tensor.value.buffer is not None:
         raise ShardingError(

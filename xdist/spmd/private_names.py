@@ -6,14 +6,13 @@ from typing import Any
 import torch
 
 from torch_xdist import settings
-from torch_xdist.collectives import inside
-from torch_xdist.collectives.groups import checked
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.run.manual_values import is_manual
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import ShardingError
+from torch_xdist.ranks import collective_ops
 from torch_xdist.spmd import marks, mode, parts
 from torch_xdist.spmd.marks import unwrapped
 from torch_xdist.spmd.op_sharding import OpSharding, ShardingType, XlaShardingSpec, type_of
@@ -147,15 +146,9 @@ def _global_tensor_from_cpu_shards(
 def _xla_spmd_all_reduce(
     reduce_type: str, tensor: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]
 ) -> XlaTensor:
-    """All-reduce of the parts of a tensor that is sharded by hand."""
-    source, count, found = _by_hand("_xla_spmd_all_reduce", tensor, groups, any_order=True)
-
-    def reduce(x: Any) -> Any:
-        (reduced,) = inside.all_reduce([x], reduce_type, found)
-        return (reduced * scale).astype(x.dtype)
-
-    lowering = inside.standing_alone(reduce, count)
-    return record_jax("xla.spmd_all_reduce", lowering, [source], (reduce_type, scale, found))[0]
+    """`xm.all_reduce` of the parts of a tensor that is sharded by hand."""
+    part = _by_hand("_xla_spmd_all_reduce", tensor)
+    return collective_ops.all_reduce(reduce_type, part, scale, groups)  # type: ignore[no-any-return]
 
 
 def _xla_spmd_reduce_scatter(
@@ -166,39 +159,21 @@ def _xla_spmd_reduce_scatter(
     shard_count: int,
     groups: Sequence[Sequence[int]],
 ) -> XlaTensor:
-    """Reduce-scatter of the parts of a tensor that is sharded by hand."""
-    source, count, found = _by_hand("_xla_spmd_reduce_scatter", tensor, groups)
-    key = reduce_type, scale, scatter_dim, shard_count, found
-
-    def scatter(x: Any) -> Any:
-        piece = inside.reduce_scatter(x, reduce_type, scatter_dim, shard_count, found)
-        return (piece * scale).astype(x.dtype)
-
-    lowering = inside.standing_alone(scatter, count)
-    return record_jax("xla.spmd_reduce_scatter", lowering, [source], key)[0]
+    """`xm.reduce_scatter` of the parts of a tensor that is sharded by hand."""
+    part = _by_hand("_xla_spmd_reduce_scatter", tensor)
+    given = reduce_type, part, scale, scatter_dim, shard_count, groups
+    return collective_ops.reduce_scatter(*given)  # type: ignore[no-any-return]
 
 
-def _by_hand(
-    of: str, tensor: torch.Tensor, groups: Any, *, any_order: bool = False
-) -> tuple[XlaTensor, int, Any]:
-    """The tensor, how many devices there are, and their groups.
-
-    Args:
-        any_order: which member of its group a device is does not matter.
-    """
+def _by_hand(of: str, tensor: torch.Tensor) -> XlaTensor:
+    """The device tensor. Raises ShardingError where it is whole."""
     source = marks.on_device(unwrapped(tensor), of)
-    if not marks.is_manual(source):
+    if not is_manual(source.value):
         raise ShardingError(
             f"{of}: a tensor of shape {list(source.shape)} is not sharded by hand; XLA inserts the"
             " collectives it needs. Pass it to xs.enable_manual_sharding first"
         )
-    here = marks.layout(of)
-    lists = [[int(number) for number in group] for group in groups] if groups else None
-    found = checked(lists, here.count, of=of) or (tuple(here.numbers),)
-    if any_order:
-        found = tuple(tuple(sorted(group, key=here.order.index)) for group in found)
-    here.axes_of_groups(found)  # Raises.
-    return source, here.count, found
+    return source
 
 
 def _xla_get_auto_sharding() -> bool:

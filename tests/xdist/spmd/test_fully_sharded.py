@@ -55,6 +55,21 @@ def test_training_has_the_losses_of_the_cpu_and_a_quarter_of_the_memory():
 
 
 @four
+def test_modules_inside_cut_their_outputs_along_the_further_data_axis_too():
+    on = xs.Mesh(np.arange(4), (2, 2), ("data", "fsdp"))
+    policy = functools.partial(
+        transformer_auto_wrap_policy, transformer_layer_cls={torch.nn.Linear}
+    )
+    seen = []
+    model = SpmdFullyShardedDataParallel(
+        network(), mesh=on, auto_wrap_policy=policy, extra_data_axis="data"
+    )
+    model.module[0].register_forward_hook(lambda m, i, output: seen.append(spec_of(output)))
+    model(torch.ones(8, 8, dtype=torch.float64).to("xla"))
+    assert seen == ["{devices=[4,1]0,1,2,3}"]
+
+
+@four
 def test_a_module_inside_is_found_by_name_and_number():
     model = SpmdFullyShardedDataParallel(network(), mesh=xs.get_1d_mesh("fsdp"))
     assert model[0] is model.module[0]

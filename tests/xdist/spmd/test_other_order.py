@@ -122,3 +122,23 @@ def test_parts_come_back_where_a_later_mesh_has_other_factors(shape):
     tensor.global_tensor.add_(1)
     torch_xla.sync()
     assert torch.equal(tensor.cpu(), whole * 2 + 1)
+
+
+@six
+def test_sharding_by_hand_needs_the_order_and_the_factors_of_the_first_mesh():
+    xs.mark_sharding(torch.ones(2, 3).to("xla"), forward(2, 3), (0, 1))
+    for mesh, spec in [
+        (reverse(2, 3), (0, 1)),
+        (forward(3, 2), (0, 1)),
+        (forward(3, 2), (1, None)),
+    ]:
+        told = (
+            r"does not lie along axes of the first mesh .* factors are \[2, 3\] and whose devices"
+        )
+        with pytest.raises(ShardingError, match=told):
+            xs.enable_manual_sharding(torch.ones(6, 6).to("xla"), spec, mesh=mesh)
+    part = xs.enable_manual_sharding(torch.ones(6, 6).to("xla"), (0, 1), mesh=forward(2, 3))
+    with pytest.raises(
+        ShardingError, match=r"disable_manual_sharding: the sharding .* does not lie"
+    ):
+        xs.disable_manual_sharding(part, (1, 0), (6, 6), mesh=forward(3, 2))

@@ -111,6 +111,10 @@ class Layout:
             found = self._shardings[tiling] = NamedSharding(self._mesh, spec)
         return found
 
+    def is_along_axes(self, tiling: Tiling) -> bool:
+        """Whether each tile lies on the very devices that the tiling names."""
+        return self._axes(tiling) is not None
+
     def _axes(self, tiling: Tiling) -> list[tuple[int, ...]] | None:
         """The axes of the finest mesh along which each dim is cut, major first; None: no such."""
         places = np.array([self._place[number] for number in tiling.devices])
