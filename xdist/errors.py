@@ -38,6 +38,15 @@ class DeviceIndexError(DeviceError, IndexError):
     """A device index that is out of range."""
 
 
+def in_forked_child() -> DeviceError:
+    """The error of a process that was forked from one that had used a device."""
+    return DeviceError(
+        "xla: this process was forked from one that had used an xla device, whose threads are not"
+        " here; use the device in the parent alone, or start processes with xmp.spawn or"
+        " multiprocessing.get_context('spawn')"
+    )
+
+
 class NoLoweringError(XdistError, NotImplementedError):
     """An operator that cannot run on the device, not even through the CPU."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch_xdist import metrics
 from torch_xdist.core.run.user_frames import user_line
+from torch_xdist.core.trace.trace import Tape
 from torch_xdist.progress import PROGRESS
 
 # The reason of the cut that ends a step, of one that a value was read by in Python, ...
@@ -43,3 +44,13 @@ def note(reason: str, rows: int, compiled: bool, fingerprint: str) -> Cut:
     LOG.append(cut)
     PROGRESS.where = cut.where
     return cut
+
+
+def note_collectives(tape: Tape, fingerprint: str) -> None:
+    """Tell the launcher which collectives are about to run."""
+    count = len(tape.collectives)
+    if count:
+        PROGRESS.collective += count
+        PROGRESS.fingerprint = fingerprint
+        last = tape.entries[max(tape.collectives)]
+        PROGRESS.name = last[0].name.removeprefix("xla.")  # type: ignore[index]

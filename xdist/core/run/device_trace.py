@@ -26,13 +26,11 @@ from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
-from torch_xdist.errors import CutError, DeviceError, ValueLostError
-from torch_xdist.progress import PROGRESS
+from torch_xdist.errors import CutError, ValueLostError, in_forked_child
 
-IN_FORKED_CHILD = (
-    "xla: this process was forked from one that had used an xla device, whose threads are not here;"
-    " use the device in the parent alone, or start processes with xmp.spawn or"
-    " multiprocessing.get_context('spawn')"
+_STUCK = (
+    "xla: the pending program could not be compiled, so it stays pending. Tensors that need nothing"
+    " of what failed can be read; delete those that do, and the next sync leaves it out"
 )
 # How many failed epochs a trace can explain.
 _EXPLAINED = 16
@@ -46,12 +44,14 @@ class DeviceTrace(Trace):
         last_cut: the record of the last time.
     """
 
-    __slots__ = ("__weakref__", "_lost", "cut_count", "last_cut")
+    __slots__ = ("__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut")
 
     def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
         super().__init__(device, device.random, limit)
         self.cut_count = 0
         self.last_cut: Cut | None = None
+        # Whether the tape is one that could not be compiled.
+        self._is_stuck = False
         # Why the values of an epoch are gone.
         self._lost: dict[int, str] = {}
 
@@ -61,7 +61,8 @@ class DeviceTrace(Trace):
         """Run every pending row once; returns the buffers of the wanted values.
 
         Every living value of the trace holds a buffer afterwards. Exception: wanted values that
-        need none of the pending collectives are computed by themselves, and all stays pending.
+        need none of the pending collectives are computed by themselves, and all stays pending. So
+        are wanted values of a tape that could not be compiled, which may not need what cannot.
 
         Args:
             cause: who asked for a sync (see `reports`).
@@ -72,10 +73,14 @@ class DeviceTrace(Trace):
             with self.lock:
                 if self.tape is not tape:
                     continue
-                if slots and tape.collectives:
+                if slots and (tape.collectives or self._is_stuck):
                     needed = needed_rows(tape, slots)
                     if not has_collective(tape, needed):
                         return self._run_part(tape, slots, needed, reason, cause)
+                if self._is_stuck:
+                    self._drop_unneeded()
+                    self._is_stuck = False
+                    continue
                 return self._run_all(tape, slots, reason, cause)
 
     def _run_part(
@@ -106,6 +111,23 @@ class DeviceTrace(Trace):
                 if loss is error:
                     raise
                 raise loss from error
+            run.live = ()  # The error may outlive tensors whose rows the next cut leaves out.
+            self._is_stuck = run.is_compiling and isinstance(error, Exception)
+            if self._is_stuck:
+                error.add_note(_STUCK)
+            self._restore(tape)
+            raise
+
+    def _drop_unneeded(self) -> None:
+        """Leave out the rows that no living value and no collective needs."""
+        tape = self.tape
+        try:
+            self.tape = Tape()
+            self.finish_writes(tape)
+            live = program.live_values(tape)
+            kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
+            self._absorb(tape, live, kept)
+        except BaseException:
             self._restore(tape)
             raise
 
@@ -181,15 +203,7 @@ class DeviceTrace(Trace):
         if value.epoch == tape.epoch and value.slot == slot:
             value.buffer = buffer
         # What nobody waits for any more would hold its operands until this thread cuts.
-        try:
-            self.tape = Tape()
-            self.finish_writes(tape)
-            live = program.live_values(tape)
-            kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
-            self._absorb(tape, live, kept)
-        except BaseException:
-            self._restore(tape)
-            raise
+        self._drop_unneeded()
         return buffer
 
     def trim(self) -> None:
@@ -202,6 +216,7 @@ class _Run:
 
     Attributes:
         live: the values that get a buffer.
+        is_compiling: whether its program is being made.
         is_entered: whether XLA began to run it.
         is_done: whether the live values have their buffers.
         cut: its record, once it is compiled.
@@ -211,6 +226,7 @@ class _Run:
         self.trace = trace
         self.tape = tape
         self.live = live
+        self.is_compiling = False
         self.is_entered = False
         self.is_done = False
         self.cut: Cut | None = None
@@ -231,12 +247,14 @@ class _Run:
         reports.before_run(tape, trace.device, outs)
         tilings = self._tilings() if trace.device.layout is not None else {}
         launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
+        self.is_compiling = True
         compiled, is_new = program.find(launch)
+        self.is_compiling = False
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
         if reason != cuts.OTHER_THREAD:
             trace.last_cut = self.cut
             trace.cut_count += 1
-        self._note_collectives(compiled)
+        cuts.note_collectives(tape, compiled.collectives)
         reports.at_run(launch, reason, cause, compiled, is_new)
         results: list[list[jax.Array]] = []
         self.is_entered = True
@@ -265,14 +283,6 @@ class _Run:
                 value.buffer = buffer
         self.is_done = True
 
-    def _note_collectives(self, compiled: program.Program) -> None:
-        count = len(self.tape.collectives)
-        if count:
-            PROGRESS.collective += count
-            PROGRESS.fingerprint = compiled.collectives
-            last = self.tape.entries[max(self.tape.collectives)]
-            PROGRESS.name = last[0].name.removeprefix("xla.")  # type: ignore[index]
-
 
 class _Nowhere(Trace):
     """Where a thread records that has used no device: no value is of its device."""
@@ -286,7 +296,7 @@ class _InForkedChild(Trace):
 
     @property
     def tape(self) -> Tape:  # type: ignore[override]
-        raise DeviceError(IN_FORKED_CHILD)
+        raise in_forked_child()
 
 
 class _Here(threading.local):
@@ -328,7 +338,7 @@ def is_forked() -> bool:
 def check_process() -> None:
     """Raise DeviceError in a process that was forked from one that had used a device."""
     if is_forked():
-        raise DeviceError(IN_FORKED_CHILD)
+        raise in_forked_child()
 
 
 def forget_in_forked_child() -> None:

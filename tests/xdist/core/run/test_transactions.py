@@ -194,6 +194,32 @@ def test_a_lowering_that_fails_only_when_the_program_is_built_loses_nothing():
     assert (y.tolist(), w.tolist()) == ([2, 2], [2, 2])
 
 
+def test_what_cannot_be_compiled_holds_up_nothing_that_does_not_need_it():
+    attempts = []
+
+    @from_jax
+    def impossible(x):
+        attempts.append(1)
+        if len(attempts) > 1:
+            raise RuntimeError("never")
+        return x * 2
+
+    w = torch.ones(2, device="xla").mul_(3)
+    y = impossible(torch.ones(2, device="xla"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="never") as raised:
+            steps.sync()
+        assert "Tensors that need nothing of what failed can be read" in raised.value.__notes__[-1]
+    assert w.tolist() == [3, 3]
+    with pytest.raises(RuntimeError, match="never"):
+        y.tolist()
+    del y
+    gc.collect()  # The second error, whose frames had it.
+    steps.sync()
+    assert w.value.buffer is not None
+    assert raised.value.__traceback__  # Whoever keeps the error keeps nothing of the step alive.
+
+
 def consumed(program_of):
     """A program that fails when its operands are gone, as one does that XLA aborts halfway."""
 
