@@ -7,6 +7,7 @@ group must record the same ones in the same order. `pin_layout`, `channel_id` an
 
 import atexit
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
@@ -21,9 +22,8 @@ from torch_xdist.collectives.errors import ArgumentError
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.record.jax_ops import jax_op, record_jax, trace_among
+from torch_xdist.core.record.jax_ops import record_jax, trace_among
 from torch_xdist.core.run.device_trace import trace_of_thread
-from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.ranks import members
 from torch_xdist.ranks.members import GroupLists
 from torch_xdist.ranks.tensor_lists import check_lists, dtype_and_shape, tensors_of
@@ -54,18 +54,6 @@ def record(
         _run_at_exit()
     lowering = inside.standing_alone(function, count)
     return record_jax(name, lowering, tensors, (count, key), collective=among_ranks)  # type: ignore[arg-type]
-
-
-def results_of(
-    name: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor], key: Hashable
-) -> list[TensorType]:
-    """The shapes and dtypes that `record` would give; records nothing."""
-    count = members.count(tensors)
-    among_ranks = count > 1 and members.devices_by_hand(tensors) is None
-    trace_among(name, tensors)  # type: ignore[arg-type]
-    lowering = inside.standing_alone(function, count)
-    row = jax_op(name, lowering, tensors, (count, key), collective=among_ranks)  # type: ignore[arg-type]
-    return [type_ for type_ in row.types if type_ is not None]
 
 
 def run_pending() -> None:
@@ -158,7 +146,7 @@ def all_gather(
 
     Args:
         value: a tensor, or (with pin_layout=False) a list of tensors, which gives a list.
-        output: filled and returned; as many tensors as `value`, of the result's shape.
+        output: becomes the result, and is returned; as many tensors as `value`.
     """
     if not isinstance(value, torch.Tensor) and pin_layout:
         raise RuntimeError(
@@ -207,7 +195,7 @@ def reduce_scatter(
     Args:
         input: a tensor, or a list of tensors, which gives a new list.
         shard_count: the size of the groups; it must divide dimension `scatter_dim`.
-        output: filled and returned.
+        output: becomes the result, and is returned.
     """
     tensors = tensors_of("reduce_scatter", input)
     found = members.groups_of("reduce_scatter", groups, tensors)
@@ -359,20 +347,25 @@ def _applied(
     if not tensors:
         return tensors if output is None else output
     if outputs is not None:
-        _check_outputs(name, outputs, results_of(f"xla.{name}", function, tensors, key))
+        trace_among(f"{name}: output", outputs)
     results = record(f"xla.{name}", function, tensors, key)
     if outputs is None:
         return results[0] if is_single else results
-    overwrite(outputs, results)
+    for target, result in zip(outputs, results):
+        _replace(name, target, result)
     return output
 
 
-def _check_outputs(name: str, outputs: Sequence[Any], types: Sequence[TensorType]) -> None:
-    """Before anything is recorded, so that the call can be made again."""
-    trace_among(f"{name}: output", outputs)
-    for target, type_ in zip(outputs, types):
-        if tuple(target.shape) != type_.shape or target.dtype != type_.dtype:
-            raise ArgumentError(
-                f"{name}: output is {dtype_and_shape(target)}, and the result {type_!r}; give"
-                " it a tensor of the result's shape and dtype"
-            )
+def _replace(name: str, target: torch.Tensor, result: XlaTensor) -> None:
+    """Make the result what an output is, of whatever shape and dtype it was."""
+    if target.shape == result.shape and target.dtype is result.dtype:
+        overwrite([target], [result])
+        return
+    if target.numel():
+        warnings.warn(
+            f"{name}: output was {dtype_and_shape(target)} and became {dtype_and_shape(result)};"
+            " give it a tensor of the result's shape and dtype, or an empty one",
+            stacklevel=4,
+        )
+    target.data = result
+    torch.autograd.graph.increment_version(target)

@@ -223,11 +223,6 @@ def test_a_world_of_one_copies_and_does_not_scale():
             ArgumentError,
             "1 inputs, and output has 2 tensors",
         ),
-        (
-            lambda x: xm.all_gather(x, output=torch.zeros(3).to("xla")),
-            ArgumentError,
-            r"output is float32\[3\], and the result float32\[2\]",
-        ),
         (lambda x: xm.all_reduce("sum", x, groups=[[0, 1]]), ArgumentError, "rank 1 is not a rank"),
         (lambda x: xm.reduce_scatter("or", x, 1.0, 0, 1), DtypeError, "'or' works on bits"),
         (lambda x: xm.all_gather(x.cpu()), DeviceError, "not an XLA tensor: torch.FloatTensor"),
@@ -241,3 +236,15 @@ def test_a_world_of_one_copies_and_does_not_scale():
 def test_wrong_arguments_are_named_at_the_call(call, error, message):
     with pytest.raises(error, match=message):
         call(torch.ones(2).to("xla"))
+
+
+def test_an_output_becomes_the_result_whatever_it_was():
+    x, output = torch.ones(2).to("xla"), torch.zeros(3, dtype=torch.int32).to("xla")
+    told = r"all_gather: output was int32\[3\] and became float32\[2\]; give it a tensor of"
+    with pytest.warns(UserWarning, match=told) as warned:
+        assert xm.all_gather(x, output=output) is output
+    assert warned[0].filename == __file__
+    assert (output.dtype, output.tolist()) == (torch.float32, [1, 1])
+    empty = torch.empty(0).to("xla")
+    xm.reduce_scatter("sum", x, 3.0, 0, 1, output=empty)
+    assert empty.tolist() == [3, 3]
