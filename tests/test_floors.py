@@ -233,7 +233,10 @@ def test_no_cycle_is_hidden_by_type_checking():
 def test_the_face_holds_names_and_no_logic(module):
     for node in parsed(module).body:
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.Call)
-        is_names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        # A face whose functions other libraries' tests replace is the module itself.
+        is_names = isinstance(node, ast.Assign) and (
+            ast.unparse(node.targets[0]) in ("__all__", "sys.modules[__name__]")
+        )
         assert is_doc or is_names or isinstance(node, ast.Import | ast.ImportFrom), ast.unparse(
             node
         )

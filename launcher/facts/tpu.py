@@ -5,18 +5,17 @@ Source: the variables of libtpu as JAX's and torch_xla's multi-process set-ups u
 """
 
 import re
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from torch_xdist.launcher.facts.errors import DevicesError
 from torch_xdist.launcher.facts.settings import Environ, flag, integer, text
+from torch_xdist.system import tpu_metadata
 
 Grid = tuple[int, int, int]
 
 BASE_PORT = 8476
-_METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 # The name of a slice counts cores up to v5p (two per chip), and chips from v5e on.
 _CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v5litepod": 1, "v5e": 1, "v6e": 1}
 _FLAT = ("v2", "v3", "v5litepod", "v5e", "v6e")
@@ -171,7 +170,7 @@ def slice_from_metadata(tpu_env: str, endpoints: str) -> Slice:
     Raises:
         DevicesError: no accelerator type in it.
     """
-    rows = dict(re.findall(r"^(\w+):\s*'?([^'\n]*)'?\s*$", tpu_env, re.MULTILINE))
+    rows = tpu_metadata.rows(tpu_env)
     if not rows.get("ACCELERATOR_TYPE"):
         raise DevicesError(
             f"TPU metadata: no ACCELERATOR_TYPE among {', '.join(sorted(rows)) or 'nothing'}; "
@@ -181,7 +180,7 @@ def slice_from_metadata(tpu_env: str, endpoints: str) -> Slice:
     return slice_of(
         rows["ACCELERATOR_TYPE"],
         int(worker) if worker.isdigit() else 0,
-        [row.split(":")[2] for row in endpoints.split(",") if row.count(":") >= 2],
+        tpu_metadata.addresses(endpoints),
         rows.get("TPU_PROCESS_BOUNDS") or rows.get("HOST_BOUNDS", ""),
         rows.get("TPU_CHIPS_PER_PROCESS_BOUNDS") or rows.get("CHIPS_PER_HOST_BOUNDS", ""),
     )
@@ -199,8 +198,9 @@ def read_slice(environ: Environ, limit_s: float = 3.0) -> Slice:
     if flag(environ, "TPU_SKIP_MDS_QUERY"):
         raise DevicesError("TPU_SKIP_MDS_QUERY is set, but TPU_ACCELERATOR_TYPE is not; set both")
     try:
-        tpu_env = _attribute("tpu-env", limit_s)
-        return slice_from_metadata(tpu_env, _attribute("worker-network-endpoints", limit_s))
+        tpu_env = tpu_metadata.attribute("tpu-env", limit_s)
+        endpoints = tpu_metadata.attribute("worker-network-endpoints", limit_s)
+        return slice_from_metadata(tpu_env, endpoints)
     except OSError as error:
         raise DevicesError(
             f"TPU metadata: the server did not answer ({error}); "
@@ -251,11 +251,3 @@ def _grid_of_ranks(whole: Slice, local_world_size: int) -> Grid:
 
 def _hosts(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _attribute(key: str, limit_s: float) -> str:
-    # The metadata server is on the link: a proxy for the outside must not be asked.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(_METADATA + key, headers={"Metadata-Flavor": "Google"})
-    with opener.open(request, timeout=limit_s) as answer:
-        return str(answer.read().decode())

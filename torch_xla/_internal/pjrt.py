@@ -10,6 +10,9 @@ from torch_xdist.ranks.replicas import (
     spawn_threads,
 )
 from torch_xdist.torch_xla_compat.runtime_facts import R
+from torch_xdist.torch_xla_compat.tpu_facts import (
+    initialize_singleprocess,
+)
 
 __all__ = [
     "R",
@@ -17,5 +20,6 @@ __all__ = [
     "spawn",
     "run_singleprocess",
     "initialize_multiprocess",
+    "initialize_singleprocess",
     "spawn_threads",
 ]

@@ -1,13 +1,8 @@
 """TPU facts that launchers ask for."""
 
-from torch_xdist.torch_xla_compat.tpu_facts import (
-    num_available_chips,
-    num_available_devices,
-    version,
-)
+import sys
 
-__all__ = [
-    "num_available_devices",
-    "num_available_chips",
-    "version",
-]
+from torch_xdist.torch_xla_compat import tpu_facts
+
+# The module itself, for tests of other libraries replace its functions one by one.
+sys.modules[__name__] = tpu_facts

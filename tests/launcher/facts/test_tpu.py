@@ -13,6 +13,7 @@ from torch_xdist.launcher.facts import devices, tpu
 from torch_xdist.launcher.facts.errors import DevicesError, UsageError
 from torch_xdist.launcher.ways_in.cli import cli
 from torch_xdist.launcher.ways_in.spawn import spawn
+from torch_xdist.system import tpu_metadata
 
 # type: (chips of one host, hosts along each axis, devices a chip shows)
 GOLDEN = {
@@ -207,7 +208,7 @@ def metadata(monkeypatch):
     """The metadata server of host 1 of a v4-16."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.serve_forever).start()
-        monkeypatch.setattr(tpu, "_METADATA", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setattr(tpu_metadata, "ADDRESS", f"http://127.0.0.1:{server.server_port}/")
         yield
         server.shutdown()
 
@@ -245,7 +246,7 @@ def test_some_chips_of_one_host_of_a_pod_make_a_sub_slice(metadata, monkeypatch)
 
 
 def test_a_metadata_server_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr(tpu, "_METADATA", "http://127.0.0.1:9/")
+    monkeypatch.setattr(tpu_metadata, "ADDRESS", "http://127.0.0.1:9/")
     with pytest.raises(DevicesError, match=r"the server did not answer .*; set TPU_ACCELERATOR"):
         tpu.read_slice({})
 

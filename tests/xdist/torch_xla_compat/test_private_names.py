@@ -12,7 +12,6 @@ import torch_xla.utils.dlpack as dlpack
 from torch_xdist import distribution_name
 from torch_xdist.core.run import cuts
 from torch_xdist.ranks import one_at_a_time
-from torch_xdist.torch_xla_compat import tpu_facts
 from torch_xla import _XLAC
 from torch_xla._internal import pjrt
 from torch_xla.experimental.custom_kernel import flash_attention
@@ -111,14 +110,6 @@ def test_a_model_moves_and_work_runs_one_rank_at_a_time():
     model = torch.nn.Linear(2, 2)
     assert one_at_a_time.MpModelWrapper(model).to("xla").weight.device.type == "xla"
     assert one_at_a_time.MpSerialExecutor().run(lambda: 5) == 5
-
-
-def test_tpu_facts_start_nothing(monkeypatch):
-    assert tpu_facts.num_available_chips() >= 0 < tpu_facts.num_available_devices()
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-8")
-    assert tpu_facts.version() == 5
-    monkeypatch.delenv("TPU_ACCELERATOR_TYPE")
-    assert tpu_facts.version() == 0
 
 
 def test_another_torch_xla_beside_ours_is_refused(monkeypatch):

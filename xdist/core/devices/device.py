@@ -11,6 +11,7 @@ import jax
 import torch
 
 from torch_xdist import settings, world
+from torch_xdist.core.devices import plugins
 from torch_xdist.core.run.device_trace import (
     HERE,
     check_process,
@@ -77,11 +78,13 @@ def _configure() -> None:
     name = settings.current().platform
     if name is not None:
         key = name.upper()
-        if key not in _PLATFORMS:
-            raise DeviceError(
-                f"PJRT_DEVICE={name}: no such platform; use one of {', '.join(_PLATFORMS)}"
-            )
-        jax.config.update("jax_platforms", _PLATFORMS[key])
+        if key in plugins.REGISTERED and key not in _PLATFORMS:
+            jax.config.update("jax_platforms", plugins.tell_jax(key, world.current()))
+        elif key in _PLATFORMS:
+            jax.config.update("jax_platforms", _PLATFORMS[key])
+        else:
+            known = ", ".join([*_PLATFORMS, *plugins.REGISTERED])
+            raise DeviceError(f"PJRT_DEVICE={name}: no such platform; use one of {known}")
     jax.config.update("jax_enable_x64", True)
     if not world.current().is_rank and (name or "CPU").upper() == "CPU":
         _make_cpu_devices(settings.current().cpu_devices)

@@ -1,4 +1,4 @@
-"""torch.distributed on the xla device: the backend "xla", and the init methods xla:// and pjrt://.
+"""torch.distributed on the xla device: the backend "xla".
 
 Collectives on device tensors are rows of the trace, like those of `collective_ops`: the call
 returns at once, and async works are complete from the start. CPU tensors, point-to-point messages
@@ -9,7 +9,7 @@ Importing this module registers the backend.
 # torch calls each method in one of the ways its type stubs list, so they are not all here.
 # mypy: disable-error-code="override,assignment"
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.errors import ShardingError, WorldError
 from torch_xdist.ranks import collective_ops
-from torch_xdist.ranks.c10d import device_mesh, functional, torch_fsdp
+from torch_xdist.ranks.c10d import device_mesh, functional, init_methods, torch_fsdp
 from torch_xdist.ranks.c10d.reductions import Reduction, reduction
 from torch_xdist.ranks.c10d.work import Receiving, done, finished, on_device
 from torch_xdist.ranks.tensor_messages import fill, received, sent, shared
@@ -360,17 +360,6 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
     return ProcessGroupXla(ranks, f"c10d/{options.group_id}")
 
 
-def _xla_rendezvous(
-    url: str, timeout: Any = dist.default_pg_timeout, **options: Any
-) -> Iterator[tuple[dist.Store, int, int]]:
-    """xla:// and pjrt://: rank and size are what the launcher said; the store is of rank 0."""
-    here = world.current()
-    if here.world_size == 1:
-        yield dist.HashStore(), 0, 1
-        return
-    yield from dist.rendezvous("env://", timeout=timeout, **options)
-
-
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
     for part in (device_mesh, functional, torch_fsdp):
@@ -380,8 +369,7 @@ def register() -> None:
     # What a group of ours does, metrics and the traces of its programs tell.
     patches.extend("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS", ["xla"])
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
-    for scheme in ("xla", "pjrt"):
-        dist.register_rendezvous_handler(scheme, _xla_rendezvous)
+    init_methods.register()
 
 
 register()
