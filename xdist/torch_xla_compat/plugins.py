@@ -10,7 +10,6 @@ from torch_xdist.errors import DeviceError
 from torch_xdist.torch_xla_compat.runtime_facts import device_type
 
 __all__ = ["DevicePlugin"]
-_SWITCH = "PJRT_DYNAMIC_PLUGINS"
 
 
 def use_dynamic_plugins() -> None:
@@ -20,12 +19,12 @@ def use_dynamic_plugins() -> None:
             "Can't enable dynamic plugins after XLA runtime is initialized: it runs on"
             f" {device.device_type()}; call use_dynamic_plugins() before the first use of a device"
         )
-    os.environ[_SWITCH] = "1"
+    os.environ["PJRT_DYNAMIC_PLUGINS"] = "1"
 
 
 def using_dynamic_plugins() -> bool:
     """Whether plugins were asked for, on a platform other than the CPU."""
-    return bool(settings.getenv_as(_SWITCH, bool, False)) and device_type() != "CPU"
+    return bool(settings.getenv_as("PJRT_DYNAMIC_PLUGINS", bool, False)) and device_type() != "CPU"
 
 
 def default() -> DevicePlugin:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypedDict, cast
 
 from torch_xdist import settings, world
 from torch_xdist.core.devices.ordinals import get_master_ip
+from torch_xdist.settings import getenv_as
 from torch_xdist.system import tpu_metadata
 from torch_xdist.torch_xla_compat import plugins
 from torch_xdist.torch_xla_compat.runtime_facts import device_type
@@ -64,28 +65,22 @@ def _get_metadata(key: str) -> str:
         ) from error
 
 
-def _variable(name: str) -> str | None:
-    return settings.getenv_as(name, str)  # type: ignore[no-any-return]
-
-
 def _using_env_vars() -> bool:
     # JAX sets the first one where it finds no TPU.
-    return bool(_variable("TPU_SKIP_MDS_QUERY") and _variable("TPU_ACCELERATOR_TYPE"))
+    return bool(getenv_as("TPU_SKIP_MDS_QUERY", str) and getenv_as("TPU_ACCELERATOR_TYPE", str))
 
 
 def build_tpu_env_from_vars() -> TpuEnv:
     """The slice as variables name it."""
 
-    def first(*names: str) -> str | None:
-        return next(filter(None, map(_variable, names)), None)
-
+    hosts = getenv_as("TPU_PROCESS_BOUNDS", str) or getenv_as("TPU_HOST_BOUNDS", str)
+    chips = getenv_as("TPU_CHIPS_PER_PROCESS_BOUNDS", str)
+    worker = getenv_as("CLOUD_TPU_TASK_ID", str) or getenv_as("TPU_WORKER_ID", str)
     found = {
-        "ACCELERATOR_TYPE": first("TPU_ACCELERATOR_TYPE"),
-        "TPU_PROCESS_BOUNDS": first("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
-        "TPU_CHIPS_PER_PROCESS_BOUNDS": first(
-            "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"
-        ),
-        "WORKER_ID": first("CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"),
+        "ACCELERATOR_TYPE": getenv_as("TPU_ACCELERATOR_TYPE", str),
+        "TPU_PROCESS_BOUNDS": hosts,
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": chips or getenv_as("TPU_CHIPS_PER_HOST_BOUNDS", str),
+        "WORKER_ID": worker,
     }
     return cast(TpuEnv, found)
 
@@ -99,7 +94,7 @@ def get_tpu_env() -> TpuEnv:
 
 def _accelerator_type() -> str:
     """The name of the slice, "v4-32"; "" where there is no TPU."""
-    named = _variable("TPU_ACCELERATOR_TYPE")
+    named = getenv_as("TPU_ACCELERATOR_TYPE", str)
     if named:
         return named
     try:
@@ -158,7 +153,7 @@ def num_expected_global_devices() -> int:
 
 def process_bounds_size() -> int | None:
     """How many processes TPU_PROCESS_BOUNDS names; None where it is not set."""
-    bounds = _variable("TPU_PROCESS_BOUNDS")
+    bounds = getenv_as("TPU_PROCESS_BOUNDS", str)
     return MeshShape.from_string(bounds).size if bounds else None
 
 
@@ -170,7 +165,7 @@ def num_local_processes() -> int:
 
 def task_id() -> int | None:
     """Which of the slice's processes this is; None where CLOUD_TPU_TASK_ID is not set."""
-    return settings.getenv_as("CLOUD_TPU_TASK_ID", int)  # type: ignore[no-any-return]
+    return getenv_as("CLOUD_TPU_TASK_ID", int)  # type: ignore[no-any-return]
 
 
 def worker_id() -> int:
@@ -181,7 +176,7 @@ def worker_id() -> int:
 def get_worker_ips() -> list[str]:
     """The slice's hosts in the order of their worker ids; ["localhost"] where it is one."""
     if _using_env_vars():
-        hosts = (_variable("TPU_WORKER_HOSTNAMES") or "").split(",")
+        hosts = (getenv_as("TPU_WORKER_HOSTNAMES", str) or "").split(",")
     else:
         hosts = tpu_metadata.addresses(_get_metadata("worker-network-endpoints"))
     return hosts if len(hosts) > 1 else ["localhost"]
@@ -261,7 +256,7 @@ class TpuPlugin(plugins.DevicePlugin):
 
     def library_path(self) -> str:
         """Where libtpu is. Raises OSError where neither variable says it."""
-        path = _variable("TPU_LIBRARY_PATH") or _variable("PTXLA_TPU_LIBRARY_PATH")
+        path = getenv_as("TPU_LIBRARY_PATH", str) or getenv_as("PTXLA_TPU_LIBRARY_PATH", str)
         if not path:
             raise OSError("libtpu not found: set TPU_LIBRARY_PATH to its libtpu.so")
         return path
@@ -279,5 +274,5 @@ class TpuPlugin(plugins.DevicePlugin):
         return num_local_processes()
 
     def client_create_options(self) -> dict[str, Any]:
-        in_flight = settings.getenv_as("XLA_TPU_MAX_INFLIGHT_COMPUTATIONS", int, 32)
+        in_flight = getenv_as("XLA_TPU_MAX_INFLIGHT_COMPUTATIONS", int, 32)
         return {"max_inflight_computations": in_flight, "ml_framework_name": "PyTorch/XLA"}
