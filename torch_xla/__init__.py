@@ -17,13 +17,11 @@ from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.ranks.c10d import process_group as _process_group
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
-from torch_xdist.training import dynamo as _dynamo
 from torch_xdist.training import eager as _eager
 from torch_xdist.training.compiled_step import compile, step
 
 refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
-_dynamo.register()
 _loading.register()
 _sync_batch_norm.register()
 _eager.follow_environment()

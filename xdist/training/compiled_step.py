@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.devices import device, steps
-from torch_xdist.core.run import reports
+from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import DeviceTrace, buffers_of, trace_of_thread
 from torch_xdist.errors import CutError
 from torch_xdist.training import eager
@@ -24,11 +24,11 @@ def step() -> Iterator[None]:
 
     The step ends also when the block raises.
     """
-    steps.end_step(reports.COMPILE)
+    steps.end_step(analysis.COMPILE)
     try:
         yield
     finally:
-        steps.end_step(reports.COMPILE)
+        steps.end_step(analysis.COMPILE)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
@@ -75,8 +75,8 @@ class CompiledStep:
             return self._function(*args, **kwargs)
 
     def __enter__(self) -> "CompiledStep":
-        with reports.graph_named(f"{self.name}_clear_pending"):
-            steps.end_step(reports.CLEAR)
+        with analysis.graph_named(f"{self.name}_clear_pending"):
+            steps.end_step(analysis.CLEAR)
         trace = _trace_of_step()
         self._here.stack.append((trace, trace.cut_count))
         eager.defer()
@@ -87,8 +87,8 @@ class CompiledStep:
         # Another thread's cuts are none of this step's.
         last = trace.last_cut if trace.cut_count > cuts_before else None
         try:
-            with reports.graph_named(self.name):
-                steps.end_step(reports.COMPILE)
+            with analysis.graph_named(self.name):
+                steps.end_step(analysis.COMPILE)
         finally:
             eager.undefer()
         if error is not None:
