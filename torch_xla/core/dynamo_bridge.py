@@ -13,6 +13,12 @@ from torch_xdist.dynamo.bridge import (
     extract_compiled_graph as torchxla_trace_once,
 )
 from torch_xdist.dynamo.donation import alias_with_buffer_donor_config
+from torch_xdist.dynamo.graph_inputs import (
+    Deduper,
+    GraphInputMatcher,
+    NoneRemover,
+    SpecialReturnHandler,
+)
 from torch_xdist.dynamo.partitions import (
     InputCollector,
     UnsupportedNodesCollector,
@@ -22,7 +28,11 @@ from torch_xdist.dynamo.partitions import (
 )
 
 __all__ = [
+    "Deduper",
+    "GraphInputMatcher",
     "InputCollector",
+    "NoneRemover",
+    "SpecialReturnHandler",
     "UnsupportedNodesCollector",
     "XLAConstructorMoverPass",
     "alias_with_buffer_donor_config",

@@ -6,7 +6,6 @@ every run. The private calls of torch_xla find a graph by its hash.
 """
 
 import hashlib
-import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import torch
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run import analysis, cuts, program, reports
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
-from torch_xdist.core.run.partial_run import copy_rows, needed_rows
+from torch_xdist.core.run.partial_run import copy_rows
 from torch_xdist.core.run.program import Launch
 from torch_xdist.core.run.program_cache import Program
 from torch_xdist.core.sharding.tiling import Tiling
@@ -78,7 +76,9 @@ class Graph:
         return given[:-2] if row[0].is_random else given
 
 
-def capture(trace: DeviceTrace, values: Sequence[Value]) -> tuple[Graph, list[jax.Array], list[Any]]:
+def capture(
+    trace: DeviceTrace, values: Sequence[Value]
+) -> tuple[Graph, list[jax.Array], list[Any]]:
     """The graph that leads to some values of a trace.
 
     Returns it, the buffers of its leaves, and for each value what it is: its place among the
@@ -87,11 +87,11 @@ def capture(trace: DeviceTrace, values: Sequence[Value]) -> tuple[Graph, list[ja
     slots = [trace.slot_of(value) for value in values]
     tape = trace.tape
     part = Tape()
-    places = copy_rows(tape, needed_rows(tape, slots), part)
+    # In an order that does not depend on when an operand was first used.
+    places = copy_rows(tape, _post_order(tape, slots), part)
     roots = [places[slot] for slot in slots]
     outs = tuple(dict.fromkeys(root for root in roots if root not in part.buffers))
-    leaves = tuple(slot for slot in _post_order(part, roots) if slot in part.buffers)
-    buffers = [part.buffers[slot] for slot in leaves]
+    leaves, buffers = tuple(part.buffers), [*part.buffers.values()]
     types = types_of(part.entries)
     said = [(root, getattr(value, "tiling", None)) for root, value in zip(roots, values)]
     graph = Graph(
@@ -140,9 +140,7 @@ def _launch(graph: Graph, buffers: Sequence[jax.Array]) -> Launch:
     """One run of a graph on these operands."""
     tape = Tape()
     tape.entries = graph.entries
-    given = dict(zip(graph.leaves, buffers))
-    # Programs take their leaves by rising slots.
-    tape.buffers = {slot: given[slot] for slot in sorted(given)}
+    given = tape.buffers = dict(zip(graph.leaves, buffers))
     tape.scalars = _drawn(graph)
     tape.collectives = graph.collectives
     donated = {slot for slot, give in zip(graph.leaves, graph.donated) if give}
@@ -191,7 +189,7 @@ def run(graph: Graph, buffers: Sequence[jax.Array]) -> list[XlaTensor]:
         return []
     trace = trace_of_thread(graph.device)
     compiled, is_new = _program(launch)
-    reports.before_run(launch.tape, graph.device, graph.outs)
+    reports.before_run(launch.tape, graph.device, graph.outs, is_dynamo=True)
     trace.last_cut = cuts.note(analysis.DYNAMO, compiled.rows, is_new, compiled.fingerprint)
     trace.cut_count += 1
     analysis.of_execution(launch, analysis.DYNAMO, analysis.DYNAMO, compiled)

@@ -42,11 +42,13 @@ def save_metrics(metrics_file: str | None = None) -> None:
     append(target, text)
 
 
-def before_run(tape: Tape, device: Device, outs: Sequence[int]) -> None:
+def before_run(tape: Tape, device: Device, outs: Sequence[int], *, is_dynamo: bool = False) -> None:
     """Append the graph that is about to run to XLA_SAVE_TENSORS_FILE, if that is set."""
     target = settings.current().graph_file
     if target is not None:
         text = graph_text.block(tape, device, outs, user_frames(), graph_name())
+        # As torch_xla writes them.
+        text = f"[dynamo]\n{text}\n" if is_dynamo else f"[ScheduleSyncTensorsGraph]\n{text}"
         append(f"{target}.{world.rank() or device.index}", text)
 
 

@@ -21,9 +21,7 @@ OUR_PACKAGES = (
     "torch_xla",
 )
 _OURS = tuple(
-    folder + os.sep
-    for package in (*OUR_PACKAGES, "torch")
-    for folder in _folders(package)
+    folder + os.sep for package in (*OUR_PACKAGES, "torch") for folder in _folders(package)
 )
 
 

@@ -18,6 +18,7 @@ from torch_xdist.releases import late_imports, patches, probes
 
 _BUILDER = "torch._dynamo.variables.builder"
 _RULES = "torch._dynamo.trace_rules"
+_CONFIG = "torch._dynamo.config"
 _NOT_LOOKED_INTO = (*OUR_PACKAGES, "jax", "jaxlib")
 
 
@@ -25,6 +26,7 @@ def register() -> None:
     """Complete torch's modules, now or when they are imported."""
     late_imports.when_imported(_BUILDER, _know_the_class)
     late_imports.when_imported(_RULES, _skip)
+    late_imports.when_imported(_CONFIG, _keep_static)
 
 
 def _know_the_class(builder: ModuleType) -> None:
@@ -54,3 +56,8 @@ def _know_the_class(builder: ModuleType) -> None:
 def _skip(rules: ModuleType) -> None:
     for package in _NOT_LOOKED_INTO:
         rules.add(package)
+
+
+def _keep_static(config: ModuleType) -> None:
+    """Another shape is another graph, where the user asks for nothing else: XLA compiles each."""
+    config.automatic_dynamic_shapes = False  # type: ignore[attr-defined]

@@ -63,8 +63,8 @@ def register() -> None:
     in_dynamo.register()
 
 
-# Of a guard's methods: exchangeDevice, setDevice, uncheckedSetDevice, getStream. Their places, those
-# of virtual methods in the order of c10/core/impl/DeviceGuardImplInterface.h, never changed.
+# Of a guard's methods: exchangeDevice, setDevice, uncheckedSetDevice, getStream. Their places are
+# those of the virtual methods in c10/core/impl/DeviceGuardImplInterface.h, and never changed.
 _OF_META = (1, 3, 4, 5)
 _METHODS_OF_GUARD = 32
 
