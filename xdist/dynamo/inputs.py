@@ -61,8 +61,11 @@ def materialized(values: Sequence[Value], reason: str) -> dict[int, Any]:
 
 @contextmanager
 def own_trace(device: Device) -> Iterator[DeviceTrace]:
-    """What this thread records for a device in the block goes onto a trace of its own."""
-    usual, before = trace_of_thread(device), HERE.trace
+    """What this thread records for a device in the block goes onto a trace of its own.
+
+    Random rows draw what is drawn again after it.
+    """
+    usual, before, state = trace_of_thread(device), HERE.trace, device.random.state
     trace = HERE.by_device[device] = HERE.trace = DeviceTrace(device)
     eager.defer()
     try:
@@ -70,6 +73,7 @@ def own_trace(device: Device) -> Iterator[DeviceTrace]:
     finally:
         eager.undefer()
         HERE.by_device[device], HERE.trace = usual, before
+        device.random.state = state
 
 
 @contextmanager

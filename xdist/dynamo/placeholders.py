@@ -19,7 +19,7 @@ class Cleared:
         """Its value is gone."""
         return True
 
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self, *_: Any, **__: Any) -> Any:
         raise ValueLostError(
             f"a tensor {self._text} has no value: what should have computed it was forgotten"
             " (_clear_pending_irs); write to the tensor first"
