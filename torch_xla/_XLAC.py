@@ -1,7 +1,13 @@
 """The private names that documents tell users to call."""
 
 from torch_xdist.core.run.analysis import (
+    allows_execution as _get_allow_execution,
+)
+from torch_xdist.core.run.analysis import (
     graph_name as _get_current_graph_name,
+)
+from torch_xdist.core.run.analysis import (
+    set_allow_execution as _set_allow_execution,
 )
 from torch_xdist.core.run.analysis import (
     set_graph_name as _set_current_graph_name,
@@ -122,7 +128,6 @@ from torch_xdist.torch_xla_compat.graphs import (
 from torch_xdist.torch_xla_compat.private_names import (
     _get_git_revs,
     _get_xla_tensor_dimension_size,
-    _set_allow_execution,
     _xla_get_default_device,
     _xla_get_devices,
     _xla_get_replication_devices_count,
@@ -180,6 +185,7 @@ from torch_xdist.training.shape_detector import (
 )
 
 __all__ = [
+    "_get_allow_execution",
     "_init_computation_client",
     "_init_xla_lazy_backend",
     "_prepare_to_exit",

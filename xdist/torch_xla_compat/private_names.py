@@ -6,7 +6,6 @@ import torch
 
 from torch_xdist import __version__, world
 from torch_xdist.core.devices import device, device_names, rng, steps, transfer
-from torch_xdist.errors import CutError
 from torch_xdist.torch_xla_compat import runtime_facts
 
 
@@ -75,13 +74,3 @@ def _xla_set_use_full_mat_mul_precision(use_full_mat_mul_precision: bool = True)
 def _get_git_revs() -> dict[str, str]:
     """The versions of this package and of torch, in the place of git revisions."""
     return {"xla": __version__, "torch": torch.__version__}
-
-
-def _set_allow_execution(allow: bool) -> bool:
-    """Forbid programs to run outside sync; only True, which changes nothing, is supported."""
-    if not allow:
-        raise CutError(
-            "_set_allow_execution(False): executions are forbidden per function here; use"
-            " torch_xla.compile(full_graph=True)"
-        )
-    return True

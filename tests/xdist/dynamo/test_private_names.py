@@ -35,7 +35,7 @@ def test_a_graph_is_compiled_and_run_by_its_hash():
     matcher = GraphInputMatcher({ids[1]: 0}, ids, held, {ids[1]})
     (found,) = _XLAC._run_cached_graph(key, matcher([torch.full((3,), 5.0)]))
     assert found.tolist() == [14] * 3
-    with pytest.raises(RuntimeError, match=r"_run_cached_graph: the graph .* takes 2 inputs, not 1"):
+    with pytest.raises(RuntimeError, match=r"_run_cached_graph: the graph .* takes 2 inputs, not"):
         _XLAC._run_cached_graph(key, [x])
 
 

@@ -3,8 +3,10 @@
 The blocks are torch_xla's to the letter; its tools read them.
 """
 
+import atexit
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +14,9 @@ from pathlib import Path
 from torch_xdist import settings, world
 from torch_xdist.core.run.program import Launch
 from torch_xdist.core.run.program_cache import Program
-from torch_xdist.core.run.user_frames import called_by_user, user_frames
+from torch_xdist.core.run.user_frames import called_by_user, user_frames, user_line
 from torch_xdist.core.trace.trace import rows_of
+from torch_xdist.errors import CutError
 
 _RULE = "=" * 80
 _THIN = "-" * 80
@@ -46,10 +49,24 @@ def of_run(launch: Launch, reason: str, cause: str, program: Program, is_new: bo
     Args:
         reason: of the cut.
         cause: of a sync, by whom it was called.
+
+    Raises CutError where this thread's programs may not run.
     """
+    if not allows_execution():
+        _refuse(launch, reason, cause, program)
     if is_new:
         of_compilation(launch, reason, cause, program)
     of_execution(launch, reason, cause, program)
+
+
+def _refuse(launch: Launch, reason: str, cause: str, program: Program) -> None:
+    if not world.current().local_rank:
+        _tell_block("Execution", launch, reason, cause, program, "Unexpected Execution")
+    raise CutError(
+        f"{user_line()}: Unexpected execution happens inside the compiled function, exiting:"
+        f" {reason} needs a value where programs may not run; move it out of the function, or allow"
+        " it with _set_allow_execution(True)"
+    )
 
 
 def of_compilation(launch: Launch, reason: str, cause: str, program: Program) -> None:
@@ -70,7 +87,9 @@ def _is_wanted(level: int, reason: str) -> bool:
     return asked >= level and not world.current().local_rank and reason != _EAGER
 
 
-def _tell_block(kind: str, launch: Launch, reason: str, cause: str, program: Program) -> None:
+def _tell_block(
+    kind: str, launch: Launch, reason: str, cause: str, program: Program, title: str = ""
+) -> None:
     name = graph_name()
     lines = [
         _RULE,
@@ -86,7 +105,7 @@ def _tell_block(kind: str, launch: Launch, reason: str, cause: str, program: Pro
         _THIN,
         _RULE,
     ]
-    tell("\n" + "".join(f"{kind} Analysis: {line}\n" for line in lines), sys.stderr)
+    tell("\n" + "".join(f"{title or kind} Analysis: {line}\n" for line in lines), sys.stderr)
 
 
 def _inputs(launch: Launch, program: Program) -> int:
@@ -139,6 +158,48 @@ def append(path: str, text: str) -> None:
     """Append a text to a file that several threads write."""
     with _lock, Path(path).open("a") as file:
         file.write(text)
+
+
+def allows_execution() -> bool:
+    """Whether this thread's programs may run."""
+    return getattr(_thread, "is_allowed", True)
+
+
+def set_allow_execution(allow: bool) -> bool:
+    """Whether this thread's programs may run from now on; returns what held before."""
+    before = allows_execution()
+    _thread.is_allowed = bool(allow)
+    return before
+
+
+# How often an operator ran on the CPU, by its name and the frames that called it.
+_unlowered: Counter[tuple[str, tuple[str, ...]]] = Counter()
+
+
+def note_unlowered(name: str) -> None:
+    """An operator runs on the CPU; with PT_XLA_DEBUG the end of the process tells where."""
+    if settings.current().debug:
+        if not _unlowered:
+            atexit.register(tell_unlowered)
+        _unlowered[name, tuple(user_frames())] += 1
+
+
+def tell_unlowered() -> None:
+    """Say how often which lines ran operators on the CPU, the most frequent first."""
+    if not _unlowered:
+        return
+    lines = [
+        _RULE,
+        "Unlowered Op usage summary (more of these ops, lower performance)",
+        "Note: _local_scalar_dense typically indicates CPU context access",
+        _THIN,
+    ]
+    for (name, frames), count in _unlowered.most_common():
+        lines += [f"FRAME (count={count}):", f'Unlowered Op: "{name}"', "Python Frames:"]
+        lines += [*(f"  {frame}" for frame in frames), ""]
+    _unlowered.clear()
+    prefix = "" if settings.current().debug_file is not None else "pt-xla-profiler: "
+    tell("".join(f"{prefix}{line}\n" for line in [*lines, _RULE]), sys.stderr)
 
 
 def graph_name() -> str:

@@ -10,7 +10,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
 import torch_xla.distributed.parallel_loader as pl
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import program_cache, reports
+from torch_xdist.core.run import analysis, program_cache, reports
 
 
 @pytest.fixture
@@ -178,6 +178,25 @@ def test_findings_go_into_a_file(ask, tmp_path, monkeypatch):
         " open a GitHub issue with the graph dump for our team to optimize.\n"
         "pt-xla-profiler: Op(s) not lowered: aten::nonzero,  Please open a GitHub issue with the"
         " above op lowering requests.\n"
+    )
+
+
+def test_lines_that_run_operators_on_the_cpu_are_told_at_the_end(ask, capsys, tmp_path):
+    ask(PT_XLA_DEBUG=1, PT_XLA_DEBUG_LEVEL=0)
+    x = torch.ones(2, device="xla")
+    for _ in range(2):
+        x.sum().item()
+    analysis.tell_unlowered()
+    text = capsys.readouterr().err
+    head = "Unlowered Op usage summary (more of these ops, lower performance)\n"
+    assert text.startswith(f"pt-xla-profiler: {'=' * 80}\npt-xla-profiler: {head}")
+    assert 'profiler: FRAME (count=2):\npt-xla-profiler: Unlowered Op: "_local_scalar' in text
+    assert "pt-xla-profiler:   test_lines_that_run_operators_on_the_cpu_are_told" in text
+    ask(PT_XLA_DEBUG_FILE=tmp_path / "debug")
+    analysis.note_unlowered("nonzero")
+    analysis.tell_unlowered()
+    assert 'FRAME (count=1):\nUnlowered Op: "nonzero"\nPython Frames:\n  test_lines' in (
+        (tmp_path / "debug").read_text()
     )
 
 
