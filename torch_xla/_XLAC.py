@@ -72,6 +72,15 @@ from torch_xdist.ranks.collective_ops import (
 from torch_xdist.ranks.collective_ops import (
     optimization_barrier_ as _xla_optimization_barrier_,
 )
+from torch_xdist.ranks.private_names import (
+    _get_all_reduce_token,
+    _set_all_reduce_token,
+    _xla_all_gather,
+    _xla_all_reduce,
+    _xla_all_reduce_inplace,
+    _xla_all_to_all,
+    _xla_reduce_scatter,
+)
 from torch_xdist.sharded_checkpoint.private_names import (
     _activate_preemption_sync_manager,
     _deactivate_preemption_sync_manager,
@@ -185,6 +194,13 @@ from torch_xdist.training.shape_detector import (
 )
 
 __all__ = [
+    "_get_all_reduce_token",
+    "_set_all_reduce_token",
+    "_xla_all_gather",
+    "_xla_all_reduce",
+    "_xla_all_reduce_inplace",
+    "_xla_all_to_all",
+    "_xla_reduce_scatter",
     "_get_allow_execution",
     "_init_computation_client",
     "_init_xla_lazy_backend",
