@@ -15,7 +15,7 @@ import torch
 
 from torch_xdist import world
 from torch_xdist.core.devices import steps, transfer
-from torch_xdist.core.run import reports
+from torch_xdist.core.run import analysis
 from torch_xdist.loaders import sharing
 from torch_xdist.loaders.errors import ArgumentError
 from torch_xdist.loaders.feed import (
@@ -196,7 +196,7 @@ class PerDeviceLoader:
             raise StopIteration
         loader = self._loader
         if self._number % loader.batches_per_execution == 0:
-            steps.end_step(reports.LOADER, device_=self._device)
+            steps.end_step(analysis.LOADER, device_=self._device)
         asked_s = time.perf_counter()
         if self._number:
             loader._pass.pace.stepped(asked_s - self._left_s)
@@ -211,7 +211,7 @@ class PerDeviceLoader:
 
     def _end(self) -> None:
         self._ended = True
-        steps.end_step(reports.LOADER, device_=self._device)
+        steps.end_step(analysis.LOADER, device_=self._device)
         self._loader._pass.end()
         raise StopIteration
 

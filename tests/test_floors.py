@@ -31,6 +31,7 @@ ROOMS = [
     "spmd",
     "debug",
     "training",
+    "dynamo",
     "checkpoint",
     "sharded_checkpoint",
     "doctor",

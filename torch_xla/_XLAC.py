@@ -1,10 +1,58 @@
 """The private names that documents tell users to call."""
 
+from torch_xdist.core.run.analysis import (
+    allows_execution as _get_allow_execution,
+)
+from torch_xdist.core.run.analysis import (
+    graph_name as _get_current_graph_name,
+)
+from torch_xdist.core.run.analysis import (
+    set_allow_execution as _set_allow_execution,
+)
+from torch_xdist.core.run.analysis import (
+    set_graph_name as _set_current_graph_name,
+)
+from torch_xdist.dynamo.donation import (
+    get_buffer_donation as _get_buffer_donation,
+)
+from torch_xdist.dynamo.donation import (
+    set_buffer_donation as _set_buffer_donation,
+)
+from torch_xdist.dynamo.donation import (
+    xla_get_enable_alias_with_buffer_donor_config as _xla_get_enable_alias_with_buffer_donor_config,
+)
+from torch_xdist.dynamo.donation import (
+    xla_set_enable_alias_with_buffer_donor_config as _xla_set_enable_alias_with_buffer_donor_config,
+)
+from torch_xdist.dynamo.private_names import (
+    _check_device_tensor_need_materialization,
+    _check_tensor_need_materialization,
+    _clear_pending_irs,
+    _get_base_seed_as_tensor,
+    _get_graph_hash,
+    _get_seed_info_id,
+    _get_tensors_xla_device_data_node,
+    _replace_xla_tensor,
+    _run_cached_graph,
+    _unique_id_for_ir_and_data,
+    _xla_get_tensor_id,
+    _xla_sync_multi,
+    _xla_warm_up_cache,
+)
+from torch_xdist.metrics import (
+    clear_counters as _clear_xla_counters,
+)
+from torch_xdist.metrics import (
+    clear_metrics as _clear_xla_metrics,
+)
 from torch_xdist.metrics import (
     counter_names as _xla_counter_names,
 )
 from torch_xdist.metrics import (
     counter_value as _xla_counter_value,
+)
+from torch_xdist.metrics import (
+    executed_fallback_ops as _get_executed_fallback_ops,
 )
 from torch_xdist.metrics import (
     metric_data as _xla_metric_data,
@@ -14,6 +62,24 @@ from torch_xdist.metrics import (
 )
 from torch_xdist.metrics import (
     report as _xla_metrics_report,
+)
+from torch_xdist.metrics import (
+    short_report as _short_xla_metrics_report,
+)
+from torch_xdist.ranks.collective_ops import (
+    collective_permute as _xla_collective_permute,
+)
+from torch_xdist.ranks.collective_ops import (
+    optimization_barrier_ as _xla_optimization_barrier_,
+)
+from torch_xdist.ranks.private_names import (
+    _get_all_reduce_token,
+    _set_all_reduce_token,
+    _xla_all_gather,
+    _xla_all_reduce,
+    _xla_all_reduce_inplace,
+    _xla_all_to_all,
+    _xla_reduce_scatter,
 )
 from torch_xdist.sharded_checkpoint.private_names import (
     _activate_preemption_sync_manager,
@@ -53,11 +119,14 @@ from torch_xdist.spmd.private_names import (
     _xla_spmd_all_reduce,
     _xla_spmd_reduce_scatter,
 )
-from torch_xdist.torch_xla_compat.graphs import (
-    dot_of as _get_xla_tensors_dot,
+from torch_xdist.torch_xla_compat.dlpack import (
+    from_dlpack as _from_dlpack,
+)
+from torch_xdist.torch_xla_compat.dlpack import (
+    to_dlpack as _to_dlpack,
 )
 from torch_xdist.torch_xla_compat.graphs import (
-    graph_hash as _get_graph_hash,
+    dot_of as _get_xla_tensors_dot,
 )
 from torch_xdist.torch_xla_compat.graphs import (
     hlo_of as _get_xla_tensors_hlo,
@@ -68,23 +137,128 @@ from torch_xdist.torch_xla_compat.graphs import (
 from torch_xdist.torch_xla_compat.private_names import (
     _get_git_revs,
     _get_xla_tensor_dimension_size,
-    _set_allow_execution,
     _xla_get_default_device,
     _xla_get_devices,
     _xla_get_replication_devices_count,
     _xla_get_rng_seed,
-    _xla_get_tensor_id,
     _xla_real_devices,
     _xla_set_mat_mul_precision,
     _xla_set_rng_seed,
     _xla_set_use_full_mat_mul_precision,
     _xla_step_marker,
-    _xla_sync_multi,
     _xla_tensors_from_aten,
     _xla_wait_device_ops,
 )
+from torch_xdist.torch_xla_compat.ready import (
+    on_ready_callback as _on_ready_callback,
+)
+from torch_xdist.torch_xla_compat.runtime_names import (
+    _init_computation_client,
+    _init_xla_lazy_backend,
+    _prepare_to_exit,
+    _unsafe_buffer_pointer,
+    _xla_computation_cache_is_initialized,
+    _xla_device_kind,
+    _xla_get_all_device_attributes,
+    _xla_get_all_devices,
+    _xla_get_default_device_ordinal,
+    _xla_get_device_attributes,
+    _xla_get_device_hw_type,
+    _xla_get_device_ordinal,
+    _xla_get_mat_mul_precision,
+    _xla_get_num_cached_compilation_graph,
+    _xla_get_num_processes,
+    _xla_get_platform_version,
+    _xla_get_process_index,
+    _xla_get_tensor_view_alias_id,
+    _xla_increment_counter,
+    _xla_memory_info,
+    _xla_num_devices,
+    _xla_num_global_devices,
+    _xla_runtime_is_initialized,
+    _xla_set_default_device,
+    _xla_sync_live_tensors,
+)
+from torch_xdist.training.eager import (
+    eager_mode as _set_use_eager_mode,
+)
+from torch_xdist.training.eager import (
+    is_eager_mode as _get_use_eager_mode,
+)
+from torch_xdist.training.shape_detector import (
+    _dynamic_shape_detector_end_session,
+    _dynamic_shape_detector_get_max_different_graphs,
+    _dynamic_shape_detector_remove_session,
+    _dynamic_shape_detector_set_max_different_graphs,
+    _dynamic_shape_detector_start_session,
+)
 
 __all__ = [
+    "_get_all_reduce_token",
+    "_set_all_reduce_token",
+    "_xla_all_gather",
+    "_xla_all_reduce",
+    "_xla_all_reduce_inplace",
+    "_xla_all_to_all",
+    "_xla_reduce_scatter",
+    "_get_allow_execution",
+    "_init_computation_client",
+    "_init_xla_lazy_backend",
+    "_prepare_to_exit",
+    "_unsafe_buffer_pointer",
+    "_xla_computation_cache_is_initialized",
+    "_xla_device_kind",
+    "_xla_get_all_device_attributes",
+    "_xla_get_all_devices",
+    "_xla_get_default_device_ordinal",
+    "_xla_get_device_attributes",
+    "_xla_get_device_hw_type",
+    "_xla_get_device_ordinal",
+    "_xla_get_mat_mul_precision",
+    "_xla_get_num_cached_compilation_graph",
+    "_xla_get_num_processes",
+    "_xla_get_platform_version",
+    "_xla_get_process_index",
+    "_xla_get_tensor_view_alias_id",
+    "_xla_increment_counter",
+    "_xla_memory_info",
+    "_xla_num_devices",
+    "_xla_num_global_devices",
+    "_xla_runtime_is_initialized",
+    "_xla_set_default_device",
+    "_xla_sync_live_tensors",
+    "_dynamic_shape_detector_end_session",
+    "_dynamic_shape_detector_get_max_different_graphs",
+    "_dynamic_shape_detector_remove_session",
+    "_dynamic_shape_detector_set_max_different_graphs",
+    "_dynamic_shape_detector_start_session",
+    "_get_current_graph_name",
+    "_set_current_graph_name",
+    "_clear_xla_counters",
+    "_clear_xla_metrics",
+    "_get_executed_fallback_ops",
+    "_short_xla_metrics_report",
+    "_xla_optimization_barrier_",
+    "_xla_collective_permute",
+    "_to_dlpack",
+    "_from_dlpack",
+    "_on_ready_callback",
+    "_set_use_eager_mode",
+    "_get_use_eager_mode",
+    "_check_device_tensor_need_materialization",
+    "_check_tensor_need_materialization",
+    "_clear_pending_irs",
+    "_get_base_seed_as_tensor",
+    "_get_seed_info_id",
+    "_get_tensors_xla_device_data_node",
+    "_replace_xla_tensor",
+    "_run_cached_graph",
+    "_unique_id_for_ir_and_data",
+    "_xla_warm_up_cache",
+    "_get_buffer_donation",
+    "_set_buffer_donation",
+    "_xla_get_enable_alias_with_buffer_donor_config",
+    "_xla_set_enable_alias_with_buffer_donor_config",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",

@@ -13,18 +13,18 @@ from torch_xdist.distribution_name import answer_as_torch_xla, refuse_other_torc
 from torch_xdist.core.devices.device import device, device_count, devices, real_devices
 from torch_xdist.core.devices.steps import sync
 from torch_xdist.core.torch_side import loading as _loading
+from torch_xdist.dynamo import custom_ops as _custom_ops
 from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.ranks.c10d import process_group as _process_group
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
-from torch_xdist.training import dynamo as _dynamo
 from torch_xdist.training import eager as _eager
 from torch_xdist.training.compiled_step import compile, step
 
 refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
-_dynamo.register()
 _loading.register()
+_custom_ops.register()
 _sync_batch_norm.register()
 _eager.follow_environment()
 
@@ -43,7 +43,7 @@ __all__ = [
     "_XLAC",
     "__version__",
     "_backend",
-    "_dynamo",
+    "_custom_ops",
     "_eager",
     "_loading",
     "_process_group",

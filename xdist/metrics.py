@@ -29,7 +29,15 @@ _SHORT_METRICS = (
     "TransferToDeviceTime",
     "TransferFromDeviceTime",
 )
-_TIME_NAMES = {"LazyTracing", "TensorToData", "UnwrapXlaData", "WrapXlaData", "DeviceLockWait"}
+_TIME_NAMES = {
+    "LazyTracing",
+    "TensorToData",
+    "RunCachedGraphInputData",
+    "RunCachedGraphOutputData",
+    "UnwrapXlaData",
+    "WrapXlaData",
+    "DeviceLockWait",
+}
 
 
 class Metric:

@@ -51,6 +51,7 @@ class Settings:
     debug_level: int  # PT_XLA_DEBUG_LEVEL: 0 off, 1 compilations, 2 executions too
     debug_file: str | None  # PT_XLA_DEBUG_FILE
     debug_frames: int  # PT_XLA_DEBUG_MAX_FRAME
+    dynamo_debug: bool  # XLA_DYNAMO_DEBUG: print what a captured graph became
     step_log: bool  # XLA_EMIT_STEPLOG: one line on stderr per sync
 
 
@@ -170,6 +171,7 @@ def read(env: Mapping[str, str]) -> Settings:
         debug_level=_number(env, "PT_XLA_DEBUG_LEVEL", _DEBUG_LEVEL_OF_DEBUG if debug else 0, int),
         debug_file=env.get("PT_XLA_DEBUG_FILE") or None,
         debug_frames=_number(env, "PT_XLA_DEBUG_MAX_FRAME", 8, int),
+        dynamo_debug=_flag(env, "XLA_DYNAMO_DEBUG"),
         step_log=_flag(env, "XLA_EMIT_STEPLOG"),
     )
 

@@ -9,7 +9,7 @@ import jax
 
 from torch_xdist import world
 from torch_xdist.core.devices import steps
-from torch_xdist.core.run import reports
+from torch_xdist.core.run import analysis, reports
 
 F = TypeVar("F", bound=Callable[..., Any])
 _running: list[str] = []
@@ -104,7 +104,7 @@ class StepTrace(jax.profiler.StepTraceAnnotation):
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        steps.end_step(reports.STEP_TRACE)
+        steps.end_step(analysis.STEP_TRACE)
         super().__exit__(*failure)
 
 

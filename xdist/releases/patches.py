@@ -32,17 +32,20 @@ class Patch(NamedTuple):
 
 
 FIRST_MESH = "the first DeviceMesh of xla"
+DYNAMO = "the import of torch._dynamo"
 TORCHS_FSDP = "the import of torch.distributed.fsdp"
 SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
 
 _OPTIMIZERS = "core.composites.optimizers"
 _LAZY_MODULES = "core.torch_side.lazy_modules"
+_IN_DYNAMO = "core.torch_side.in_dynamo"
 _METHODS = "core.torch_side.tensor_methods"
 _REGISTRATION = "core.torch_side.registration"
 _DTENSORS = "ranks.c10d.dtensors"
 
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
+_PLAIN = "dynamo captures device tensors as plain tensors, not as an unknown subclass"
 _PLACEHOLDERS = "placeholders of torch's lazy modules can belong to the device"
 _SAVED = "torch.save writes device tensors as CPU tensors, which load anywhere"
 _SEEDS = "torch.manual_seed seeds the device's random numbers too"
@@ -51,7 +54,6 @@ _NO_SPMD = "torch leaves DTensors of xla to SPMD; here they are as on other devi
 PATCHES = (
     Patch("torch.Generator", "core.devices.torch_generator", "there is torch.Generator('xla')"),
     Patch("torch.Tensor.xla", _METHODS, "tensor.xla() is what tensor.cuda() is", is_new=True),
-    Patch("torch.compile", "training.dynamo", "its backend 'openxla' is the device's own"),
     Patch("torch.load", "core.torch_side.loading", "it takes map_location='xla'"),
     Patch("torch.manual_seed", _REGISTRATION, _SEEDS),
     Patch("torch.random.manual_seed", _REGISTRATION, _SEEDS),
@@ -69,6 +71,11 @@ PATCHES = (
         "torch._library.simple_registry.find_torch_dispatch_rule",
         _REGISTRATION,
         "nobody enters such rules for our class, and looking for one takes long",
+    ),
+    Patch(
+        "torch.nn.modules.module.is_traceable_wrapper_subclass",
+        _METHODS,
+        "Module.to swaps parameters in place, so that their identity and ties survive",
     ),
     Patch("torch.serialization._save", _METHODS, _SAVED),
     Patch("torch.serialization._legacy_save", _METHODS, _SAVED),
@@ -150,6 +157,13 @@ PATCHES = (
         "random numbers of DTensors are the same for the same shard",
         FIRST_MESH,
     ),
+    Patch(
+        "torch._dynamo.variables.builder.VariableBuilder._type_dispatch",
+        _IN_DYNAMO,
+        _PLAIN,
+        DYNAMO,
+    ),
+    Patch("torch._dynamo.variables.builder.infer_subclass_type", _IN_DYNAMO, _PLAIN, DYNAMO),
     Patch(
         "torch.distributed.fsdp._common_utils._FSDPDeviceHandle.from_device",
         "ranks.c10d.torch_fsdp",

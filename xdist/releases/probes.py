@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
 
 # c10::DeviceType; fixed since torch 1.9, and part of torch's serialized formats.
-XLA, LAZY = 9, 17
+XLA, META, LAZY = 9, 14, 17
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 
 
@@ -53,7 +53,8 @@ def device_guards() -> Any:
 
 
 def _has_guard_of_lazy() -> bool:
-    return bool(device_guards()[LAZY])
+    guards = device_guards()
+    return bool(guards[LAZY] and guards[META])
 
 
 class _Wrapped(torch.Tensor):
@@ -123,7 +124,7 @@ PROBES = (
     # torch: the device
     Probe(
         "torch/lib/libc10.so: device_guard_impl_registry",
-        "a device 'xla' without an index has a device guard, that of `lazy`",
+        "a device 'xla' has a device guard, made of those of `lazy` and `meta`",
         check=_has_guard_of_lazy,
     ),
     Probe("torch._register_device_module", "there is a torch.xla"),

@@ -3,7 +3,6 @@
 Nothing here runs a graph: asking for the text of a tensor leaves it pending.
 """
 
-import hashlib
 import itertools
 import os
 import threading
@@ -57,12 +56,6 @@ def dot_of(tensors: Sequence[torch.Tensor]) -> str:
 def hlo_of(tensors: Sequence[torch.Tensor]) -> str:
     """The pending graph of the tensors as XLA's HLO text."""
     return _graph(tensors, "hlo")
-
-
-def graph_hash(tensors: Sequence[torch.Tensor]) -> str:
-    """32 hexadecimal digits, equal for equal graphs."""
-    text = _graph(tensors, "text") + str(settings.auto_spmd() or "")
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:

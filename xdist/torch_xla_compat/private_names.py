@@ -6,8 +6,6 @@ import torch
 
 from torch_xdist import __version__, world
 from torch_xdist.core.devices import device, device_names, rng, steps, transfer
-from torch_xdist.core.run.device_trace import buffers_of
-from torch_xdist.errors import CutError
 from torch_xdist.torch_xla_compat import runtime_facts
 
 
@@ -31,11 +29,6 @@ def _xla_get_replication_devices_count() -> int:
     return world.world_size() if world.world_size() > 1 else 0
 
 
-def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
-    """A number that tensors share exactly when they share memory."""
-    return tensor.untyped_storage().data_ptr()
-
-
 def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """The size of one dim, as a tensor on the device."""
     return torch.tensor(tensor.size(dim), device=tensor.device)
@@ -49,19 +42,6 @@ def _xla_set_rng_seed(seed: int, device_: str = "") -> None:
 def _xla_get_rng_seed(device_: str = "") -> int:
     """The state of one device's random numbers."""
     return rng.get_rng_state(device_ or None)
-
-
-def _xla_sync_multi(
-    tensors: Sequence[torch.Tensor],
-    devices: Sequence[str] = (),
-    wait: bool = True,
-    sync_xla_data: bool = True,
-) -> None:
-    """Compute these tensors now."""
-    values = [t.value for t in tensors]  # type: ignore[attr-defined]
-    for buffer in buffers_of(values, reason="sync_multi") if values else ():
-        if wait:
-            buffer.block_until_ready()
 
 
 def _xla_step_marker(device_: str = "", devices: Sequence[str] = (), wait: bool = True) -> None:
@@ -94,13 +74,3 @@ def _xla_set_use_full_mat_mul_precision(use_full_mat_mul_precision: bool = True)
 def _get_git_revs() -> dict[str, str]:
     """The versions of this package and of torch, in the place of git revisions."""
     return {"xla": __version__, "torch": torch.__version__}
-
-
-def _set_allow_execution(allow: bool) -> bool:
-    """Forbid programs to run outside sync; only True, which changes nothing, is supported."""
-    if not allow:
-        raise CutError(
-            "_set_allow_execution(False): executions are forbidden per function here; use"
-            " torch_xla.compile(full_graph=True)"
-        )
-    return True

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from torch_xdist.core.devices import device, steps
-from torch_xdist.core.run import reports
+from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import DeviceTrace, buffers_of, trace_of_thread
 from torch_xdist.errors import CutError
-from torch_xdist.training import eager
+from torch_xdist.training import eager, shape_detector
 
 _names = itertools.count()
 
@@ -24,11 +24,11 @@ def step() -> Iterator[None]:
 
     The step ends also when the block raises.
     """
-    steps.end_step(reports.COMPILE)
+    steps.end_step(analysis.COMPILE)
     try:
         yield
     finally:
-        steps.end_step(reports.COMPILE)
+        steps.end_step(analysis.COMPILE)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:
@@ -60,7 +60,7 @@ class CompiledStep:
         self._function = function
         self._full_graph = full_graph
         self._limit = max_different_graphs
-        self._programs: set[str] = set()
+        self._graphs = shape_detector.Graphs()
         # A function may be called by several threads, and by itself.
         self._here = _Entered()
         self.name = name or getattr(function, "__name__", "") or f"graph_{next(_names)}"
@@ -75,8 +75,8 @@ class CompiledStep:
             return self._function(*args, **kwargs)
 
     def __enter__(self) -> "CompiledStep":
-        with reports.graph_named(f"{self.name}_clear_pending"):
-            steps.end_step(reports.CLEAR)
+        with analysis.graph_named(f"{self.name}_clear_pending"):
+            steps.end_step(analysis.CLEAR)
         trace = _trace_of_step()
         self._here.stack.append((trace, trace.cut_count))
         eager.defer()
@@ -84,11 +84,12 @@ class CompiledStep:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         trace, cuts_before = self._here.stack.pop()
+        recorded = shape_detector.steps_of(trace.tape) if self._limit is not None else []
         # Another thread's cuts are none of this step's.
         last = trace.last_cut if trace.cut_count > cuts_before else None
         try:
-            with reports.graph_named(self.name):
-                steps.end_step(reports.COMPILE)
+            with analysis.graph_named(self.name):
+                steps.end_step(analysis.COMPILE)
         finally:
             eager.undefer()
         if error is not None:
@@ -99,18 +100,8 @@ class CompiledStep:
                 f" function, exiting: {last.reason} at {last.where}; move it out of the function,"
                 " or drop full_graph"
             )
-        self._check_programs(trace)
-
-    def _check_programs(self, trace: DeviceTrace) -> None:
-        if self._limit is None or trace.last_cut is None:
-            return
-        self._programs.add(trace.last_cut.fingerprint)
-        if len(self._programs) > self._limit:
-            raise CutError(
-                f"Maximum number of different graphs allowed per function exceeded: {self._limit};"
-                f" torch_xla.compile({self.name}) met program number {len(self._programs)}. Keep"
-                " shapes and Python values equal, or raise max_different_graphs"
-            )
+        if self._limit is not None:
+            self._graphs.enter(recorded, self._limit)
 
 
 class _Entered(threading.local):

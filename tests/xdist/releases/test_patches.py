@@ -146,6 +146,7 @@ def fits(patch: patches.Patch) -> bool:
 
 def test_every_row_is_made_once_its_moment_has_come():
     code = """
+import torch._dynamo.variables.builder
 import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
 init_device_mesh("xla", (1,))

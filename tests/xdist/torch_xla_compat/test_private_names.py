@@ -42,13 +42,18 @@ def test_steps_and_syncs_by_their_private_names():
     assert _XLAC._xla_get_rng_seed() == 5
 
 
-def test_precision_and_execution_switches():
+def test_precision_and_execution_switches(capsys):
     _XLAC._xla_set_use_full_mat_mul_precision(True)
     assert torch_xla.backends.get_mat_mul_precision() == "highest"
     _XLAC._xla_set_mat_mul_precision("default")
-    assert _XLAC._set_allow_execution(True)
-    with pytest.raises(RuntimeError, match=r"_set_allow_execution\(False\): executions are forb"):
-        _XLAC._set_allow_execution(False)
+    torch_xla.sync()
+    assert _XLAC._set_allow_execution(False) and not _XLAC._get_allow_execution()
+    pending = torch.ones(3, 19, device="xla") + 1
+    with pytest.raises(RuntimeError, match="Unexpected execution happens inside the compiled"):
+        pending.sum().item()
+    assert "Unexpected Execution Analysis: Execution Cause\n" in capsys.readouterr().err
+    assert not _XLAC._set_allow_execution(True)
+    assert pending.sum().item() == 114
 
 
 def test_memory_is_shared_by_dlpack():

@@ -7,7 +7,7 @@ import jax
 
 from torch_xdist import metrics, settings, world
 from torch_xdist.core.devices import closures, device
-from torch_xdist.core.run import program, reports
+from torch_xdist.core.run import analysis, program, reports
 from torch_xdist.core.run.cuts import SYNC
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
 from torch_xdist.core.trace.plans import PLANS
@@ -21,11 +21,11 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
       wait: return only when the device is done.
       reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
     """
-    end_step(reports.USER, wait=wait, device_=device_)
+    end_step(analysis.USER, wait=wait, device_=device_)
 
 
 def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
-    """`sync`, called by a part of this project; `cause` says which (see `reports`)."""
+    """`sync`, called by a part of this project; `cause` says which (see `analysis`)."""
     reports.check_no_open_scope()
     trace = trace_of_thread(device.device_at(device.index_of(device_)))
     metrics.count("MarkStep")

@@ -24,6 +24,9 @@ _plans = PLANS.plans
 # What lists of sizes and dims hold.
 SIZES = (int, bool)
 
+# Their indices may be on the CPU, as torch lets them be for cuda.
+_INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
+
 
 class CallArguments:
     """What the arguments of one call are; only on the slow paths.
@@ -89,6 +92,8 @@ class CallArguments:
         """A CPU tensor among device tensors, on the device."""
         if self.trace is None:
             self.trace = trace_here(device_among((*self.args, *self.kwargs.values())))
+        if self.op.name in _INDEXING and any(value is index for index in self.args[1]):
+            return to_trace(value, self.trace)
         return admit(value, self.trace)
 
 

@@ -18,7 +18,7 @@ from torch_xdist.core.alias.writes import mutated_tensors, set_value
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record.near_names import nearest
-from torch_xdist.core.run import cuts
+from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.device_trace import buffers_of, trace_here
 from torch_xdist.core.run.user_frames import user_line
 from torch_xdist.core.trace.operators import Op
@@ -49,7 +49,9 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> 
     host_args = [_swap(a, hosts) for a in args]
     host_kwargs = {name: _swap(a, hosts) for name, a in kwargs.items()}
     result = _call(op, host_args, host_kwargs)
-    metrics.count("aten::" + op.func._schema.name.removeprefix("aten::"))
+    name = op.func._schema.name.removeprefix("aten::")
+    metrics.count(f"aten::{name}")
+    analysis.note_unlowered(name)
     if cause.error is not None:
         _warn(op, tensors, cause.error, where)
     _tell(op.name, where, time.perf_counter() - started)

@@ -18,7 +18,7 @@ import jax
 
 from torch_xdist import settings
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.core.run import cuts, program, reports
+from torch_xdist.core.run import analysis, cuts, program, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.sharding.layout import unpadded
@@ -56,7 +56,7 @@ class DeviceTrace(Trace):
         self._lost: dict[int, str] = {}
 
     def cut(
-        self, reason: str, wanted: Sequence[Value] = (), *, cause: str = reports.USER
+        self, reason: str, wanted: Sequence[Value] = (), *, cause: str = analysis.USER
     ) -> list[jax.Array]:
         """Run every pending row once; returns the buffers of the wanted values.
 
@@ -65,7 +65,7 @@ class DeviceTrace(Trace):
         are wanted values of a tape that could not be compiled, which may not need what cannot.
 
         Args:
-            cause: who asked for a sync (see `reports`).
+            cause: who asked for a sync (see `analysis`).
         """
         while True:
             tape = self.tape
@@ -194,17 +194,29 @@ class DeviceTrace(Trace):
 
     def _run_for_another(self, value: Value) -> jax.Array:
         """Compute one value for another thread, at a moment that is not this trace's choice."""
-        tape, slot = self.tape, value.slot
-        needed = needed_rows(tape, [slot])
-        if has_collective(tape, needed):
-            return self._run_all(tape, [slot], cuts.OTHER_THREAD, reports.USER)[0]
-        (buffer,) = self._run_part(tape, [slot], needed, cuts.OTHER_THREAD, reports.USER)
-        # This trace's thread may have written the value meanwhile.
-        if value.epoch == tape.epoch and value.slot == slot:
-            value.buffer = buffer
-        # What nobody waits for any more would hold its operands until this thread cuts.
-        self._drop_unneeded()
-        return buffer
+        return self.run_only([value], cuts.OTHER_THREAD)[0]
+
+    def run_only(
+        self, values: Sequence[Value], reason: str, *, cause: str = analysis.USER
+    ) -> list[jax.Array]:
+        """Compute these values, which are pending on the tape, and leave the rest pending.
+
+        All runs where they need a collective: the other ranks run it too.
+        """
+        with self.lock:
+            tape = self.tape
+            slots = [self.slot_of(value) for value in values]
+            needed = needed_rows(tape, slots)
+            if has_collective(tape, needed):
+                return self._run_all(tape, slots, reason, cause)
+            buffers = self._run_part(tape, slots, needed, reason, cause)
+            for value, slot, buffer in zip(values, slots, buffers):
+                # This trace's thread may have written the value meanwhile.
+                if value.parent is None and value.epoch == tape.epoch and value.slot == slot:
+                    value.buffer = buffer
+            # What nobody waits for any more would hold its operands until this thread cuts.
+            self._drop_unneeded()
+        return buffers
 
     def trim(self) -> None:
         """Run the tape because it has grown to the limit."""
@@ -255,7 +267,7 @@ class _Run:
             trace.last_cut = self.cut
             trace.cut_count += 1
         cuts.note_collectives(tape, compiled.collectives)
-        reports.at_run(launch, reason, cause, compiled, is_new)
+        analysis.of_run(launch, reason, cause, compiled, is_new)
         results: list[list[jax.Array]] = []
         self.is_entered = True
         try:

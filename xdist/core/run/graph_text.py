@@ -164,6 +164,11 @@ def row_text(tape: Tape, device: Device, slot: int) -> str:
     return line.partition(" = ")[2].removesuffix(", ROOT=0")
 
 
+def row_title(plan: Plan) -> str:
+    """A row without its operands, as torch_xla prints a node by itself."""
+    return f"[] {_op_name(plan)}, xla_shape={_shapes(plan.types)}, dynamic_dims: ()"
+
+
 def _dot(nodes: Sequence[Node]) -> str:
     lines = ["digraph G {"]
     for node in nodes:
@@ -226,13 +231,13 @@ def render(
 def block(
     tape: Tape, device: Device, roots: Sequence[int], frames: Sequence[str], name: str = ""
 ) -> str:
-    """One entry of XLA_SAVE_TENSORS_FILE: where the graph was run, its hashes, and its text."""
+    """What XLA_SAVE_TENSORS_FILE gets of a graph: where it was run, its hashes, and its text."""
     graph = render(tape, device, roots, settings.current().graph_format)
     digest = hashlib.sha256(graph.encode()).hexdigest()[:32]
     named = f"[Graph Name: {name}\n]" if name else ""
     lines = "".join(f"  {frame}\n" for frame in frames)
     return (
-        f"[ScheduleSyncTensorsGraph]\n{named}TensorsGraphInfo:\n{lines}\n"
+        f"{named}TensorsGraphInfo:\n{lines}\n"
         f"Root Hashes: ({digest})\n\n## BEGIN_GRAPH\n{graph}\n"
         f"Graph Hash: {digest}\n\n## END_GRAPH\n\n"
     )

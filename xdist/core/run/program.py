@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -97,11 +97,13 @@ def prepare(
     outs: Sequence[int],
     *,
     may_donate: bool,
+    donated: Collection[int] = (),
     tilings: Mapping[int, Tiling] = MappingProxyType({}),
 ) -> Launch:
     """Decide which buffers are donated: those that nobody but the tape holds.
 
     Args:
+        donated: the slots of leaves that are, whoever holds them.
         tilings: how results shall lie on the logical device, by slot.
     """
     leaves = tuple(tape.buffers)
@@ -110,6 +112,8 @@ def prepare(
     *counts, least = map(sys.getrefcount, buffers)
     buffers.pop()
     mask = [may_donate and count <= least for count in counts]
+    if donated:
+        mask = [slot in donated for slot in leaves]
     if _exported:
         mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
     placement = None

@@ -13,16 +13,15 @@ def _folders(package: str) -> list[str]:
     return list(spec.submodule_search_locations or ()) if spec is not None else []
 
 
-_PACKAGES = (
+OUR_PACKAGES = (
     "torch_xdist",
     "torch_xdist.launcher",
     "torch_xdist.loaders",
     "torch_xdist.collectives",
+    "torch_xla",
 )
 _OURS = tuple(
-    folder + os.sep
-    for package in (*_PACKAGES, "torch_xla", "torch")
-    for folder in _folders(package)
+    folder + os.sep for package in (*OUR_PACKAGES, "torch") for folder in _folders(package)
 )
 
 

@@ -3,6 +3,7 @@
 Imported once by `import torch_xla`; it starts no JAX backend, no thread and no network.
 """
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from torch_xdist.core.torch_side import (
     autocast,
     device_module,
     factories,
+    in_dynamo,
     lazy_modules,
     tensor_methods,
 )
@@ -58,13 +60,38 @@ def register() -> None:
     precision.follow_torch()
     _pass_autocast()
     _skip_dispatch_rules()
+    in_dynamo.register()
+
+
+# Of a guard's methods: exchangeDevice, setDevice, uncheckedSetDevice, getStream. Their places are
+# those of the virtual methods in c10/core/impl/DeviceGuardImplInterface.h, and never changed.
+_OF_META = (1, 3, 4, 5)
+_METHODS_OF_GUARD = 32
 
 
 def _share_guard() -> None:
-    """Let "xla" without an index find a device guard: that of `lazy`, which does nothing."""
+    """Let "xla" find a device guard: that of `lazy`, which tells the present device.
+
+    It ends the process where it is asked for the stream of a device that is not `lazy`, as autograd
+    does with the fake tensors of a captured graph; there it does what that of `meta` does, nothing.
+    """
     guards = probes.device_guards()
-    if not guards[probes.XLA]:
-        guards[probes.XLA] = guards[probes.LAZY]
+    if guards[probes.XLA]:
+        return
+    methods = (ctypes.c_void_p * _METHODS_OF_GUARD)(*_methods_of(guards[probes.LAZY]))
+    for place in _OF_META:
+        methods[place] = _methods_of(guards[probes.META])[place]
+    guard = ctypes.c_void_p(ctypes.addressof(methods))
+    # torch never frees a guard.
+    _keep.extend([methods, guard])
+    guards[probes.XLA] = ctypes.addressof(guard)
+
+
+def _methods_of(guard: int) -> ctypes.Array[ctypes.c_void_p]:
+    """The table of virtual methods of an object of C++, which the object's first word points at."""
+    table = ctypes.c_void_p.from_address(guard).value
+    assert table is not None
+    return (ctypes.c_void_p * _METHODS_OF_GUARD).from_address(table)
 
 
 def _skip_dispatch_rules() -> None:

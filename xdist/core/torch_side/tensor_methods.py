@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -152,9 +153,19 @@ def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
     return copy  # type: ignore[return-value]
 
 
-def _flatten(self: XlaTensor) -> tuple[list[str], torch.dtype]:
+def _swapping(is_wrapper: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Makes `Module.to` swap parameters in place, so that their identity and ties survive."""
-    return [], self.dtype
+
+    @functools.wraps(is_wrapper)
+    def is_traceable_wrapper_subclass(tensor: Any) -> bool:
+        return tensor.__class__ is XlaTensor or is_wrapper(tensor)
+
+    return is_traceable_wrapper_subclass
+
+
+def _as_tangent(self: XlaTensor, meta: Any, type_: type | None = None) -> XlaTensor | None:
+    """AOT autograd captured its backward pass with plain tensors in the place of ours."""
+    return self if type_ is torch.Tensor else None
 
 
 def register() -> None:
@@ -167,8 +178,7 @@ def register() -> None:
         "__array__": _array,
         "__reduce_ex__": _reduce,
         "__deepcopy__": _deepcopy,
-        "__tensor_flatten__": _flatten,
-        "__tensor_unflatten__": staticmethod(_unflatten),
+        "__coerce_same_metadata_as_tangent__": _as_tangent,
         "tolist": lambda self: host_value(self).tolist(),
         "untyped_storage": lambda self: DeviceStorage(self.value),
         "storage": lambda self: DeviceStorage(self.value),
@@ -183,13 +193,9 @@ def register() -> None:
         setattr(XlaTensor, name, method)
     for target in ("torch.serialization._save", "torch.serialization._legacy_save"):
         patches.wrap(target, _marking)
+    patches.wrap("torch.nn.modules.module.is_traceable_wrapper_subclass", _swapping)
     patches.replace("torch.Tensor.xla", _xla)
 
 
 def _xla(self: torch.Tensor, index: int | None = None) -> torch.Tensor:
     return self.to("xla" if index is None else torch.device("xla", index))
-
-
-def _unflatten(inner: Any, dtype: torch.dtype, outer_size: Any, outer_stride: Any) -> torch.Tensor:
-    """What torch.compile traces with in the place of a device tensor: its type, no values."""
-    return torch.empty_strided(outer_size, outer_stride, dtype=dtype, device="meta")

@@ -8,47 +8,19 @@ torch's module takes long to import, so it is completed when a script imports it
 """
 
 import functools
-import importlib.util
-import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from torch_xdist.core.torch_side import device_module
-from torch_xdist.releases import patches, probes
+from torch_xdist.releases import late_imports, patches, probes
 
 _NAME = "torch.distributed.fsdp._common_utils"
 
 
 def register() -> None:
     """Complete torch's module, now or when it is imported."""
-    if _NAME in sys.modules:
-        _complete(sys.modules[_NAME])
-    elif not any(isinstance(finder, _Completing) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Completing())
-
-
-class _Completing(MetaPathFinder):
-    """Finds the module once, as everybody else would."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """The module's spec, with a loader that completes it."""
-        if name != _NAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _complete(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    late_imports.when_imported(_NAME, _complete)
 
 
 class _Event(device_module.Event):

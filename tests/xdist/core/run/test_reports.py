@@ -10,7 +10,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
 import torch_xla.distributed.parallel_loader as pl
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import reports
+from torch_xdist.core.run import analysis, program_cache, reports
 
 
 @pytest.fixture
@@ -75,6 +75,41 @@ def test_executions_and_compilations_are_explained(ask, capsys):
     assert re.search(r"Execution Analysis:   Graph Hash: [0-9a-f]{32}\n", text)
     assert "Execution Analysis:   Number of Graph Outputs: 1\n" in text
     assert "Python Frame Triggered Execution: \nExecution Analysis:   sync (" in text
+
+
+def test_what_a_program_needs_is_told_after_it_was_compiled(ask, capsys, monkeypatch):
+    ask(PT_XLA_DEBUG_LEVEL=1)
+    kept = torch.ones(6, 13, device="xla") + 100
+    xm.mark_step()
+    text = capsys.readouterr().err
+    assert re.search(
+        r"\n\nComputation hash: [0-9a-f]{32}\n\nPost Compilation Analysis: ={80}\n"
+        r"Post Compilation Analysis: Graph input size: 0\.\d{6} GB\n"
+        r"Post Compilation Analysis: Graph output size: 0\.\d{6} GB\n"
+        r"Post Compilation Analysis: Aliased Input size: 0\.\d{6} GB\n"
+        r"Post Compilation Analysis: Intermediate tensor size: 0\.\d{6} GB\n"
+        r"Post Compilation Analysis: Compiled program size: 0\.\d{6} GB\n"
+        r"Post Compilation Analysis: -{80}\nPost Compilation Analysis: ={80}\n",
+        text,
+    )
+    assert "Execution Analysis" not in text and kept.shape == (6, 13)
+    monkeypatch.setattr(program_cache.Program, "memory", lambda self: None)
+    kept = torch.ones(6, 14, device="xla") + 100
+    xm.mark_step()
+    assert "Analysis: Graph input size: Unknown  GB\n" in capsys.readouterr().err
+
+
+def test_a_captured_graph_is_told_apart(ask, capsys, tmp_path):
+    ask(PT_XLA_DEBUG_LEVEL=2, XLA_SAVE_TENSORS_FILE=tmp_path / "graphs")
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 100, backend="openxla")(torch.ones(4, 15, device="xla") + 1)
+    text = capsys.readouterr().err
+    assert causes(text, "Compilation") == [
+        "torch_xla.sync when dynamo processing input graphs",
+        "dynamo is compiling a FX graph to HLO",
+    ]
+    assert causes(text, "Execution")[1] == "dynamo is executing a compiled program"
+    assert "[dynamo]\nTensorsGraphInfo:\n" in (tmp_path / "graphs.0").read_text()
 
 
 def stepping():
@@ -143,6 +178,25 @@ def test_findings_go_into_a_file(ask, tmp_path, monkeypatch):
         " open a GitHub issue with the graph dump for our team to optimize.\n"
         "pt-xla-profiler: Op(s) not lowered: aten::nonzero,  Please open a GitHub issue with the"
         " above op lowering requests.\n"
+    )
+
+
+def test_lines_that_run_operators_on_the_cpu_are_told_at_the_end(ask, capsys, tmp_path):
+    ask(PT_XLA_DEBUG=1, PT_XLA_DEBUG_LEVEL=0)
+    x = torch.ones(2, device="xla")
+    for _ in range(2):
+        x.sum().item()
+    analysis.tell_unlowered()
+    text = capsys.readouterr().err
+    head = "Unlowered Op usage summary (more of these ops, lower performance)\n"
+    assert text.startswith(f"pt-xla-profiler: {'=' * 80}\npt-xla-profiler: {head}")
+    assert 'profiler: FRAME (count=2):\npt-xla-profiler: Unlowered Op: "_local_scalar' in text
+    assert "pt-xla-profiler:   test_lines_that_run_operators_on_the_cpu_are_told" in text
+    ask(PT_XLA_DEBUG_FILE=tmp_path / "debug")
+    analysis.note_unlowered("nonzero")
+    analysis.tell_unlowered()
+    assert 'FRAME (count=1):\nUnlowered Op: "nonzero"\nPython Frames:\n  test_lines' in (
+        (tmp_path / "debug").read_text()
     )
 
 

@@ -110,6 +110,7 @@ def test_the_module_is_completed_whenever_it_is_imported(monkeypatch):
     import sys
 
     from torch_xdist.ranks.c10d import torch_fsdp
+    from torch_xdist.releases import late_imports
 
     module = importlib.import_module(torch_fsdp._NAME)
     torch_fsdp.register()
@@ -122,4 +123,4 @@ def test_the_module_is_completed_whenever_it_is_imported(monkeypatch):
     assert again is not module
     handle = again._FSDPDeviceHandle.from_device(torch.device("xla"))
     assert handle.current_device() == torch.device("xla", 0)
-    assert not any(isinstance(finder, torch_fsdp._Completing) for finder in sys.meta_path)
+    assert not late_imports.is_awaited(torch_fsdp._NAME)

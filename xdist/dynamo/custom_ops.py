@@ -1,0 +1,85 @@
+"""Operators of torch.ops.xla that say something about a tensor inside a captured graph.
+
+On tensors of other devices, and on the fake ones of a capture, they do nothing.
+"""
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.record import dispatch
+from torch_xdist.core.trace.operators import Op
+from torch_xdist.dynamo import donation
+from torch_xdist.spmd.annotations import mark_sharding
+from torch_xdist.spmd.mesh import Mesh
+
+_SCHEMAS = (
+    "dynamo_mark_sharding(Tensor input, int[] device_ids, int[] mesh_shape, str axis_names,"
+    " str partition_spec) -> Tensor",
+    "dynamo_set_buffer_donor_(Tensor t, bool should_donoate) -> Tensor",
+)
+_keep: list[Any] = []
+
+
+def dynamo_mark_sharding(
+    input: torch.Tensor,
+    device_ids: list[int],
+    mesh_shape: list[int],
+    axis_names: str,
+    partition_spec: str,
+) -> torch.Tensor:
+    """The tensor of another device, as it is."""
+    return input
+
+
+def dynamo_mark_sharding_xla(
+    input: torch.Tensor,
+    device_ids: list[int],
+    mesh_shape: list[int],
+    axis_names: str,
+    partition_spec: str,
+) -> torch.Tensor:
+    """Shard a device tensor over a mesh; returns it.
+
+    Args:
+        axis_names, partition_spec: tuples as Python writes them, "('data', None)".
+    """
+    mesh = Mesh(device_ids, tuple(mesh_shape), ast.literal_eval(axis_names))
+    mark_sharding(input, mesh, ast.literal_eval(partition_spec))
+    return input
+
+
+def dynamo_set_buffer_donor_(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:
+    """The tensor of another device, as it is."""
+    return t
+
+
+def dynamo_set_buffer_donor_xla_(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:
+    """Let the program of a captured graph overwrite the buffer of a device tensor; returns it."""
+    donation.set_buffer_donation(t, should_donoate)
+    return t
+
+
+def _handler(function: Callable[..., Any]) -> dispatch.Handler:
+    def handle(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    return handle
+
+
+def register() -> None:
+    """Enter the operators; a second call changes nothing."""
+    if _keep:
+        return
+    library = torch.library.Library("xla", "FRAGMENT")
+    _keep.append(library)
+    for schema in _SCHEMAS:
+        library.define(schema)
+    for name, elsewhere, here in (
+        ("dynamo_mark_sharding", dynamo_mark_sharding, dynamo_mark_sharding_xla),
+        ("dynamo_set_buffer_donor_", dynamo_set_buffer_donor_, dynamo_set_buffer_donor_xla_),
+    ):
+        library.impl(name, elsewhere, "CompositeExplicitAutograd")
+        dispatch.install({f"xla.{name}.default": _handler(here)})
