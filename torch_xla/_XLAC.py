@@ -1,5 +1,34 @@
 """The private names that documents tell users to call."""
 
+from torch_xdist.builder import (
+    lowering_context as lowering,
+)
+from torch_xdist.builder.graph import (
+    XlaBuilder,
+    XlaComputation,
+    XlaOp,
+)
+from torch_xdist.builder.placeholders import (
+    handles as _get_tensors_handle,
+)
+from torch_xdist.builder.placeholders import (
+    is_placeholder as _is_placecholder,
+)
+from torch_xdist.builder.private_names import (
+    _xla_computation_text,
+    _xla_create_placeholder_tensor,
+    _xla_op_build,
+    _xla_op_builder,
+    _xla_op_computation_from_module_proto,
+    _xla_op_create,
+    _xla_op_create_builder,
+    _xla_op_param,
+    _xla_op_shape,
+    _xla_op_tensor_shape,
+)
+from torch_xdist.builder.user_computation import (
+    user_computation as _xla_user_computation,
+)
 from torch_xdist.metrics import (
     counter_names as _xla_counter_names,
 )
@@ -66,15 +95,20 @@ from torch_xdist.torch_xla_compat.graphs import (
     text_of as _get_xla_tensors_text,
 )
 from torch_xdist.torch_xla_compat.private_names import (
+    _get_allow_execution,
+    _get_buffer_donation,
     _get_git_revs,
     _get_xla_tensor_dimension_size,
     _set_allow_execution,
+    _set_buffer_donation,
     _xla_get_default_device,
     _xla_get_devices,
+    _xla_get_enable_alias_with_buffer_donor_config,
     _xla_get_replication_devices_count,
     _xla_get_rng_seed,
     _xla_get_tensor_id,
     _xla_real_devices,
+    _xla_set_enable_alias_with_buffer_donor_config,
     _xla_set_mat_mul_precision,
     _xla_set_rng_seed,
     _xla_set_use_full_mat_mul_precision,
@@ -85,6 +119,28 @@ from torch_xdist.torch_xla_compat.private_names import (
 )
 
 __all__ = [
+    "_get_allow_execution",
+    "_get_buffer_donation",
+    "_set_buffer_donation",
+    "_xla_get_enable_alias_with_buffer_donor_config",
+    "_xla_set_enable_alias_with_buffer_donor_config",
+    "XlaBuilder",
+    "XlaComputation",
+    "XlaOp",
+    "_get_tensors_handle",
+    "_is_placecholder",
+    "_xla_computation_text",
+    "_xla_create_placeholder_tensor",
+    "_xla_op_build",
+    "_xla_op_builder",
+    "_xla_op_computation_from_module_proto",
+    "_xla_op_create",
+    "_xla_op_create_builder",
+    "_xla_op_param",
+    "_xla_op_shape",
+    "_xla_op_tensor_shape",
+    "_xla_user_computation",
+    "lowering",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",

@@ -52,6 +52,7 @@ PATCHES = (
     Patch("torch.Generator", "core.devices.torch_generator", "there is torch.Generator('xla')"),
     Patch("torch.Tensor.xla", _METHODS, "tensor.xla() is what tensor.cuda() is", is_new=True),
     Patch("torch.compile", "training.dynamo", "its backend 'openxla' is the device's own"),
+    Patch("torch.nn.GRU", "training.gru", "it is the class of torch_xla.experimental.gru"),
     Patch("torch.load", "core.torch_side.loading", "it takes map_location='xla'"),
     Patch("torch.manual_seed", _REGISTRATION, _SEEDS),
     Patch("torch.random.manual_seed", _REGISTRATION, _SEEDS),

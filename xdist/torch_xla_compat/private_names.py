@@ -1,13 +1,15 @@
 """The private calls that torch_xla's documents tell users to make, answered by the core."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
+import jax
 import torch
 
-from torch_xdist import __version__, world
+from torch_xdist import __version__, metrics, world
 from torch_xdist.core.devices import device, device_names, rng, steps, transfer
+from torch_xdist.core.run import cuts, donation
 from torch_xdist.core.run.device_trace import buffers_of
-from torch_xdist.errors import CutError
 from torch_xdist.torch_xla_compat import runtime_facts
 
 
@@ -57,11 +59,70 @@ def _xla_sync_multi(
     wait: bool = True,
     sync_xla_data: bool = True,
 ) -> None:
-    """Compute these tensors now."""
+    """Compute these tensors now.
+
+    Args:
+        sync_xla_data: programs may write into what nobody holds any more, and into what was given
+            away (`_set_buffer_donation`). Otherwise only into the latter, and only where
+            `_xla_set_enable_alias_with_buffer_donor_config` says so.
+    """
     values = [t.value for t in tensors]  # type: ignore[attr-defined]
-    for buffer in buffers_of(values, reason="sync_multi") if values else ():
-        if wait:
+    rule = contextlib.nullcontext() if sync_xla_data else donation.only_given(_DONORS.enabled)
+    with rule:
+        buffers = buffers_of(values, reason="sync_multi") if values else []
+    for buffer in buffers:
+        # One that was given away may have gone to the program that was just run.
+        if wait and not buffer.is_deleted():
             buffer.block_until_ready()
+
+
+class _Donors:
+    """Whether `_xla_sync_multi` without `sync_xla_data` takes what was given away."""
+
+    enabled = False
+
+
+_DONORS = _Donors()
+
+
+def _xla_set_enable_alias_with_buffer_donor_config(should_alias: bool) -> None:
+    """Let `_xla_sync_multi` without `sync_xla_data` take what was given away."""
+    _DONORS.enabled = bool(should_alias)
+
+
+def _xla_get_enable_alias_with_buffer_donor_config() -> bool:
+    """Whether it does."""
+    return _DONORS.enabled
+
+
+@contextlib.contextmanager
+def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[None]:
+    """Inside it, `_xla_sync_multi` without `sync_xla_data` takes what was given away, or not."""
+    before = _DONORS.enabled
+    _DONORS.enabled = should_alias
+    try:
+        yield
+    finally:
+        _DONORS.enabled = before
+
+
+def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
+    """Give a tensor's buffer to the next program that reads it, which leaves it without a value.
+
+    Returns whether that is possible: a pending tensor, and a view, has no buffer of its own.
+    """
+    buffer = tensor.value.buffer  # type: ignore[attr-defined]
+    if not isinstance(buffer, jax.Array):
+        return False
+    donation.give(buffer, should_donate)
+    metrics.count("XlaSetBufferDonation")
+    return True
+
+
+def _get_buffer_donation(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's buffer was given away."""
+    buffer = tensor.value.buffer  # type: ignore[attr-defined]
+    return buffer is not None and donation.is_given(buffer)
 
 
 def _xla_step_marker(device_: str = "", devices: Sequence[str] = (), wait: bool = True) -> None:
@@ -97,10 +158,12 @@ def _get_git_revs() -> dict[str, str]:
 
 
 def _set_allow_execution(allow: bool) -> bool:
-    """Forbid programs to run outside sync; only True, which changes nothing, is supported."""
-    if not allow:
-        raise CutError(
-            "_set_allow_execution(False): executions are forbidden per function here; use"
-            " torch_xla.compile(full_graph=True)"
-        )
-    return True
+    """Let programs run, or forbid it: then a cut raises CutError. Returns what held before."""
+    before = cuts.PERMISSION.granted
+    cuts.PERMISSION.granted = bool(allow)
+    return before
+
+
+def _get_allow_execution() -> bool:
+    """Whether programs may run."""
+    return cuts.PERMISSION.granted

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch_xdist import metrics
 from torch_xdist.core.run.user_frames import user_line
 from torch_xdist.core.trace.trace import Tape
+from torch_xdist.errors import CutError
 from torch_xdist.progress import PROGRESS
 
 # The reason of the cut that ends a step, of one that a value was read by in Python, ...
@@ -30,6 +31,22 @@ class Cut:
     fingerprint: str
 
 
+class Permission:
+    """Whether programs may run; a cut asks `check`."""
+
+    granted = True
+
+    def check(self, reason: str) -> None:
+        """Raise CutError where they may not."""
+        if not self.granted:
+            raise CutError(
+                "Unexpected execution happens inside the compiled function, exiting: the reason is"
+                f" {reason!r}, at {user_line()}; programs may not run since"
+                " _set_allow_execution(False), so take out what needs values, or allow it"
+            )
+
+
+PERMISSION = Permission()
 LOG: deque[Cut] = deque(maxlen=1000)
 REASONS: Counter[str] = Counter()
 _lock = threading.Lock()

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import collective_program
+from torch_xdist.core.run import collective_program, donation, placeholders
 from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.run.jax_internals import in_one_call
 from torch_xdist.core.run.manual_region import interpret_regions, manual_slots
@@ -109,7 +109,11 @@ def prepare(
     buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
     *counts, least = map(sys.getrefcount, buffers)
     buffers.pop()
-    mask = [may_donate and count <= least for count in counts]
+    if placeholders.ALIVE and may_donate:
+        placeholders.check_none(buffers)
+    mask = [False] * len(buffers)
+    if may_donate:
+        mask = donation.mask([count <= least for count in counts], buffers)
     if _exported:
         mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
     placement = None

@@ -1,0 +1,5 @@
+"""Which buffers programs may write into."""
+
+from torch_xdist.torch_xla_compat.private_names import alias_with_buffer_donor_config
+
+__all__ = ["alias_with_buffer_donor_config"]
