@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from torch_xdist.builder.graph import XlaComputation
-from torch_xdist.core.run.hlo_call import call_of_hlo
+from torch_xdist.builder.hlo_call import call_of_hlo
 from torch_xdist.core.run.hlo_text import hlo_text
 
 _NOT_OF_A_NAME = re.compile(r"\W+")

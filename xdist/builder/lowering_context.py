@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from torch_xdist.builder import proto_text
+from torch_xdist.builder.lowered_graph import LoweredGraph, lower_graph
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.run.device_trace import trace_of_thread
-from torch_xdist.core.run.lowered_graph import LoweredGraph, lower_graph
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.dtypes import to_torch

@@ -7,7 +7,7 @@ import torch
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import trace_of_thread
-from torch_xdist.core.run.placeholders import Placeholder
+from torch_xdist.core.trace.placeholders import Placeholder
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.dtypes import to_jax

@@ -73,9 +73,9 @@ class WindowOps:
         input_spatial_dimensions: Sequence[int],
         kernel_spatial_dimensions: Sequence[int],
         output_spatial_dimensions: Sequence[int],
+        padding: Padding = "valid",
         feature_group_count: int = 1,
         batch_group_count: int = 1,
-        padding: Padding = "valid",
         precision_config: Any = None,
     ) -> Any:
         """`conv` with the dims in any order."""

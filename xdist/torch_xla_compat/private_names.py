@@ -8,8 +8,9 @@ import torch
 
 from torch_xdist import __version__, metrics, world
 from torch_xdist.core.devices import device, device_names, rng, steps, transfer
-from torch_xdist.core.run import cuts, donation
+from torch_xdist.core.run import cuts
 from torch_xdist.core.run.device_trace import buffers_of
+from torch_xdist.core.trace import donation
 from torch_xdist.torch_xla_compat import runtime_facts
 
 

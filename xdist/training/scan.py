@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
 
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.jax_side import control_flow
@@ -63,7 +63,7 @@ def scan(
 def _check(fn: Any, xs: Any) -> None:
     if not callable(fn):
         raise ArgumentError(f"scan: `fn` is {fn!r}, which cannot be called; give a function")
-    lengths = {len(x) for x in pytree.tree_leaves(xs) if x is not None}
+    lengths = {len(x) for x in _pytree.tree_leaves(xs) if x is not None}
     if len(lengths) != 1:
         raise ArgumentError(
             f"scan: the leaves of `xs` have the lengths {sorted(lengths)} along dim 0; give one or"
@@ -185,7 +185,7 @@ class _Passes:
     def backward(self, carry: Any, x: Any) -> Any:
         """(the carry's gradients, the x's); None for what has none."""
         grad_y, activations = x
-        grads = [*pytree.tree_leaves(carry), *pytree.tree_leaves(grad_y)]
+        grads = [*_pytree.tree_leaves(carry), *_pytree.tree_leaves(grad_y)]
         of_state = self._of_tensors(grads[: len(self.of_state.is_tensor)], self.of_state)
         of_y = self._of_tensors(grads[len(self.of_state.is_tensor) :], self.of_y)
         results = [*of_state, *of_y]
@@ -245,7 +245,7 @@ class Scan(torch.autograd.Function):
         if torch.is_grad_enabled() and isinstance(backward, _Backward):
             return None, None, None, *_again(backward.fn, init, xs, grad_carry, grad_ys)
         run = backward.function if isinstance(backward, _Backward) else backward
-        grad_carry = pytree.tree_map(_if_smooth, grad_carry)
+        grad_carry = _pytree.tree_map(_if_smooth, grad_carry)
         found = control_flow.scan(run, grad_carry, (grad_ys, activations), reverse=True)
         return None, None, None, *found
 
@@ -258,15 +258,15 @@ def _again(fn: Any, init: Any, xs: Any, grad_carry: Any, grad_ys: Any) -> tuple[
     """The gradients of a loop as what has gradients itself."""
     inputs, form = flattened((init, xs))
     wanted = [t for t in inputs if t.requires_grad]
-    results = pytree.tree_leaves(control_flow.scan(fn, init, xs))
-    pairs = zip(results, pytree.tree_leaves((grad_carry, grad_ys)), strict=True)
+    results = _pytree.tree_leaves(control_flow.scan(fn, init, xs))
+    pairs = zip(results, _pytree.tree_leaves((grad_carry, grad_ys)), strict=True)
     outs, grads = zip(*((r, g) for r, g in pairs if r is not None and r.requires_grad))
     found = iter(torch.autograd.grad(outs, wanted, grads, create_graph=True, allow_unused=True))
     filled = form.filled([next(found) if t.requires_grad else None for t in inputs])
     return filled[0], filled[1]
 
 
-def tree_flatten_none(pytree_: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+def tree_flatten_none(pytree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of a nest without None, and what makes the nest of such leaves."""
-    leaves, form = flattened(pytree_)
+    leaves, form = flattened(pytree)
     return leaves, form.filled

@@ -15,7 +15,7 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record.symbolic_trace import Subgraph, SymbolicTrace, TracedFunction
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread
 from torch_xdist.core.run.interpreter import scalar_types
-from torch_xdist.core.run.placeholders import Placeholder
+from torch_xdist.core.trace.placeholders import Placeholder
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import rows_of
 from torch_xdist.core.trace.values import Value

@@ -18,11 +18,12 @@ import jax
 
 from torch_xdist import settings
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.core.run import cuts, placeholders, program, reports
+from torch_xdist.core.run import cuts, program, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.sharding.layout import unpadded
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.trace import placeholders
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of

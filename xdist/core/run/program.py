@@ -19,14 +19,14 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import collective_program, donation, placeholders
+from torch_xdist.core.run import collective_program
 from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.run.jax_internals import in_one_call
 from torch_xdist.core.run.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.run.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.trace import global_state
+from torch_xdist.core.trace import donation, global_state, placeholders
 from torch_xdist.core.trace.plans import PLANS, Plan
 from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
