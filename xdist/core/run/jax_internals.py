@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax._src import config
-from jax._src.lax import windowed_reductions
 
 from torch_xdist.errors import ReleaseError
 
@@ -14,6 +13,10 @@ try:
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
+try:
+    from jax._src.lax import windowed_reductions
+except ImportError:
+    windowed_reductions = None  # type: ignore[assignment]
 
 
 def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
