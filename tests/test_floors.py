@@ -25,6 +25,7 @@ ROOMS = [
     "releases",
     "ops",
     "core",
+    "builder",
     "torch_xla_compat",
     "files",
     "ranks",

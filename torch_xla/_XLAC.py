@@ -1,5 +1,34 @@
 """The private names that documents tell users to call."""
 
+from torch_xdist.builder import (
+    lowering_context as lowering,
+)
+from torch_xdist.builder.graph import (
+    XlaBuilder,
+    XlaComputation,
+    XlaOp,
+)
+from torch_xdist.builder.placeholders import (
+    handles as _get_tensors_handle,
+)
+from torch_xdist.builder.placeholders import (
+    is_placeholder as _is_placecholder,
+)
+from torch_xdist.builder.private_names import (
+    _xla_computation_text,
+    _xla_create_placeholder_tensor,
+    _xla_op_build,
+    _xla_op_builder,
+    _xla_op_computation_from_module_proto,
+    _xla_op_create,
+    _xla_op_create_builder,
+    _xla_op_param,
+    _xla_op_shape,
+    _xla_op_tensor_shape,
+)
+from torch_xdist.builder.user_computation import (
+    user_computation as _xla_user_computation,
+)
 from torch_xdist.core.run.analysis import (
     allows_execution as _get_allow_execution,
 )
@@ -11,18 +40,6 @@ from torch_xdist.core.run.analysis import (
 )
 from torch_xdist.core.run.analysis import (
     set_graph_name as _set_current_graph_name,
-)
-from torch_xdist.dynamo.donation import (
-    get_buffer_donation as _get_buffer_donation,
-)
-from torch_xdist.dynamo.donation import (
-    set_buffer_donation as _set_buffer_donation,
-)
-from torch_xdist.dynamo.donation import (
-    xla_get_enable_alias_with_buffer_donor_config as _xla_get_enable_alias_with_buffer_donor_config,
-)
-from torch_xdist.dynamo.donation import (
-    xla_set_enable_alias_with_buffer_donor_config as _xla_set_enable_alias_with_buffer_donor_config,
 )
 from torch_xdist.dynamo.private_names import (
     _check_device_tensor_need_materialization,
@@ -118,6 +135,18 @@ from torch_xdist.spmd.private_names import (
     _xla_set_auto_sharding,
     _xla_spmd_all_reduce,
     _xla_spmd_reduce_scatter,
+)
+from torch_xdist.torch_xla_compat.buffer_donation import (
+    get_buffer_donation as _get_buffer_donation,
+)
+from torch_xdist.torch_xla_compat.buffer_donation import (
+    set_buffer_donation as _set_buffer_donation,
+)
+from torch_xdist.torch_xla_compat.buffer_donation import (
+    xla_get_enable_alias_with_buffer_donor_config as _xla_get_enable_alias_with_buffer_donor_config,
+)
+from torch_xdist.torch_xla_compat.buffer_donation import (
+    xla_set_enable_alias_with_buffer_donor_config as _xla_set_enable_alias_with_buffer_donor_config,
 )
 from torch_xdist.torch_xla_compat.dlpack import (
     from_dlpack as _from_dlpack,
@@ -259,6 +288,23 @@ __all__ = [
     "_set_buffer_donation",
     "_xla_get_enable_alias_with_buffer_donor_config",
     "_xla_set_enable_alias_with_buffer_donor_config",
+    "XlaBuilder",
+    "XlaComputation",
+    "XlaOp",
+    "_get_tensors_handle",
+    "_is_placecholder",
+    "_xla_computation_text",
+    "_xla_create_placeholder_tensor",
+    "_xla_op_build",
+    "_xla_op_builder",
+    "_xla_op_computation_from_module_proto",
+    "_xla_op_create",
+    "_xla_op_create_builder",
+    "_xla_op_param",
+    "_xla_op_shape",
+    "_xla_op_tensor_shape",
+    "_xla_user_computation",
+    "lowering",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",

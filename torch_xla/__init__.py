@@ -19,10 +19,12 @@ from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.ranks.c10d import process_group as _process_group
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
 from torch_xdist.training import eager as _eager
+from torch_xdist.training import gru as _gru
 from torch_xdist.training.compiled_step import compile, step
 
 refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
+_gru.register()
 _loading.register()
 _custom_ops.register()
 _sync_batch_norm.register()
@@ -38,6 +40,7 @@ from torch_xla import (  # noqa: E402 - after the check, which explains what the
 )
 from torch_xla._internal import tpu  # noqa: E402
 from torch_xla.core import xla_model  # noqa: E402
+from torch_xla.core import xla_model as xm  # noqa: E402
 
 __all__ = [
     "_XLAC",
@@ -45,6 +48,7 @@ __all__ = [
     "_backend",
     "_custom_ops",
     "_eager",
+    "_gru",
     "_loading",
     "_process_group",
     "amp",
@@ -63,4 +67,5 @@ __all__ = [
     "sync",
     "tpu",
     "xla_model",
+    "xm",
 ]

@@ -1,5 +1,5 @@
-"""Programs that may overwrite buffers that were marked for it."""
+"""Which buffers programs may write into."""
 
-from torch_xdist.dynamo.donation import alias_with_buffer_donor_config
+from torch_xdist.torch_xla_compat.buffer_donation import alias_with_buffer_donor_config
 
 __all__ = ["alias_with_buffer_donor_config"]

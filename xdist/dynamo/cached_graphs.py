@@ -22,11 +22,10 @@ from torch_xdist.core.run.partial_run import copy_rows
 from torch_xdist.core.run.program import Launch
 from torch_xdist.core.run.program_cache import Program
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.trace import global_state
+from torch_xdist.core.trace import donation, global_state
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
-from torch_xdist.dynamo import donation
 from torch_xdist.errors import DeviceError
 
 
@@ -102,7 +101,7 @@ def capture(
         tuple(types[slot] for slot in outs),
         part.scalars,
         part.collectives,
-        tuple(map(donation.is_to_be_donated, buffers)),
+        tuple(map(donation.is_taken_by_graphs, buffers)),
         {slot: tiling for slot, tiling in said if tiling is not None},
     )
     found = [part.buffers.get(root, outs.index(root) if root in outs else None) for root in roots]

@@ -16,10 +16,11 @@ from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import DeviceTrace
 from torch_xdist.core.trace.values import Value
-from torch_xdist.dynamo import cached_graphs, donation
+from torch_xdist.dynamo import cached_graphs
 from torch_xdist.dynamo.cached_graphs import Graph
 from torch_xdist.dynamo.inputs import buffers_of_inputs, own_trace, stand_ins
 from torch_xdist.spmd import marks
+from torch_xdist.torch_xla_compat.buffer_donation import alias_with_buffer_donor_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def _recorded(
     changed = [place for place, v in enumerate(values) if v.generation != before[place][0]]
     places = {id(tensor): place for place, tensor in enumerate(inputs)}
     computed = [o for o in outs if o.__class__ is XlaTensor and id(o) not in places]
-    with donation.alias_with_buffer_donor_config():
+    with alias_with_buffer_donor_config():
         graph, buffers, found = cached_graphs.capture(
             trace, [*[values[place] for place in changed], *[o.value for o in computed]]
         )

@@ -11,9 +11,9 @@ import torch
 
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
-from torch_xdist.dynamo import donation
 from torch_xdist.spmd.annotations import mark_sharding
 from torch_xdist.spmd.mesh import Mesh
+from torch_xdist.torch_xla_compat.buffer_donation import set_buffer_donation
 
 _SCHEMAS = (
     "dynamo_mark_sharding(Tensor input, int[] device_ids, int[] mesh_shape, str axis_names,"
@@ -58,7 +58,7 @@ def dynamo_set_buffer_donor_(t: torch.Tensor, should_donoate: bool) -> torch.Ten
 
 def dynamo_set_buffer_donor_xla_(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:
     """Let the program of a captured graph overwrite the buffer of a device tensor; returns it."""
-    donation.set_buffer_donation(t, should_donoate)
+    set_buffer_donation(t, should_donoate)
     return t
 
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch_xdist.core.devices import device, rng, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.program import live_values
+from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.trace import Tape, types_of
 from torch_xdist.core.trace.values import Value, root_of
 from torch_xdist.dynamo import cached_graphs
@@ -128,10 +130,20 @@ def _xla_sync_multi(
     wait: bool = True,
     sync_xla_data: bool = True,
 ) -> None:
-    """Compute these tensors now, and nothing else."""
+    """Compute these tensors now, and nothing else.
+
+    Args:
+        sync_xla_data: programs may write into what nobody holds any more, and into what was given
+            away (`_set_buffer_donation`). Otherwise only into the latter, and only where
+            `_xla_set_enable_alias_with_buffer_donor_config` says so.
+    """
     pending = [tensor.value for tensor in tensors if tensor.value.buffer is None]  # type: ignore[attr-defined]
-    for buffer in materialized(pending, "sync_multi").values():
-        if wait:
+    rule = nullcontext() if sync_xla_data else donation.only_given(donation.CONFIG.is_on)
+    with rule:
+        buffers = [*materialized(pending, "sync_multi").values()]
+    for buffer in buffers:
+        # One that was given away may have gone to the program that was just run.
+        if wait and not buffer.is_deleted():
             buffer.block_until_ready()
 
 

@@ -54,6 +54,7 @@ _NO_SPMD = "torch leaves DTensors of xla to SPMD; here they are as on other devi
 PATCHES = (
     Patch("torch.Generator", "core.devices.torch_generator", "there is torch.Generator('xla')"),
     Patch("torch.Tensor.xla", _METHODS, "tensor.xla() is what tensor.cuda() is", is_new=True),
+    Patch("torch.nn.GRU", "training.gru", "it is the class of torch_xla.experimental.gru"),
     Patch("torch.load", "core.torch_side.loading", "it takes map_location='xla'"),
     Patch("torch.manual_seed", _REGISTRATION, _SEEDS),
     Patch("torch.random.manual_seed", _REGISTRATION, _SEEDS),

@@ -178,6 +178,17 @@ PROBES = (
         "arrays go to a device without a check of each",
         otherwise="jax.device_put does it",
     ),
+    Probe("jax.interpreters.mlir.merge_mlir_modules", "HLO modules as parts of programs"),
+    Probe(
+        "jaxlib._jax.mlir.hlo_to_stablehlo",
+        "HLO modules as parts of programs",
+        otherwise="a ReleaseError where one is used",
+    ),
+    Probe(
+        "jax._src.lax.windowed_reductions._select_and_scatter",
+        "xla_builder's SelectAndScatter",
+        otherwise="a ReleaseError where it is used",
+    ),
     Probe("jax._src.dispatch.wait_for_tokens", _LAUNCHER, otherwise="it is not called at exit"),
     Probe("jax._src.api.clean_up", _LAUNCHER, otherwise="it is not called at exit"),
     Probe("jax._src.xla_bridge.backends_are_initialized", _LAUNCHER),

@@ -1,14 +1,18 @@
 """JAX functions and loops by torch_xla's names: `xb.call_jax`, `scan`, `while_loop`, ..."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from torch_xdist.builder.callables import JaxCallable
 from torch_xdist.core.jax_side import control_flow
-from torch_xdist.core.jax_side.from_jax import from_jax
+from torch_xdist.core.trace import global_state
+
+# By the function (or `override_hash`) and JAX's settings; bounded, for a user may make functions
+# without end.
+_JAX_TO_XLA_COMPUTATION_CACHE: dict[Any, Any] = {}
+_KEPT = 256
 
 
 def call_jax(
@@ -16,58 +20,36 @@ def call_jax(
     args: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
     name: str | None = None,
-    override_hash: str | None = None,
+    override_hash: Any = None,
 ) -> Any:
     """`jax_func(*args, **kwargs)` on device tensors, as one row of the trace, with gradients.
 
     Args:
-        jax_func: a JAX function of arrays; returns one or a tuple of arrays. Give the same
-            function object at every step: another one is another program.
+        jax_func: a JAX function of arrays; returns arrays, nested. Give the same function object
+            at every step: another one is another program.
         args, kwargs: nested lists, tuples and dicts of device tensors and plain values; the plain
             values are constants of the program.
-        name, override_hash: accepted for torch_xla's sake.
+        name: accepted for torch_xla's sake.
+        override_hash: stands for the function where its object is another at every step.
     """
-    leaves, structure = pytree.tree_flatten((tuple(args), kwargs or {}))
-    # 2, 2.0 and True are equal, but JAX promotes by their types.
-    static = tuple(None if isinstance(v, torch.Tensor) else (type(v), v) for v in leaves)
-    operator = _operator(jax_func, structure, static)
-    return operator(*(v for v in leaves if isinstance(v, torch.Tensor)))
+    key = override_hash or id(jax_func), global_state.of_program()
+    found = _JAX_TO_XLA_COMPUTATION_CACHE.get(key)
+    if found is None:
+        found = JaxCallable(jax_func)
+        hold(key, found)
+    return found(*args, **(kwargs or {}))
 
 
-# As many as a user may give, one for each of them that is used in turn.
-@functools.lru_cache(maxsize=256)
-def _operator(
-    jax_func: Callable[..., Any], structure: Any, static: tuple[tuple[type, Any] | None, ...]
-) -> Callable[..., Any]:
-    """A torch function of the tensors alone; `static` has None in their places."""
-    places = [i for i, leaf in enumerate(static) if leaf is None]
-    constants = [None if leaf is None else leaf[1] for leaf in static]
-
-    def function(*arrays: Any) -> Any:
-        filled = list(constants)
-        for place, array in zip(places, arrays):
-            filled[place] = array
-        args, kwargs = pytree.tree_unflatten(filled, structure)
-        return jax_func(*args, **kwargs)
-
-    return from_jax(function)
+def hold(key: Any, called: Any) -> None:
+    """Keep what was traced of a function; the oldest goes where there are too many."""
+    if len(_JAX_TO_XLA_COMPUTATION_CACHE) >= _KEPT:
+        del _JAX_TO_XLA_COMPUTATION_CACHE[next(iter(_JAX_TO_XLA_COMPUTATION_CACHE))]
+    _JAX_TO_XLA_COMPUTATION_CACHE[key] = called
 
 
-def scan(
-    fn: Callable[..., Any],
-    init: Any,
-    xs: Any,
-    partition_fn: Any = None,
-    is_fn_pure: bool = False,
-) -> tuple[Any, Any]:
-    """`fn(carry, x) -> (carry, y)` along dim 0 of `xs`, as one loop of the program.
-
-    Args:
-        partition_fn, is_fn_pure: accepted for torch_xla's sake.
-
-    Returns the last carry, and the ys stacked along dim 0.
-    """
-    return control_flow.scan(fn, init, xs)
+def _jax_to_xla_computation_cache_elements() -> int:
+    """How many forms of functions `call_jax` and `assume_pure` hold."""
+    return sum(len(called._cache) for called in _JAX_TO_XLA_COMPUTATION_CACHE.values())
 
 
 def while_loop(

@@ -1,6 +1,7 @@
 """Gradients of many small batches, summed by one loop of the program."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +9,15 @@ import torch
 from torch_xdist.core.jax_side.control_flow import scan
 from torch_xdist.core.trace.values import last_write
 from torch_xdist.errors import ArgumentError, ImpureError
+
+
+@dataclass(frozen=True, slots=True)
+class GradientAccumulationContext:
+    """How many turns a loop has, and how many tensors it walks along and carries."""
+
+    num_gradient_steps: int
+    num_iterable_tensors: int
+    num_carried_tensors: int
 
 
 def gradient_accumulation(
@@ -30,12 +40,13 @@ def gradient_accumulation(
     Returns the mean loss [], followed by the last carried tensors where there are some.
     """
     turns = _turns(iterable_tensors)
+    context = GradientAccumulationContext(turns, len(iterable_tensors), len(carried_tensors))
     trained = [p for p in model.parameters() if p.requires_grad]
     is_used = [False] * len(trained)
 
     def body(carry: Any, slices: Any) -> tuple[Any, None]:
         total, sums, carried = carry
-        loss, found, carried = _turn(train_step, slices, carried, trained, turns)
+        loss, found, carried = _turn(train_step, slices, carried, trained, context)
         is_used[:] = [gradient is not None for gradient in found]
         sums = [s if g is None else s + g for s, g in zip(sums, found, strict=True)]
         return (total + loss, sums, carried), None
@@ -80,7 +91,7 @@ def _turn(
     slices: Sequence[torch.Tensor],
     carried: Sequence[torch.Tensor],
     trained: Sequence[torch.nn.Parameter],
-    turns: int,
+    context: GradientAccumulationContext,
 ) -> tuple[torch.Tensor, list[torch.Tensor | None], tuple[torch.Tensor, ...]]:
     """The turn's part of the mean loss, its gradients, and what it passes on."""
     given = [*slices, *carried]
@@ -91,8 +102,8 @@ def _turn(
             parameter.grad = None
         with torch.enable_grad():
             result = train_step(*given)
-            loss, *passed = result if carried else (result,)
-            loss = loss / turns
+            loss, *passed = result if context.num_carried_tensors else (result,)
+            loss = loss / context.num_gradient_steps
             loss.backward()
         found = [parameter.grad for parameter in trained]
     finally:

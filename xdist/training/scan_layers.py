@@ -1,19 +1,24 @@
 """Layers of one form, as one loop of the program: it is compiled as if there was one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torch_xdist.core.jax_side.control_flow import scan
+from torch_xdist.core.jax_side.partition import Partition
 from torch_xdist.core.trace.values import last_write
 from torch_xdist.errors import ArgumentError
+from torch_xdist.training.scan import scan
+
+# What one layer computes, of layers that are said to be pure: by the ids of the partitioner and of
+# the layer, which it holds, so that `scan` finds the same function again.
+_ONE_LAYER_CACHE: dict[tuple[int, int], Callable[..., Any]] = {}
 
 
 def scan_layers(
     layers: Iterable[torch.nn.Module],
     input_data: Any,
-    partition_fn: Any = None,
+    partition_fn: Partition | None = None,
     is_layer_pure: bool = False,
 ) -> Any:
     """What the layers compute one after another, with gradients; their buffers are updated too.
@@ -23,30 +28,45 @@ def scan_layers(
             `forward` is used for all; another dropout probability, say, is not seen.
         input_data: what the first layer takes, and every layer returns: tensors, nested. A tuple
             holds the arguments of a layer.
-        partition_fn, is_layer_pure: accepted for torch_xla's sake.
+        partition_fn: what the backward pass computes again; see `scan`. Default: nothing.
+        is_layer_pure: trace the first layer once, not at each call.
 
     Raises ArgumentError where the layers' parameters or buffers differ in name or shape.
     """
     listed = list(layers)
     if not listed:
         return input_data
-    buffers = dict(listed[0].named_buffers())
     own = [dict(layer.named_parameters()) | dict(layer.named_buffers()) for layer in listed]
     _check_alike(own)
     if not own[0]:
         return _in_turn(listed, input_data)
     stacked = {name: torch.stack([tensors[name] for tensors in own]) for name in own[0]}
 
+    one_layer = _one_layer(listed[0], partition_fn, is_layer_pure)
+    result, written = scan(one_layer, input_data, stacked, partition_fn, is_layer_pure)
+    _write_back(own, written)
+    return result
+
+
+def _one_layer(
+    first: torch.nn.Module, partition_fn: Partition | None, is_pure: bool
+) -> Callable[..., Any]:
+    """(input, tensors of a layer) -> (output, those of the tensors that it wrote)."""
+    key = id(partition_fn), id(first)
+    if is_pure and key in _ONE_LAYER_CACHE:
+        return _ONE_LAYER_CACHE[key]
+    buffers = dict(first.named_buffers())
+
     def one_layer(value: Any, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
         # A body's tensors may all need gradients, which a buffer may not.
         used = {name: t.detach() if name in buffers else t for name, t in given.items()}
         before = {name: last_write(tensor) for name, tensor in used.items()}
-        value = torch.func.functional_call(listed[0], used, _arguments(value))
+        value = torch.func.functional_call(first, used, _arguments(value))
         return value, {n: t.detach() for n, t in used.items() if last_write(t) != before[n]}
 
-    result, written = scan(one_layer, input_data, stacked)
-    _write_back(own, written)
-    return result
+    if is_pure:
+        _ONE_LAYER_CACHE[key] = one_layer
+    return one_layer
 
 
 def _write_back(layers: Sequence[dict[str, torch.Tensor]], written: Mapping[str, Any]) -> None:

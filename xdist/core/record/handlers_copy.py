@@ -13,6 +13,7 @@ from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.trace.trace import Trace
 
 
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -67,14 +68,32 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     check_targets(op, [target])
     value = target.value
     there = value.trace.device
+    slot = -1
     if source.__class__ is not XlaTensor:
-        source = transfer.to_trace(source.to(value.type.dtype), trace_here(there))
+        trace = trace_here(there)
+        source = transfer.to_trace(source.to(value.type.dtype), trace)
+        slot = value.slot if value.epoch == trace.tape.epoch else -1
     elif source.value.trace.device is not there:
         source = to_other_device(source, there.index)
     if source.value.type.shape != value.type.shape:
         source = source.expand(value.type.shape)
     write(value, as_dtype(source.value, value.type.dtype))
+    if slot >= 0:
+        _forget_empty(trace, slot)
     return target
+
+
+def _forget_empty(trace: Trace, slot: int) -> None:
+    """Take back the row of an empty tensor that a copy from the host has just filled.
+
+    torch makes one in `.to`; left on the tape, a step would be another program than the next one,
+    which uploads nothing.
+    """
+    entries = trace.tape.entries
+    if slot == len(entries) - 1 and not trace.is_symbolic:
+        row: Any = entries[slot]
+        if isinstance(row, tuple) and row[0].name == "empty":
+            del entries[slot]
 
 
 def is_pinned(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -313,8 +313,13 @@ class TracedFunction:
         function: Callable[..., Any],
         like: Sequence[torch.Tensor],
         needs_grad: Sequence[bool],
+        *,
+        as_leaves: bool = False,
     ) -> None:
-        """Record `function` of tensors like these, which need gradients where it says so."""
+        """Record `function` of tensors like these, which need gradients where it says so.
+
+        With `as_leaves` those are leaves, which torch lets nobody write in place.
+        """
         device = like[0].value.trace.device  # type: ignore[attr-defined]
         trace = SymbolicTrace(device, may_capture=True)
         types = [t.value.type for t in like]  # type: ignore[attr-defined]
@@ -324,7 +329,13 @@ class TracedFunction:
         with recording(trace), torch.enable_grad():
             # A copy, because a leaf that needs gradients could not be written in place.
             inputs = [
-                wrap(value).requires_grad_().clone() if need else wrap(value)
+                (
+                    wrap(value).requires_grad_()
+                    if as_leaves
+                    else wrap(value).requires_grad_().clone()
+                )
+                if need
+                else wrap(value)
                 for value, need in zip(values, needs_grad)
             ]
             with _Watch(trace, where):

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.sharding.layout import unpadded
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.trace import placeholders
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
@@ -67,6 +68,8 @@ class DeviceTrace(Trace):
         Args:
             cause: who asked for a sync (see `analysis`).
         """
+        if placeholders.ALIVE:
+            self._set_placeholders_aside()
         while True:
             tape = self.tape
             slots = [self.slot_of(value) for value in wanted]
@@ -82,6 +85,13 @@ class DeviceTrace(Trace):
                     self._is_stuck = False
                     continue
                 return self._run_all(tape, slots, reason, cause)
+
+    def _set_placeholders_aside(self) -> None:
+        """What reads placeholders cannot run: it leaves the tape."""
+        with self.lock:
+            hollow = placeholders.dependents(self.tape)
+            if hollow:
+                self._drop_unneeded(hollow)
 
     def _run_part(
         self, tape: Tape, slots: Sequence[int], needed: set[int], reason: str, cause: str
@@ -118,15 +128,25 @@ class DeviceTrace(Trace):
             self._restore(tape)
             raise
 
-    def _drop_unneeded(self) -> None:
-        """Leave out the rows that no living value and no collective needs."""
+    def _drop_unneeded(self, hollow: Set[int] = frozenset()) -> None:
+        """Leave out the rows that no living value and no collective needs.
+
+        What stands in the hollow slots goes to a trace of its own, which never runs.
+        """
         tape = self.tape
         try:
             self.tape = Tape()
             self.finish_writes(tape)
             live = program.live_values(tape)
+            apart = [value for value in live if value.slot in hollow]
+            live = [value for value in live if value.slot not in hollow]
             kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
             self._absorb(tape, live, kept)
+            if apart:
+                aside = DeviceTrace(self.device)
+                aside._absorb(tape, apart, needed_rows(tape, [v.slot for v in apart]))
+                for value in apart:
+                    value.trace = aside
         except BaseException:
             self._restore(tape)
             raise

@@ -15,6 +15,7 @@ from torch_xdist import settings
 from torch_xdist.core.run import program
 from torch_xdist.core.run.hlo_text import hlo_text, optimized_text
 from torch_xdist.core.run.jax_internals import shardings_in_hlo
+from torch_xdist.core.run.partial_run import copy_rows, needed_rows
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
@@ -68,6 +69,19 @@ def shape_text(type_: TensorType | None) -> str:
 
 def _nodes(tape: Tape, device: Device, roots: Sequence[int]) -> list[Node]:
     """The nodes that lead to the root slots, operands before users, numbered."""
+    return _nodes_and_leaves(tape, device, roots)[0]
+
+
+def leaf_order(tape: Tape, device: Device, roots: Sequence[int]) -> list[int]:
+    """The slots of the leaves that the roots need, in the order of the graph's text."""
+    order, leaves = _nodes_and_leaves(tape, device, roots)
+    return [leaves[id(node)] for node in order if id(node) in leaves]
+
+
+def _nodes_and_leaves(
+    tape: Tape, device: Device, roots: Sequence[int]
+) -> tuple[list[Node], dict[int, int]]:
+    """The nodes, and the slots of those that are leaves, by the node's id."""
     made: dict[int, tuple[Node, int]] = {}
     for slot, entry in enumerate(tape.entries):
         if isinstance(entry, TensorType):
@@ -91,7 +105,11 @@ def _nodes(tape: Tape, device: Device, roots: Sequence[int]) -> list[Node]:
         node.number = number
     for number, node in enumerate(ends):
         node.attributes = [*node.attributes, ("ROOT", str(number))]
-    return order
+    return order, {id(made[s][0]): s for s, e in enumerate(tape.entries) if _is_leaf(e)}
+
+
+def _is_leaf(entry: Any) -> bool:
+    return isinstance(entry, TensorType)
 
 
 def _op_name(plan: Plan) -> str:
@@ -195,9 +213,22 @@ def _edge_label(node: Node, index: int, operand: Node, output: int) -> str:
 def _lowered(
     tape: Tape, device: Device, roots: Sequence[int], tilings: Mapping[int, Tiling]
 ) -> Any:
-    outs = tuple(dict.fromkeys(roots))
-    launch = program.prepare(tape, device, outs, may_donate=False, tilings=tilings)
+    part, places = part_of(tape, device, roots)
+    outs = tuple(dict.fromkeys(places[slot] for slot in roots))
+    moved = {places[slot]: tiling for slot, tiling in tilings.items()}
+    launch = program.prepare(part, device, outs, may_donate=False, tilings=moved)
     return program.lowered(launch)
+
+
+def part_of(tape: Tape, device: Device, roots: Sequence[int]) -> tuple[Tape, dict[int, int]]:
+    """What the root slots need as a tape of its own, and where each slot stands there.
+
+    Its leaves stand first, in the order of the graph's text.
+    """
+    part = Tape()
+    for slot in leaf_order(tape, device, roots):
+        part.move_in(tape.entries[slot], tape.buffers[slot])  # type: ignore[arg-type]
+    return part, copy_rows(tape, needed_rows(tape, roots), part)
 
 
 def render(
@@ -220,7 +251,7 @@ def render(
         if settings.dumps_optimized():
             return optimized_text(_lowered(tape, device, roots, tilings))
         with shardings_in_hlo():
-            return hlo_text(_lowered(tape, device, roots, tilings))
+            return hlo_text(_lowered(tape, device, roots, tilings), in_tuple=True)
     if format == "stablehlo":
         return _lowered(tape, device, roots, tilings).as_text()
     raise RuntimeError(

@@ -22,10 +22,10 @@ def optimized_text(lowered: Any) -> str:
     return _devices_listed(lowered.compile().as_text())
 
 
-def hlo_text(lowered: Any) -> str:
-    """What JAX lowered, as HLO before XLA's work."""
+def hlo_text(lowered: Any, *, in_tuple: bool = False) -> str:
+    """What JAX lowered, as HLO before XLA's work; `in_tuple` makes one result a tuple too."""
     # Without locations, by which JAX would name the instructions.
-    text = hlo_of_module(str(lowered.compiler_ir("stablehlo")))
+    text = hlo_of_module(str(lowered.compiler_ir("stablehlo")), in_tuple=in_tuple)
     if text is None:
         return str(lowered.compiler_ir("hlo").as_hlo_text())
     return _devices_listed(_ARGUMENT.sub(r"p\1.1", _SHARDY.sub("", text)))

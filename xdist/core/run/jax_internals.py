@@ -7,10 +7,16 @@ from typing import Any
 import jax
 from jax._src import config
 
+from torch_xdist.errors import ReleaseError
+
 try:
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
+try:
+    from jax._src.lax import windowed_reductions
+except ImportError:
+    windowed_reductions = None  # type: ignore[assignment]
 
 
 def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
@@ -28,18 +34,49 @@ def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if state is None else state(False)
 
 
-def hlo_of_module(module: str) -> str | None:
-    """A StableHLO module as HLO text with the shapes of operands; None where JAX cannot."""
+def hlo_of_module(module: str, *, in_tuple: bool) -> str | None:
+    """A StableHLO module as HLO text with the shapes of operands; None where JAX cannot.
+
+    Args:
+        in_tuple: one result is a tuple as well.
+    """
     try:
         options = _hlo.HloPrintOptions()
         options.print_percent = options.print_operand_shape = True
         options.print_metadata = False
         computation = _jax.mlir.mlir_module_to_xla_computation(
-            module, use_tuple_args=False, return_tuple=False
+            module, use_tuple_args=False, return_tuple=in_tuple
         )
         return str(computation.get_hlo_module().to_string(options))
     except AttributeError:
         return None
+
+
+def proto_of_module(module: str) -> bytes:
+    """A StableHLO module as a serialized HloModuleProto."""
+    _need(_jax and hasattr(_jax.mlir, "mlir_module_to_xla_computation"), "a program as HLO")
+    computation = _jax.mlir.mlir_module_to_xla_computation(
+        module, use_tuple_args=False, return_tuple=False
+    )
+    return bytes(computation.as_serialized_hlo_module_proto())
+
+
+def stablehlo_of_proto(proto: bytes) -> bytes:
+    """A serialized HloModuleProto as StableHLO."""
+    _need(_jax and hasattr(_jax.mlir, "hlo_to_stablehlo"), "HLO in a program")
+    return bytes(_jax.mlir.hlo_to_stablehlo(proto))
+
+
+def select_and_scatter(*arguments: Any) -> Any:
+    """XLA's SelectAndScatter (operand, select, sizes, strides, padding, source, start, scatter)."""
+    of_jax = getattr(windowed_reductions, "_select_and_scatter", None)
+    _need(of_jax, "SelectAndScatter")
+    return of_jax(*arguments)  # type: ignore[misc]
+
+
+def _need(found: Any, what: str) -> None:
+    if not found:
+        raise ReleaseError(f"jax {jax.__version__} has no {what}; install jax 0.10.2, which has")
 
 
 def in_one_call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> None:

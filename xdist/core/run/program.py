@@ -26,7 +26,7 @@ from torch_xdist.core.run.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.run.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.trace import global_state
+from torch_xdist.core.trace import donation, global_state, placeholders
 from torch_xdist.core.trace.plans import PLANS, Plan
 from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
@@ -111,7 +111,11 @@ def prepare(
     buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
     *counts, least = map(sys.getrefcount, buffers)
     buffers.pop()
-    mask = [may_donate and count <= least for count in counts]
+    if placeholders.ALIVE and may_donate:
+        placeholders.check_none(buffers)
+    mask = [False] * len(buffers)
+    if may_donate:
+        mask = donation.mask([count <= least for count in counts], buffers)
     if donated:
         mask = [slot in donated for slot in leaves]
     if _exported:

@@ -1,0 +1,176 @@
+"""Operations compute what XLA says, and tell at once what does not fit."""
+
+import pytest
+import torch
+
+import torch_xla.core.xla_builder as xb
+import torch_xla.core.xla_op_registry as xor
+from torch_xdist.errors import ArgumentError, NoLoweringError
+
+A = torch.tensor([[4.0, -1.0, 2.0], [0.5, 3.0, -2.0]])
+ONE_DIM = {"dtype": xb.Type.S32}
+
+
+def run(function, *tensors, **kwargs):
+    """What an operator of operations gives for CPU tensors, on the CPU."""
+    results = xor.register("tried", function)(*(t.to("xla") for t in tensors), **kwargs)
+    return [r.cpu() for r in results] if isinstance(results, list) else results.cpu()
+
+
+def test_arithmetic_broadcasts_scalars():
+    scalar = torch.tensor(2.0)
+    both = run(lambda a, s: xb.Op.tuple([a + s, a - s, a * s, a / s, a % s, a.max(s)]), A, scalar)
+    expected = [A + 2, A - 2, A * 2, A / 2, torch.fmod(A, 2), A.clamp(min=2)]
+    torch.testing.assert_close(both, expected)
+    assert run(lambda a: (-a).select(a, -a) if False else (a < a.zeros_like()), A).tolist() == [
+        [False, True, False],
+        [False, False, True],
+    ]
+
+
+def test_functions_of_one_array_are_torchs():
+    names = "sin cos tanh exp floor ceil erf sinh cosh tan atan expm1".split()
+    found = run(lambda a: xb.Op.tuple([getattr(a, name)() for name in names]), A)
+    torch.testing.assert_close(found, [getattr(torch, name)(A) for name in names])
+
+
+def test_integers_have_bits():
+    a, b = torch.tensor([6, 5, -8]), torch.tensor([3, 1, 1])
+    found = run(lambda a, b: xb.Op.tuple([a & b, a | b, a ^ b, a << b, a >> b, ~a]), a, b)
+    assert [f.tolist() for f in found] == [
+        x.tolist() for x in (a & b, a | b, a ^ b, a << b, a >> b, ~a)
+    ]
+    unsigned = torch.tensor([200], dtype=torch.uint8)
+    assert run(lambda a: a >> a.ones_like(), unsigned).tolist() == [100]
+
+
+def test_shapes_change_and_parts_are_taken():
+    found = run(
+        lambda a: xb.Op.tuple(
+            [
+                a.reshape([3, 2]),
+                a.transpose([1, 0]),
+                a.slice([0, 1], [2, 3]),
+                a.slice_in_dim(0, 3, 1, stride=2),
+                a.rev([1]),
+                a.broadcast([2]),
+                xb.Op.concat_in_dim([a, a], 0),
+                a.pad(a.zeros_like().slice([0, 0], [1, 1]).reshape([]), [(1, 0, 0), (0, 0, 1)]),
+                a.cast(xb.Type.S32),
+            ]
+        ),
+        A,
+    )
+    padded = torch.zeros(3, 5)
+    padded[1:, ::2] = A
+    expected = [
+        A.reshape(3, 2), A.T, A[:, 1:], A[:, ::2], A.flip(1), A.expand(2, 2, 3),
+        torch.cat([A, A]), padded, A.int(),
+    ]  # fmt: skip
+    torch.testing.assert_close(found, expected)
+
+
+def test_places_may_be_operands():
+    place = torch.tensor(1, dtype=torch.int32)
+    found = run(
+        lambda a, i: xb.Op.tuple(
+            [
+                a.dynamic_slice([i, i.zeros_like()], [1, 3]),
+                a.dynamic_update_slice(a.slice([0, 0], [1, 3]), [i, i.zeros_like()]),
+            ]
+        ),
+        A,
+        place,
+    )
+    torch.testing.assert_close(found, [A[1:], A[:1].expand(2, 3)])
+
+
+def test_a_loop_and_a_choice_hold_computations():
+    def count(a, limit=None):
+        def below(i, _):
+            return i < xb.Op.scalar(i.builder(), limit, dtype=xb.Type.S32)
+
+        def body(i, total):
+            return i + xb.Op.one(i.builder(), xb.Type.S32), total + total
+
+        zero = xb.Op.zero(a.builder(), dtype=xb.Type.S32)
+        return xb.Op.mkwhile((zero, a), below, body).get_tuple_element(1)
+
+    assert run(count, torch.ones(2), limit=3).tolist() == [8, 8]
+
+    def choose(a, which):
+        return which.mkconditional((a, a), lambda x, y: x + y, lambda x, y: x - y)
+
+    assert run(choose, torch.ones(2), torch.tensor(True)).tolist() == [2, 2]
+    assert run(choose, torch.ones(2), torch.tensor(False)).tolist() == [0, 0]
+
+
+def test_sort_map_call_and_iota():
+    x = torch.tensor([3.0, 1.0, 2.0])
+    found = run(
+        lambda x: xb.Op.tuple(
+            [
+                xb.Op.sort([x], lambda a, b: a < b),
+                xb.Op.sort([x], lambda a, b: a > b),
+                xb.Op.map([x, x], lambda a, b: a * b, [0]),
+                xb.Op.call(lambda a: a + a, [x]),
+                xb.Op.iota(x.builder(), xb.mkshape(xb.Type.S32, [3]), 0),
+                x.get_dimension_size(0),
+                xb.Op.constant(x.builder(), torch.tensor([7.0])),
+            ]
+        ),
+        x,
+    )
+    assert [f.tolist() for f in found] == [
+        [1, 2, 3], [3, 2, 1], [9, 1, 4], [6, 2, 4], [0, 1, 2], 3, [7],
+    ]  # fmt: skip
+
+
+def test_triangular_systems_are_solved():
+    a, b = torch.tensor([[2.0, 1.0], [0.0, 4.0]]), torch.tensor([[2.0], [8.0]])
+    found = run(lambda b, a: a.triangualr_solve(b, True, False, False, False), b, a)
+    torch.testing.assert_close(a @ found, b)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda a: xb.mkop("Ad", (a.op,)), "there is no operation 'Ad'; there are Abs, Acos"),
+        (lambda a: a.dynamic_reshape([1]), "DynamicReshape is not there: sizes are known when"),
+        (lambda a: a + a.cast(xb.Type.S32), "xla_builder: Add of ShapeDtypeStruct.*: "),
+        (lambda a: a.cast("f33"), "there is no element type 'f33'; use one of f32, f64"),
+        (lambda a: xb.mkop("Iota", ()), "mkop: Iota has no operands, so it is in no builder"),
+    ],
+)
+def test_what_does_not_fit_is_told_where_it_is_written(function, words):
+    with pytest.raises((ArgumentError, NoLoweringError), match=words):
+        run(function, A)
+
+
+def test_other_comparators_and_updates_are_refused():
+    with pytest.raises(NoLoweringError, match="Sort by another computation than Lt, Gt of its two"):
+        run(lambda a: xb.Op.sort([a], lambda x, y: y < x), A)
+
+
+def test_parameters_are_numbered_from_0():
+    builder = xb.create_builder("gap")
+    p = xb.mkparam(builder, 1, xb.mkshape(xb.Type.F32, [2]))
+    with pytest.raises(ArgumentError, match=r"'gap' has the parameters \[1\]; number them from 0"):
+        p.build("gap")
+
+
+def test_shapes_answer_what_they_can():
+    shape = xb.mkshape(xb.Type.BF16, (2, 3))
+    assert (shape.rank, shape.sizes, shape.dtype) == (2, (2, 3), "bf16")
+    assert not shape.is_dynamic() and shape.as_scalar().sizes == ()
+    both = xb.Shape([shape.shape, shape.shape])
+    assert both.is_tuple() and both.tuple_size() == 2 and both.tuple_shape(1)["type"] == "bf16"
+    with pytest.raises(AssertionError, match=r"Shape.tuple_size: .* is no tuple; ask is_tuple"):
+        shape.tuple_size()
+    with pytest.raises(AssertionError, match=r"Shape.rank: .* is a tuple; take a part with"):
+        _ = both.rank
+    bounded = xb.mkshape(xb.Type.F32, [4], dynamic_dimensions=[True])
+    with pytest.raises(ArgumentError, match="has dims of unknown size, which JAX does not have"):
+        xb.mkparam(xb.create_builder("x"), 0, bounded)
+    for name, dtype in xb._XLA_PT_TYPE_MAP.items():
+        assert xb.Op.from_torch_type(dtype) == name and xb.Op.to_torch_type(name) is dtype

@@ -1,0 +1,77 @@
+"""Which buffers a program may write its results into, beside those that nobody holds any more.
+
+A user may give a buffer away that tensors still hold; the next program that reads it ends it. And
+a run may be told to take nothing but what was given away so.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+
+import jax
+
+
+class _Now(threading.local):
+    """What this thread's next runs may take.
+
+    Attributes:
+        unreferenced: buffers that only the tape holds.
+        given: buffers that the user gave away.
+    """
+
+    unreferenced = True
+    given = True
+
+
+class _Config:
+    """Whether graphs that run by their hash take what was given away."""
+
+    is_on = False
+
+
+NOW = _Now()
+CONFIG = _Config()
+# By id.
+_GIVEN: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+def give(buffer: jax.Array, should_donate: bool) -> None:
+    """Give a buffer away, or take that back."""
+    if should_donate:
+        _GIVEN[id(buffer)] = buffer
+    else:
+        _GIVEN.pop(id(buffer), None)
+
+
+def is_given(buffer: jax.Array) -> bool:
+    """Whether the user gave a buffer away."""
+    return _GIVEN.get(id(buffer)) is buffer
+
+
+def is_taken_by_graphs(buffer: jax.Array) -> bool:
+    """Whether a graph that runs by its hash takes a buffer."""
+    return CONFIG.is_on and is_given(buffer)
+
+
+@contextlib.contextmanager
+def only_given(allowed: bool) -> Iterator[None]:
+    """Inside it, runs of this thread take only what was given away, or nothing."""
+    before = NOW.unreferenced, NOW.given
+    NOW.unreferenced, NOW.given = False, allowed
+    try:
+        yield
+    finally:
+        NOW.unreferenced, NOW.given = before
+
+
+def mask(unreferenced: Sequence[bool], buffers: Sequence[jax.Array]) -> list[bool]:
+    """Which of the leaves' buffers a run may take.
+
+    Args:
+        unreferenced: which of them only the tape holds.
+    """
+    taken = list(unreferenced) if NOW.unreferenced else [False] * len(buffers)
+    if _GIVEN and NOW.given:
+        taken = [take or is_given(buffer) for take, buffer in zip(taken, buffers)]
+    return taken

@@ -1,0 +1,57 @@
+"""Buffers that hold nothing: operands of graphs that are looked at and never run."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from torch_xdist.core.trace.trace import Tape, rows_of
+from torch_xdist.errors import ValueLostError
+
+# Those that somebody holds; while there is none, nobody looks for them.
+ALIVE: "weakref.WeakSet[Placeholder]" = weakref.WeakSet()
+
+
+class Placeholder:
+    """The shape and the dtype of an array, in the place of one."""
+
+    __slots__ = ("__weakref__", "dtype", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        ALIVE.add(self)
+
+    def is_deleted(self) -> bool:
+        """What JAX's arrays are asked before they are used again."""
+        return False
+
+    def block_until_ready(self) -> "Placeholder":
+        """There is nothing to wait for."""
+        return self
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise self._error("a read of its value")
+
+    def _error(self, where: str) -> ValueLostError:
+        return ValueLostError(
+            f"placeholder tensor of shape {self.shape} and dtype {self.dtype}: {where}, but it has"
+            " none; it only stands for an operand where a graph is lowered"
+        )
+
+
+def check_none(buffers: Any) -> None:
+    """Raise ValueLostError where a program that shall run reads a placeholder."""
+    for buffer in buffers:
+        if isinstance(buffer, Placeholder):
+            raise buffer._error("a program that shall run reads it")
+
+
+def dependents(tape: Tape) -> set[int]:
+    """The slots of placeholders on a tape, and of all that is computed of them."""
+    found = {slot for slot, buffer in tape.buffers.items() if isinstance(buffer, Placeholder)}
+    if found:
+        for slot, row in rows_of(tape.entries):
+            if not found.isdisjoint(row[1:]):
+                found.update(range(slot, slot + max(1, len(row[0].types))))
+    return found
