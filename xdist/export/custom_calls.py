@@ -96,7 +96,9 @@ def xla_custom_call(
     def lowering(*arrays: jax.Array) -> Any:
         return _call_p.bind(*arrays, **params)
 
-    return list(record_jax(f"xla.custom_call.{target}", lowering, list(inputs), tuple(params.items())))
+    return list(
+        record_jax(f"xla.custom_call.{target}", lowering, list(inputs), tuple(params.items()))
+    )
 
 
 def extract_custom_call_outputs_shape_dtype(n: torch.fx.Node) -> tuple[Any, Any]:

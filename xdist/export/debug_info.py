@@ -44,6 +44,11 @@ def write_mlir_debuginfo_meta(x: torch.Tensor, data: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+torch.library.register_autograd(
+    "xla::write_mlir_debuginfo", lambda ctx, grad: (grad, None), lib=_library
+)
+
+
 def labels_of(rows: Mapping[int, Row], first: Mapping[int, int]) -> dict[int, str]:
     """The text for each row that some was written for, by its first slot."""
     return {

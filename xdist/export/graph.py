@@ -19,7 +19,7 @@ from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Row, Tape, rows_of
 from torch_xdist.dtypes import to_jax
-from torch_xdist.export import dynamic
+from torch_xdist.export import dynamic, quantized
 from torch_xdist.export.composites import Composite, composites_of
 from torch_xdist.export.debug_info import labels_of, scope
 
@@ -52,8 +52,15 @@ class Graph:
         *,
         inline_numbers: bool,
         constants: Mapping[int, np.ndarray] = MappingProxyType({}),
+        value_of: Callable[[int], np.ndarray | None] = lambda slot: None,
     ) -> None:
-        """`constants`: leaves that are no parameters, by slot."""
+        """Of these roots.
+
+        Args:
+            inline_numbers: let every runtime scalar be a constant, not only 0 and 1.
+            constants: leaves that are no parameters, by slot.
+            value_of: the array of a leaf, where one is there; only of quantized types.
+        """
         self.roots = tuple(roots)
         self._scalars: Mapping[int, tuple[int | float, ...]] = tape.scalars
         self._rows: dict[int, Row] = {}
@@ -64,16 +71,22 @@ class Graph:
                 self._first[place] = slot
         needed = post_order([self._row_at(root) for root in self.roots], self._operands)
         self._constants = constants
+        self._value_of = value_of
         self.leaves = [s for s in needed if s not in self._rows and s not in constants]
         rows = {slot: self._rows[slot] for slot in needed if slot in self._rows}
         self.types = {slot: _leaf_type(tape.entries[slot]) for slot in self.leaves}
         self.labels = labels_of(rows, self._first)
         self.composites = composites_of(rows)
         self._unit = {s: c.outputs[0] for c in self.composites.values() for s in c.outputs}
+        self.has_quantized = any(quantized.is_quantized(row[0]) for row in rows.values())
         self.numbers = [] if inline_numbers else self._parameters(rows)
 
-    def function(self) -> Callable[..., list[Any]]:
-        """The JAX function of its leaves, then its numbers, that computes its roots."""
+    def function(self, *, for_readers: bool = False) -> Callable[..., list[Any]]:
+        """The JAX function of its leaves, then its numbers, that computes its roots.
+
+        Args:
+            for_readers: mark what is quantized for `quantized.with_types`, instead of computing it.
+        """
 
         def graph(*arrays: Any) -> list[Any]:
             env: Arrays = {**self._constants, **dict(zip(self.leaves, arrays))}
@@ -81,7 +94,7 @@ class Graph:
                 (number.slot, number.place): array
                 for number, array in zip(self.numbers, arrays[len(self.leaves) :])
             }
-            return self._values(self.roots, env, given, frozenset())
+            return self._values(self.roots, env, _Call(given, for_readers), frozenset())
 
         return graph
 
@@ -117,7 +130,7 @@ class Graph:
         self,
         roots: Sequence[int],
         env: Arrays,
-        given: Mapping[tuple[int, int], Any],
+        call: "_Call",
         inside: frozenset[int],
     ) -> list[Any]:
         """The arrays of these slots; `inside`: the composites whose bodies are computed."""
@@ -135,9 +148,9 @@ class Graph:
                 continue
             composite = self._composite(slot, inside)
             if composite is None:
-                env.update(enumerate(self._row(slot, env, given), slot))
+                env.update(enumerate(self._row(slot, env, call), slot))
             else:
-                env.update(zip(composite.outputs, self._call(composite, env, inside)))
+                env.update(zip(composite.outputs, self._composed(composite, env, call, inside)))
         return [env[root] for root in roots]
 
     def _unit_at(self, slot: int, inside: frozenset[int]) -> int:
@@ -149,11 +162,15 @@ class Graph:
     def _composite(self, slot: int, inside: frozenset[int]) -> Composite | None:
         return None if slot in inside else self.composites.get(slot)
 
-    def _row(self, slot: int, env: Arrays, given: Mapping[tuple[int, int], Any]) -> list[Any]:
+    def _row(self, slot: int, env: Arrays, call: "_Call") -> list[Any]:
         plan, *operands = self._rows[slot]
+        if call.for_readers:
+            type_ = quantized.type_of(plan, lambda index: self._known(operands[index]))
+            if type_ is not None:
+                return [call.once((plan, operands[0]), type_, env[operands[0]])]
         arrays = dynamic.broadcast_together(plan, [env[operand] for operand in operands])
         numbers = [
-            given.get((slot, place), _as_number(number))
+            call.given.get((slot, place), _as_number(number))
             for place, number in enumerate(self._numbers_of(slot))
         ]
         feed = ScalarFeed(
@@ -164,16 +181,40 @@ class Graph:
         with scope(self.labels.get(slot)):
             return plan.compute(arrays, scalars, key)  # type: ignore[misc]
 
-    def _call(self, composite: Composite, env: Arrays, inside: frozenset[int]) -> Sequence[Any]:
+    def _known(self, slot: int) -> np.ndarray | None:
+        """The array at a slot, where no run is needed to tell it."""
+        if slot in self._rows:
+            return None
+        return self._constants.get(slot, self._value_of(slot))
+
+    def _composed(
+        self, composite: Composite, env: Arrays, call: "_Call", inside: frozenset[int]
+    ) -> Sequence[Any]:
         """The results of a composite, whose numbers are constants."""
 
         def body(*arrays: Any, **attributes: Any) -> tuple[Any, ...]:
             inner = dict(zip(composite.operands, arrays))
             within = inside | {composite.outputs[0]}
-            return tuple(self._values(composite.outputs, inner, {}, within))
+            return tuple(self._values(composite.outputs, inner, in_body, within))
 
-        call = jax.lax.composite(body, composite.name)
-        return call(*(env[slot] for slot in composite.operands), **composite.attributes)  # type: ignore[no-any-return]
+        in_body = _Call({}, call.for_readers)
+        composed = jax.lax.composite(body, composite.name)
+        return composed(*(env[slot] for slot in composite.operands), **composite.attributes)  # type: ignore[no-any-return]
+
+
+class _Call:
+    """One tracing of a graph: its numbers that are parameters, and what it marked already."""
+
+    def __init__(self, given: Mapping[tuple[int, int], Any], for_readers: bool) -> None:
+        self.given = given
+        self.for_readers = for_readers
+        self._marked: dict[Any, Any] = {}
+
+    def once(self, key: tuple[Plan, int], type_: quantized.QuantizedType, operand: Any) -> Any:
+        """A quantized row, marked; equal ones are one, which MLIR would not find."""
+        if key not in self._marked:
+            self._marked[key] = quantized.marked(key[0], type_, operand)
+        return self._marked[key]
 
 
 def _leaf_type(entry: Any) -> TensorType:

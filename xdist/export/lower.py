@@ -1,7 +1,8 @@
 """Lowering a graph to StableHLO, by `jax.export`, which keeps what JAX needs to call it again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.export import DisabledSafetyCheck
@@ -10,6 +11,7 @@ from torch_xdist import settings
 from torch_xdist.export import dynamic, modules
 from torch_xdist.export.custom_calls import TARGETS
 from torch_xdist.export.graph import Graph
+from torch_xdist.export.quantized import MARKS, with_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +20,20 @@ class Lowered:
 
     Attributes:
         module: its text with all locations.
+        for_readers: the same, where what is quantized is still to be seen.
         has_labels: whether places of it were given texts.
     """
 
     module: str
+    for_readers: str
     has_labels: bool
 
     @property
     def text(self) -> str:
         """The module for readers; with locations where they were asked for."""
-        return modules.text_of(
-            self.module, with_locations=self.has_labels or settings.hlo_locations()
-        )
+        with_locations = self.has_labels or settings.hlo_locations()
+        text = modules.text_of(self.for_readers, with_locations=with_locations)
+        return text if self.for_readers is self.module else with_types(text)
 
     @property
     def bytecode(self) -> bytes:
@@ -46,13 +50,24 @@ def lower(graph: Graph, symbols: Sequence[dict[int, str]], device: jax.Device) -
     """
     of_numbers: list[dict[int, str]] = [{} for _ in graph.numbers]
     parameters = dynamic.with_symbols(graph.parameters(), [*symbols, *of_numbers])
-    checks = [DisabledSafetyCheck.platform()]
-    checks += map(DisabledSafetyCheck.custom_call, sorted(TARGETS))
-    function = jax.jit(graph.function(), keep_unused=True)
-    exported = jax.export.export(function, platforms=[_platform(device)], disabled_checks=checks)(
-        *parameters
-    )
-    return Lowered(modules.tidied(str(exported.mlir_module())), bool(graph.labels))
+    module = _module(graph.function(), parameters, device)
+    for_readers = module
+    if graph.has_quantized:
+        for_readers = _module(graph.function(for_readers=True), parameters, device)
+    return Lowered(module, for_readers, bool(graph.labels))
+
+
+def _module(
+    function: Callable[..., Any], parameters: Sequence[jax.ShapeDtypeStruct], device: jax.Device
+) -> str:
+    targets = sorted({*TARGETS, *MARKS})
+    checks = [DisabledSafetyCheck.platform(), *map(DisabledSafetyCheck.custom_call, targets)]
+    exported = jax.export.export(
+        jax.jit(function, keep_unused=True),
+        platforms=[_platform(device)],
+        disabled_checks=checks,
+    )(*parameters)
+    return modules.tidied(str(exported.mlir_module()))
 
 
 def _platform(device: jax.Device) -> str:

@@ -115,6 +115,14 @@ def mark_tensor_meta(
     return torch.empty_like(x)
 
 
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """A mark changes nothing, so neither does its gradient."""
+    return grad, None, None, None, None, None
+
+
+torch.library.register_autograd("xla::mark_tensor", _gradient, lib=_library)
+
+
 class StableHLOCompositeBuilder:
     """Marks the inputs and outputs of one region, which becomes a `stablehlo.composite`.
 

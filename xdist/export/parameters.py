@@ -59,6 +59,12 @@ class Inputs:
             return InputLocation.input_arg(self._positions[place])
         return InputLocation.parameter(self._names[place])
 
+    def known(self, place: int | None) -> np.ndarray | None:
+        """The array of a weight, a buffer or a constant; None for what the user gives."""
+        if place not in self._names:
+            return None
+        return transfer.as_numpy(self.tensors[place].cpu())
+
     def unused(self, used: set[int]) -> list[tuple[InputLocation, VariableSignature]]:
         """The user's arguments that are not among the used."""
         return [

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from torch_xdist.core.devices import device
@@ -63,9 +64,15 @@ def _program_text(
 
 
 def _lowered(trace: DeviceTrace, roots: Sequence[int]) -> Lowered:
-    graph = Graph(trace.tape, roots, inline_numbers=_inline_numbers)
+    buffers = trace.tape.buffers
+    graph = Graph(
+        trace.tape,
+        roots,
+        inline_numbers=_inline_numbers,
+        value_of=lambda slot: np.asarray(buffers[slot]),
+    )
     symbols: list[dict[int, str]] = []
     for place, slot in enumerate(graph.leaves):
-        marked = dynamic.marked_dims(trace.tape.buffers[slot])
+        marked = dynamic.marked_dims(buffers[slot])
         symbols.append({dim: f"d{place}_{dim}" for dim in marked})
     return lower(graph, symbols, trace.device.jax)

@@ -120,13 +120,14 @@ def _lowered(
     types = [dense_type(tuple(t.shape), t.dtype) for t in inputs.tensors.values()]
     trace, slots, results = recorded(here, types, run)
     roots = [trace.slot_of(result.value) for result in results]  # type: ignore[attr-defined]
+    place_of = dict(zip(slots, inputs.tensors))
     graph = Graph(
         trace.tape,
         roots,
         inline_numbers=options.inline_all_constant,
         constants=constants.inlined(trace),
+        value_of=lambda slot: inputs.known(place_of.get(slot)),
     )
-    place_of = dict(zip(slots, inputs.tensors))
     symbols = [interpreter.symbols[place_of[s]] if s in place_of else {} for s in graph.leaves]
     locations = [
         inputs.location(place_of[slot]) if slot in place_of else constants.location(trace, slot)
