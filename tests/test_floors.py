@@ -31,6 +31,7 @@ ROOMS = [
     "spmd",
     "debug",
     "training",
+    "export",
     "checkpoint",
     "sharded_checkpoint",
     "doctor",

@@ -4,6 +4,7 @@
 a name. On the device a mark is a row that returns its operand.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch_xdist.core.trace.trace import Row
 from torch_xdist.errors import ArgumentError
 from torch_xdist.ops.table import lowers
 
+_NAME = re.compile(r"[a-zA-Z]\w*(\.[\w$]+)+", re.ASCII)
 OPERATOR = "xla.mark_tensor.default"
 
 
@@ -80,6 +82,10 @@ def _composite(name: str, id: str, marks: list[Mark], rows: Mapping[int, Row]) -
         raise ArgumentError(
             f"composite {name!r} (id {id!r}): its outputs are marked at positions {places}; mark"
             f" each of 0 to {max(len(outputs) - 1, *places)} once"
+        )
+    if _NAME.fullmatch(name) is None:
+        raise ArgumentError(
+            f"composite {name!r}: StableHLO wants a namespace and a name, such as my_library.op"
         )
     reached = _reached([mark.slot for mark in outputs], {m.slot for m in marks if m.is_input}, rows)
     position = {mark.slot: mark.pos for mark in marks if mark.is_input}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, GraphModule, Node, subgraph_rewriter
 
 from torch_xdist.errors import ArgumentError
@@ -46,12 +47,12 @@ def call_function(
     node = graph.call_function(target, args, kwargs)
     given, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     # Symbols are only kept by the decompositions torch writes in Python.
-    with torch._dispatch.python.enable_python_dispatcher():
+    with enable_python_dispatcher():
         node.meta["val"] = target(*given, **named)
     return node
 
 
-def _calls(gm: GraphModule, *targets: Any) -> list[Node]:
+def _calls(gm: GraphModule, *targets: Any) -> list[Any]:
     """The nodes that call one of these operators."""
     return [n for n in gm.graph.nodes if n.op == "call_function" and n.target in targets]
 
@@ -145,7 +146,7 @@ def flatten_embedding_indices_tensor(gm: GraphModule) -> None:
         gm.graph.erase_node(node)
 
 
-def is_no_op_slice(n: Node) -> bool:
+def is_no_op_slice(n: Any) -> bool:
     """Whether a slice is of everything."""
     start, end, step = [*n.args[2:], *(None,) * 3][:3]
     return start in (0, None) and end in (_WHOLE, None) and step in (1, None)
@@ -155,7 +156,7 @@ def remove_no_op_slice(gm: GraphModule) -> None:
     """Slices of everything: the tensor itself."""
     for node in _calls(gm, aten.slice.Tensor):
         if is_no_op_slice(node):
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
 
 
@@ -259,13 +260,14 @@ def replace_dynamic_view_with_xla_op(gm: GraphModule) -> None:
             node.target = torch.ops.xla.dynamic_view
 
 
-def _source_of_size(node: Node) -> tuple[Node, int, int, int] | None:
+def _source_of_size(node: Any) -> tuple[Node, int, int, int] | None:
     """Where the open size among a node's sizes comes from: (tensor, its dim, our dim, factor).
 
     None where no size is open. Raises ArgumentError where several are, or one is another term.
     """
-    sizes: Any = node.args[1]
-    found = [(dim, size) for dim, size in enumerate(sizes) if isinstance(size, Node)]
+    found: list[tuple[int, Any]] = [
+        (dim, size) for dim, size in enumerate(node.args[1]) if isinstance(size, Node)
+    ]
     if not found:
         return None
     if len(found) > 1:
@@ -277,14 +279,14 @@ def _source_of_size(node: Node) -> tuple[Node, int, int, int] | None:
         factors = sorted(size.args, key=lambda factor: isinstance(factor, Node))
         if isinstance(factors[0], Node):
             break
-        scale, size = scale * factors[0], factors[1]  # type: ignore[operator, assignment]
+        scale, size = scale * factors[0], factors[1]
     if size.target is not aten.sym_size.int:
         raise ArgumentError(
             f"export with open sizes: {node.name} has size {size.name}; it may be the size of a"
             " tensor, times a number"
         )
     source, source_dim = size.args
-    return source, source_dim, dim, scale  # type: ignore[return-value]
+    return source, source_dim, dim, scale
 
 
 def exported_program_has_symbolic_input_shape(ep: Any) -> bool:

@@ -46,7 +46,7 @@ def custom_call(
         api_version=mlir.i32_attr(api_version) if api_version else None,
     )
     if frontend_attributes:
-        named = {name: ir.StringAttr.get(value) for name, value in frontend_attributes.items()}
+        named: Any = {name: ir.StringAttr.get(value) for name, value in frontend_attributes.items()}
         call.operation.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(named)
     if not is_tuple:
         return call.results  # type: ignore[no-any-return]

@@ -82,7 +82,7 @@ def _get_uuid() -> str:
 
 # What `torch._dynamo.assume_constant_result` does, which is not loaded here.
 for _constant in (serialize_composite_attr, deserialize_composite_attr, _get_uuid):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _constant._dynamo_marked_constant = True  # type: ignore[union-attr]
 
 
 def mark_tensor_xla(

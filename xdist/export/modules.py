@@ -106,7 +106,8 @@ def signature_of(module: str) -> tuple[list[Signature], list[Signature]]:
     """
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
-        type_ = ir.SymbolTable(parsed.operation)["main"].type
+        main: Any = ir.SymbolTable(parsed.operation)["main"]
+        type_ = main.type
         return [*map(_signature, type_.inputs)], [*map(_signature, type_.results)]
 
 
@@ -130,7 +131,7 @@ def with_sizes(module: str, shapes: Sequence[Sequence[int]]) -> str:
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
         symbols = ir.SymbolTable(parsed.operation)
-        main = symbols["main"]
+        main: Any = symbols["main"]
         inputs, results = [*main.type.inputs], [str(result) for result in main.type.results]
         symbols.set_symbol_name(main, "of_any_size")
         main.attributes["sym_visibility"] = ir.StringAttr.get("private")

@@ -127,7 +127,7 @@ def type_of(plan: Plan, known: Callable[[int], np.ndarray | None]) -> QuantizedT
     """
     if not is_quantized(plan):
         return None
-    args = [known(a.index) if isinstance(a, Param) else a for a in plan.args[1:]]
+    args: list[Any] = [known(a.index) if isinstance(a, Param) else a for a in plan.args[1:]]
     if args[0] is None or args[1] is None:
         return None
     axis = args.pop(2) if "per_channel" in plan.name else None
