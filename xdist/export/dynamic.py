@@ -17,7 +17,6 @@ from jax.interpreters import mlir
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run.device_trace import buffer_of
 from torch_xdist.core.trace.plans import Plan
-from torch_xdist.dtypes import to_jax
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export.jax_lowering import broadcast_at_run_time
 
@@ -101,8 +100,3 @@ mlir.register_lowering(_broadcast_p, broadcast_at_run_time)
 def symbols_of(value: torch.Tensor) -> dict[int, str]:
     """The names of the open sizes of a fake tensor, by dim."""
     return {dim: str(size) for dim, size in enumerate(value.shape) if not isinstance(size, int)}
-
-
-def dtype_of(value: torch.Tensor) -> Any:
-    """JAX's dtype of a tensor."""
-    return to_jax(value.dtype)

@@ -206,6 +206,8 @@ def native_group_norm_pattern(
 
 def decompose_dynamic_native_layer_norm(gm: GraphModule) -> None:
     """`native_layer_norm` over the last dim: simple operators."""
+    # A result that nobody uses would keep the pattern from being found.
+    gm.graph.eliminate_dead_code()
     subgraph_rewriter.replace_pattern_with_filters(
         gm, native_layer_norm_pattern, native_layer_norm_impl, ignore_literals=False
     )
@@ -213,6 +215,8 @@ def decompose_dynamic_native_layer_norm(gm: GraphModule) -> None:
 
 def decompose_dynamic_native_group_norm(gm: GraphModule) -> None:
     """`native_group_norm` with one channel in each group: simple operators."""
+    # A result that nobody uses would keep the pattern from being found.
+    gm.graph.eliminate_dead_code()
     subgraph_rewriter.replace_pattern_with_filters(
         gm, native_group_norm_pattern, native_group_norm_impl, ignore_literals=True
     )

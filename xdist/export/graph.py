@@ -167,7 +167,7 @@ class Graph:
         if call.for_readers:
             type_ = quantized.type_of(plan, lambda index: self._known(operands[index]))
             if type_ is not None:
-                return [call.once((plan, operands[0]), type_, env[operands[0]])]
+                return [call.once(plan, type_, env[operands[0]])]
         arrays = dynamic.broadcast_together(plan, [env[operand] for operand in operands])
         numbers = [
             call.given.get((slot, place), _as_number(number))
@@ -210,11 +210,13 @@ class _Call:
         self.for_readers = for_readers
         self._marked: dict[Any, Any] = {}
 
-    def once(self, key: tuple[Plan, int], type_: quantized.QuantizedType, operand: Any) -> Any:
+    def once(self, plan: Plan, type_: quantized.QuantizedType, operand: Any) -> Any:
         """A quantized row, marked; equal ones are one, which MLIR would not find."""
+        key = plan, id(operand)
         if key not in self._marked:
-            self._marked[key] = quantized.marked(key[0], type_, operand)
-        return self._marked[key]
+            # The operand too: its id is its own while it lives.
+            self._marked[key] = operand, quantized.marked(plan, type_, operand)
+        return self._marked[key][1]
 
 
 def _leaf_type(entry: Any) -> TensorType:

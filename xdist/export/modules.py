@@ -128,7 +128,7 @@ def _signature(type_: Any) -> Signature:
 
 def with_sizes(module: str, shapes: Sequence[Sequence[int]]) -> str:
     """A module that leaves sizes open, for parameters of these shapes."""
-    with mlir.make_ir_context():
+    with mlir.make_ir_context(), ir.Location.unknown():
         parsed = ir.Module.parse(module)
         symbols = ir.SymbolTable(parsed.operation)
         main: Any = symbols["main"]

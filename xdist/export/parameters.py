@@ -9,7 +9,7 @@ import torch
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.record.symbolic_trace import SymbolicTrace
 from torch_xdist.core.trace.values import Value
-from torch_xdist.export.bundle import InputLocation, VariableSignature, VariableType
+from torch_xdist.export.bundle import InputLocation, VariableSignature
 from torch_xdist.export.modules import Signature
 
 _KINDS = torch.export.graph_signature.InputKind
@@ -123,7 +123,7 @@ class Constants:
     def added(self, array: Any) -> InputLocation:
         """Keep an array."""
         self.kept.append(np.asarray(array))
-        return InputLocation(VariableType.CONSTANT, position=len(self.kept) - 1)
+        return InputLocation.constant(len(self.kept) - 1)
 
 
 def _array(value: Value) -> np.ndarray:

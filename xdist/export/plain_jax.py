@@ -75,7 +75,9 @@ class Program:
         call = self._calls.get(shapes)
         if call is None:
             call = self._calls[shapes] = self._for_shapes(shapes)
-        return call(*arrays)  # type: ignore[no-any-return]
+        # An artifact may take or give 64 bits, which JAX leaves out where it is not told.
+        with jax.enable_x64(True):
+            return call(*arrays)  # type: ignore[no-any-return]
 
     def _for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
         bytecode, outputs = self._bytecode, self._outputs

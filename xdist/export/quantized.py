@@ -36,7 +36,8 @@ def _per_axis(values: Any, rank: int, axis: int) -> Any:
 
 
 def _quantized(x: Any, scale: Any, zero: Any, low: int, high: int, dtype: Any) -> Any:
-    return jnp.clip(jnp.round(x / scale) + zero, low, high).astype(dtype)
+    # torch multiplies by the inverse too, which may round another way than a quotient.
+    return jnp.clip(jnp.round(x * (1.0 / scale)) + zero, low, high).astype(dtype)
 
 
 @lowers(_PREFIX + "quantize_per_tensor.default", _PREFIX + "quantize_per_tensor.tensor")

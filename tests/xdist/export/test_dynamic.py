@@ -60,11 +60,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_artifact_serves_every_size(name):
     function, *shapes = CASES[name]
-    made = export_of(
-        function,
-        [rand(4, *shape) for shape in shapes] and tuple(rand(4, *shape) for shape in shapes),
-        (BATCH,) * len(shapes),
-    )
+    made = export_of(function, tuple(rand(4, *shape) for shape in shapes), (BATCH,) * len(shapes))
     assert "tensor<?x" in made.get_stablehlo_text()
     for size in (2, 7):
         args = [rand(size, *shape) for shape in shapes]
@@ -80,7 +76,7 @@ def test_a_network_with_an_embedding_serves_every_batch():
         torch.nn.Embedding(7, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 3), torch.nn.ReLU()
     )
     words = torch.arange(6).reshape(2, 3)
-    program = torch.export.export(model.eval(), (words,), dynamic_shapes=((BATCH,)))
+    program = torch.export.export(model.eval(), (words,), dynamic_shapes=(BATCH,))
     made = exported_program_to_stablehlo(program)
     many = torch.arange(15).reshape(5, 3) % 7
     torch.testing.assert_close(made(many).cpu(), model(many).detach())
