@@ -61,7 +61,7 @@ class Inputs:
 
     def known(self, place: int | None) -> np.ndarray | None:
         """The array of a weight, a buffer or a constant; None for what the user gives."""
-        if place not in self._names:
+        if place is None or place not in self._names:
             return None
         return transfer.as_numpy(self.tensors[place].cpu())
 
