@@ -33,6 +33,7 @@ ROOMS = [
     "debug",
     "training",
     "dynamo",
+    "export",
     "checkpoint",
     "sharded_checkpoint",
     "doctor",

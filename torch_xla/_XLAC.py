@@ -56,6 +56,28 @@ from torch_xdist.dynamo.private_names import (
     _xla_sync_multi,
     _xla_warm_up_cache,
 )
+from torch_xdist.export.custom_calls import (
+    xla_custom_call as _xla_custom_call,
+)
+from torch_xdist.export.dynamic import (
+    mark_dynamic as _xla_mark_dynamic,
+)
+from torch_xdist.export.dynamic_reshapes import (
+    dynamic_expand_xla as _xla_dynamic_expand,
+)
+from torch_xdist.export.dynamic_reshapes import (
+    dynamic_view_xla as _xla_dynamic_view,
+)
+from torch_xdist.export.markers import (
+    xla_mark_tensor as _xla_mark_tensor,
+)
+from torch_xdist.export.pending import (
+    set_all_numbers_special_scalars as _set_xla_all_numbers_special_scalars,
+)
+from torch_xdist.export.private_names import (
+    _get_stablehlo,
+    _run_stablehlo,
+)
 from torch_xdist.metrics import (
     clear_counters as _clear_xla_counters,
 )
@@ -305,6 +327,14 @@ __all__ = [
     "_xla_op_tensor_shape",
     "_xla_user_computation",
     "lowering",
+    "_xla_custom_call",
+    "_xla_mark_dynamic",
+    "_xla_dynamic_expand",
+    "_xla_dynamic_view",
+    "_xla_mark_tensor",
+    "_set_xla_all_numbers_special_scalars",
+    "_get_stablehlo",
+    "_run_stablehlo",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",

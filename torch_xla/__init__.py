@@ -37,10 +37,15 @@ from torch_xla import (  # noqa: E402 - after the check, which explains what the
     debug,
     experimental,
     runtime,
+    stablehlo,
 )
 from torch_xla._internal import tpu  # noqa: E402
 from torch_xla.core import xla_model  # noqa: E402
 from torch_xla.core import xla_model as xm  # noqa: E402
+from torch_xla.stablehlo import (  # noqa: E402
+    save_as_stablehlo,
+    save_torch_model_as_stablehlo,
+)
 
 __all__ = [
     "_XLAC",
@@ -63,6 +68,9 @@ __all__ = [
     "manual_seed",
     "real_devices",
     "runtime",
+    "save_as_stablehlo",
+    "save_torch_model_as_stablehlo",
+    "stablehlo",
     "step",
     "sync",
     "tpu",

@@ -87,6 +87,16 @@ def dumps_optimized() -> bool:
     return _flag(os.environ, "XLA_DUMP_POST_OPTIMIZATIONS")
 
 
+def hlo_locations() -> bool:
+    """Whether StableHLO texts say where operations come from: XLA_HLO_DEBUG, read each time."""
+    return _flag(os.environ, "XLA_HLO_DEBUG")
+
+
+def asks_for_stablehlo() -> bool:
+    """Whether StableHLO programs are counted: XLA_STABLEHLO_COMPILE, read each time."""
+    return _flag(os.environ, "XLA_STABLEHLO_COMPILE")
+
+
 def asks_for_spmd() -> bool:
     """Whether one logical device shall stand for all devices: XLA_USE_SPMD, read each time."""
     return _flag(os.environ, "XLA_USE_SPMD")

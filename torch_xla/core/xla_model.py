@@ -36,6 +36,10 @@ from torch_xdist.core.devices.steps import (
 from torch_xdist.debug.rate import (
     RateTracker,
 )
+from torch_xdist.export.pending import (
+    get_stablehlo,
+    get_stablehlo_bytecode,
+)
 from torch_xdist.files.saving import (
     check_view_sharing,
     save,
@@ -82,10 +86,6 @@ from torch_xdist.ranks.rendezvous import (
 )
 from torch_xdist.ranks.replicas import (
     set_replication,
-)
-from torch_xdist.torch_xla_compat.graphs import (
-    get_stablehlo,
-    get_stablehlo_bytecode,
 )
 from torch_xdist.torch_xla_compat.random_seeds import (
     fork_rng,

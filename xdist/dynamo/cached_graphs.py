@@ -18,7 +18,7 @@ from torch_xdist import metrics, settings
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run import analysis, cuts, program, reports
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
-from torch_xdist.core.run.partial_run import copy_rows
+from torch_xdist.core.run.partial_run import copy_rows, post_order
 from torch_xdist.core.run.program import Launch
 from torch_xdist.core.run.program_cache import Program
 from torch_xdist.core.sharding.tiling import Tiling
@@ -87,7 +87,7 @@ def capture(
     tape = trace.tape
     part = Tape()
     # In an order that does not depend on when an operand was first used.
-    places = copy_rows(tape, _post_order(tape, slots), part)
+    places = copy_rows(tape, _in_post_order(tape, slots), part)
     roots = [places[slot] for slot in slots]
     outs = tuple(dict.fromkeys(root for root in roots if root not in part.buffers))
     leaves, buffers = tuple(part.buffers), [*part.buffers.values()]
@@ -108,31 +108,19 @@ def capture(
     return graph, buffers, found
 
 
-def _post_order(tape: Tape, roots: Sequence[int]) -> list[int]:
-    """The slots that lead to the roots, the last operand of a row first, as torch_xla has them."""
+def _in_post_order(tape: Tape, roots: Sequence[int]) -> list[int]:
+    """The first slots of the rows that lead to the roots, and the leaves they read."""
     first_of = {
         slot: first
         for first, row in rows_of(tape.entries)
         for slot in range(first, first + max(1, len(row[0].types)))
     }
-    order: list[int] = []
-    entered: set[int] = set()
-    done: set[int] = set()
-    for root in roots:
-        waiting = [first_of.get(root, root)]
-        while waiting:
-            slot = waiting[-1]
-            if slot not in entered:
-                entered.add(slot)
-                row = tape.entries[slot] if slot in first_of else ()
-                operands = [first_of.get(operand, operand) for operand in row[1:]]  # type: ignore[index]
-                waiting.extend(operand for operand in operands if operand not in entered)
-                continue
-            waiting.pop()
-            if slot not in done:
-                done.add(slot)
-                order.append(slot)
-    return order
+
+    def operands_of(slot: int) -> list[int]:
+        row = tape.entries[slot] if slot in first_of else ()
+        return [first_of.get(operand, operand) for operand in row[1:]]  # type: ignore[index]
+
+    return post_order([first_of.get(root, root) for root in roots], operands_of)
 
 
 def _launch(graph: Graph, buffers: Sequence[jax.Array]) -> Launch:

@@ -138,6 +138,7 @@ PROBES = (
     Probe("torch._C._dispatch_has_kernel_for_dispatch_key", _DECOMPOSED),
     Probe("torch._decomp.global_decomposition_table", _DECOMPOSED),
     Probe("torch._C.DispatchKey.CompositeExplicitAutograd", _DECOMPOSED),
+    Probe("torch._C.DispatchKey.XLA", _DECOMPOSED),
     Probe("torch.utils._python_dispatch.TorchDispatchMode", _DECOMPOSED),
     Probe("torch._prims_common.elementwise_dtypes", _PROMOTION),
     Probe("torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH", _PROMOTION),

@@ -12,17 +12,16 @@ from pathlib import Path
 import torch
 
 from torch_xdist import settings
-from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.run.device_trace import trace_of_thread
+from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.graph_text import render
-from torch_xdist.core.run.program import live_values
 from torch_xdist.errors import DeviceError
 
 _numbers = itertools.count()
 
 
-def _graph(tensors: Sequence[torch.Tensor], format: str) -> str:
+def trace_and_roots(tensors: Sequence[torch.Tensor]) -> tuple[DeviceTrace, list[int]]:
+    """Where the tensors are pending in this thread, and their slots there."""
     for tensor in tensors:
         if not isinstance(tensor, XlaTensor):
             raise DeviceError(
@@ -37,8 +36,12 @@ def _graph(tensors: Sequence[torch.Tensor], format: str) -> str:
             " one device"
         )
     trace = trace_of_thread(values[0].trace.device)
-    roots = [trace.slot_of(value) for value in values]
-    said = {slot: getattr(value, "tiling", None) for slot, value in zip(roots, values)}
+    return trace, [trace.slot_of(value) for value in values]
+
+
+def _graph(tensors: Sequence[torch.Tensor], format: str) -> str:
+    trace, roots = trace_and_roots(tensors)
+    said = {slot: getattr(t.value, "tiling", None) for slot, t in zip(roots, tensors)}  # type: ignore[attr-defined]
     tilings = {slot: tiling for slot, tiling in said.items() if tiling is not None}
     return render(trace.tape, trace.device, roots, format, tilings)
 
@@ -58,18 +61,9 @@ def hlo_of(tensors: Sequence[torch.Tensor]) -> str:
     return _graph(tensors, "hlo")
 
 
-def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """The pending graph of the tensors (default: of this thread's device) as StableHLO text."""
-    if tensors:
-        return _graph(tensors, "stablehlo")
-    trace = trace_of_thread(device.device_at(device.default_index()))
-    roots = [value.slot for value in live_values(trace.tape)]
-    return render(trace.tape, trace.device, roots, "stablehlo")
-
-
-def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
-    """`get_stablehlo`, encoded."""
-    return get_stablehlo(tensors).encode()
+def stablehlo_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The program that would compute the tensors, as StableHLO text."""
+    return _graph(tensors, "stablehlo")
 
 
 def save_tensors_graph(

@@ -81,11 +81,20 @@ def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
 
+def assert_tensor_metadata(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """What torch.export leaves in a graph beside a change of dtype; only metadata is looked at."""
+    if "device" in kwargs:
+        # The device the example was on, which says nothing of this one.
+        kwargs = {**kwargs, "device": None}
+    op.func(args[0].value.type.meta, *args[1:], **kwargs)
+
+
 HANDLERS = {
     "aten._foreach_addcdiv.Tensor": foreach_with_scalars,
     "aten._foreach_addcdiv_.Tensor": foreach_with_scalars,
     "aten._foreach_addcmul.Tensor": foreach_with_scalars,
     "aten._foreach_addcmul_.Tensor": foreach_with_scalars,
+    "aten._assert_tensor_metadata.default": assert_tensor_metadata,
     "aten._fused_sdp_choice.default": sdp_choice,
     "aten._linalg_check_errors.default": linalg_check_errors,
     "aten.bernoulli_.float": bernoulli_,

@@ -130,10 +130,13 @@ def _made_of_others(func: OpOverload) -> Callable[..., Any] | None:
     """
     if func._can_decompose():
         return func.decompose
-    key = DispatchKey.CompositeExplicitAutograd
-    if func.namespace == "aten" or not _dispatch_has_kernel_for_dispatch_key(func.name(), key):
+    if func.namespace == "aten":
         return None
-    return partial(func._op_dk, key)
+    # What a library registered for xla comes before what serves every device.
+    for key in (DispatchKey.XLA, DispatchKey.CompositeExplicitAutograd):
+        if _dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            return partial(func._op_dk, key)
+    return None
 
 
 def _of_decomposition(plan: Plan) -> Compute | None:

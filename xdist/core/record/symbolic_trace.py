@@ -225,6 +225,20 @@ def recording(trace: SymbolicTrace) -> Iterator[None]:
         HERE.trace, HERE.symbolic = before
 
 
+def recorded(
+    device: Device, types: Sequence[TensorType], function: Callable[..., Any]
+) -> tuple[SymbolicTrace, list[int], Any]:
+    """What a function of tensors of these types does, without gradients.
+
+    Returns its trace, the slots of its operands there, and what it returned.
+    """
+    trace = SymbolicTrace(device, may_capture=True)
+    operands = [_operand_of(trace, type_) for type_ in types]
+    slots = [value.slot for value in operands]
+    with recording(trace), torch.no_grad():
+        return trace, slots, function(*map(wrap, operands))
+
+
 def decomposition(plan: Plan, decompose: Callable[..., Any]) -> Subgraph:
     """What torch's decomposition does to tensors of a plan's operand types."""
     trace = SymbolicTrace(HERE.trace.device, may_capture=False)

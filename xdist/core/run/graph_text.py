@@ -15,7 +15,7 @@ from torch_xdist import settings
 from torch_xdist.core.run import program
 from torch_xdist.core.run.hlo_text import hlo_text, optimized_text
 from torch_xdist.core.run.jax_internals import shardings_in_hlo
-from torch_xdist.core.run.partial_run import copy_rows, needed_rows
+from torch_xdist.core.run.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
@@ -42,7 +42,7 @@ _ELEMENTS = {
 _LABEL_LIMIT = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """One row or leaf of a graph.
 
@@ -100,7 +100,7 @@ def _nodes_and_leaves(
         for offset in range(len(plan.types)):
             made[start + offset] = (node, offset)
     ends = [made[slot][0] for slot in roots]
-    order = _post_order(ends)
+    order = post_order(ends, lambda node: [operand for operand, _ in node.operands])
     for number, node in enumerate(order):
         node.number = number
     for number, node in enumerate(ends):
@@ -144,25 +144,6 @@ def _value_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_value_text, value))})"
     return str(value).removeprefix("torch.")
-
-
-def _post_order(roots: Sequence[Node]) -> list[Node]:
-    """Operands before users, the last operand of a node first, as torch's lazy tensors do."""
-    order: list[Node] = []
-    state: dict[int, bool] = {}  # id -> done
-    for root in roots:
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if id(node) not in state:
-                state[id(node)] = False
-                stack.extend(o for o, _ in node.operands if id(o) not in state)
-                continue
-            stack.pop()
-            if not state[id(node)]:
-                state[id(node)] = True
-                order.append(node)
-    return order
 
 
 def _text(nodes: Sequence[Node]) -> str:

@@ -5,10 +5,13 @@ stays the same on every rank. And where another thread needs a value, only these
 moment does not change what the recording thread's programs are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
+
+_Node = TypeVar("_Node", bound=Hashable)
 
 
 def needed_rows(tape: Tape, wanted: Sequence[int]) -> set[int]:
@@ -55,3 +58,24 @@ def copy_rows(source: Tape, slots: set[int] | list[int], target: Tape) -> dict[i
         )
         places.update((slot + i, first + i) for i in range(max(1, len(plan.types))))
     return places
+
+
+def post_order(
+    roots: Sequence[_Node], operands_of: Callable[[_Node], Sequence[_Node]]
+) -> list[_Node]:
+    """Operands before users, the last operand of a node first, as torch's lazy tensors do."""
+    order: list[_Node] = []
+    is_done: dict[_Node, bool] = {}
+    for root in roots:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node not in is_done:
+                is_done[node] = False
+                stack.extend(o for o in operands_of(node) if o not in is_done)
+                continue
+            stack.pop()
+            if not is_done[node]:
+                is_done[node] = True
+                order.append(node)
+    return order

@@ -144,6 +144,9 @@ def find(launch: Launch) -> tuple[Program, bool]:
         metrics.count("CachedCompile")
         return program, False
     metrics.count("UncachedCompile")
+    if settings.asks_for_stablehlo():
+        # It always is what XLA is given here; torch_xla counts where it is asked for.
+        metrics.count("StableHloCompile")
     if launch.placement is not None and settings.auto_spmd() is not None:
         metrics.count("CompileWithAutoSharding")
     program = make(launch)

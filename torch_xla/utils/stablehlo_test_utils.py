@@ -1,0 +1,15 @@
+"""For tests of exported programs."""
+
+from torch_xdist.export.tools_for_tests import (
+    compare_exported_program_and_saved_model_result,
+    has_tf_package,
+    load_save_model_and_inference,
+    wrap_func_as_nn_module,
+)
+
+__all__ = [
+    "compare_exported_program_and_saved_model_result",
+    "has_tf_package",
+    "load_save_model_and_inference",
+    "wrap_func_as_nn_module",
+]

@@ -1,0 +1,120 @@
+"""A model as StableHLO, which is called like the model it was made of."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_xdist.core.devices import device, transfer
+from torch_xdist.core.devices.tensor import wrap
+from torch_xdist.core.trace.tensor_types import dense_type
+from torch_xdist.core.trace.values import Value
+from torch_xdist.dtypes import to_torch
+from torch_xdist.errors import ArgumentError
+from torch_xdist.export.bundle import (
+    StableHLOFunc,
+    StableHLOModelBundle,
+    call_parameters,
+    load_bundle,
+    save_bundle,
+)
+from torch_xdist.export.run import run_stablehlo
+
+
+@dataclass
+class StableHLOExportOptions:
+    """How a program is exported.
+
+    Attributes:
+        include_human_readable_text: keep the text beside the bytecode.
+        override_tracing_arguments, override_tracing_kwargs: instead of the program's examples.
+        save_weights: write the weights to disk.
+        inline_all_constant: every Python number is a constant, not only 0 and 1.
+        export_weights: keep the weights in the bundle.
+        custom_ops_allowed_in_graph: namespaces whose operators become custom calls.
+        export_node_metadata: put what torch knows of each node into the locations.
+    """
+
+    include_human_readable_text: bool = True
+    override_tracing_arguments: tuple[Any, ...] | None = None
+    override_tracing_kwargs: Mapping[str, Any] | None = None
+    save_weights: bool = True
+    inline_all_constant: bool = True
+    export_weights: bool = True
+    custom_ops_allowed_in_graph: set[str] = field(default_factory=set)
+    export_node_metadata: bool = False
+
+
+class StableHLOGraphModule:
+    """A model as StableHLO, which is called like the model it was made of."""
+
+    def __init__(self, bundle: StableHLOModelBundle) -> None:
+        self._bundle = bundle
+        self._functions = {func.meta.name: func for func in bundle.stablehlo_funcs}
+        self._default_method = bundle.stablehlo_funcs[0].meta.name
+        self._on_device: dict[int, torch.Tensor] = {}
+
+    def evaluate(self, method_name: str, args: Sequence[Any]) -> Any:
+        """Call one of its functions; the results are on the device."""
+        func = self._function(method_name)
+        flat = list(args)
+        if func.meta.input_pytree_spec is not None:
+            flat = pytree.tree_leaves(tuple(args))
+        given = call_parameters(flat, func.meta, self._bundle)
+        results = run_stablehlo(func.bytecode, [self._tensor(value) for value in given])
+        if func.meta.output_pytree_spec is None:
+            return results
+        return pytree.tree_unflatten(results, pytree.treespec_loads(func.meta.output_pytree_spec))
+
+    def __call__(self, *args: Any) -> Any:
+        return self.evaluate(self._default_method, args)
+
+    def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
+        """A function (default: the first) as a portable artifact of StableHLO."""
+        return self._function(method_name).bytecode
+
+    def get_stablehlo_text(self, method_name: str | None = None) -> str | None:
+        """A function (default: the first) as text; None where it was left out."""
+        return self._function(method_name).text
+
+    def save(
+        self,
+        directory_path: str | os.PathLike[str],
+        options: StableHLOExportOptions | None = None,
+    ) -> None:
+        """Write it to a folder."""
+        save_bundle(self._bundle, directory_path, options)
+
+    @classmethod
+    def load(cls, directory_path: str | os.PathLike[str]) -> "StableHLOGraphModule":
+        """What `save` wrote, or torch_xla's."""
+        return cls(load_bundle(directory_path))
+
+    def _function(self, name: str | None) -> StableHLOFunc:
+        found = self._functions.get(name or self._default_method)
+        if found is None:
+            raise ArgumentError(
+                f"StableHLO: it has no function {name!r}; it has {', '.join(self._functions)}"
+            )
+        return found
+
+    def _tensor(self, value: Any) -> torch.Tensor:
+        """A parameter as a tensor; weights go to the device once."""
+        if not isinstance(value, np.ndarray):
+            return value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        tensor = self._on_device.get(id(value))
+        if tensor is None:
+            tensor = self._on_device[id(value)] = _on_device(value)
+        return tensor
+
+
+def _on_device(array: np.ndarray) -> torch.Tensor:
+    """A copy of an array on this thread's device."""
+    trace = device.trace_of(device.default_index())
+    value = Value(dense_type(array.shape, to_torch(array.dtype)), trace)
+    value.buffer = transfer.put(array, trace.device)  # type: ignore[assignment]
+    return wrap(value)
