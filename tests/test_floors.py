@@ -29,6 +29,7 @@ ROOMS = [
     "files",
     "ranks",
     "spmd",
+    "kernels",
     "debug",
     "training",
     "checkpoint",

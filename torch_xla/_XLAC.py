@@ -1,5 +1,11 @@
 """The private names that documents tell users to call."""
 
+from torch_xdist.kernels.raw_ops import (
+    _xla_cast_int4,
+    _xla_dequantize_tensor,
+    _xla_dot_general,
+    _xla_quantize_tensor,
+)
 from torch_xdist.metrics import (
     counter_names as _xla_counter_names,
 )
@@ -85,6 +91,10 @@ from torch_xdist.torch_xla_compat.private_names import (
 )
 
 __all__ = [
+    "_xla_cast_int4",
+    "_xla_dequantize_tensor",
+    "_xla_dot_general",
+    "_xla_quantize_tensor",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",
