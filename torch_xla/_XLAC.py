@@ -6,6 +6,9 @@ from torch_xdist.kernels.raw_ops import (
     _xla_dot_general,
     _xla_quantize_tensor,
 )
+from torch_xdist.kernels.tpu_custom_call import (
+    _xla_tpu_custom_call,
+)
 from torch_xdist.metrics import (
     counter_names as _xla_counter_names,
 )
@@ -95,6 +98,7 @@ __all__ = [
     "_xla_dequantize_tensor",
     "_xla_dot_general",
     "_xla_quantize_tensor",
+    "_xla_tpu_custom_call",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",

@@ -159,12 +159,12 @@ class XlaQuantizedLinear(torch.nn.Module):
     ) -> None:
         """Take integers and scales, in the shapes of `quantized_matmul_xla`."""
         sizes = self.input_dim, self.output_dim
-        values = weight, weight_scaler, zero_point
+        scales = weight_scaler, zero_point
         if self.block_size == -1:
-            _check_per_channel_quant_weight_dtype_shapes(*sizes, *values)
+            _check_per_channel_quant_weight_dtype_shapes(*sizes, weight, *scales)
         else:
-            _check_blockwise_quant_weight_dtype_shapes(*sizes, self.block_size, *values)
-        self.weight, self.weight_scaler, self.zero_point = values
+            _check_blockwise_quant_weight_dtype_shapes(*sizes, self.block_size, weight, *scales)
+        self.weight, self.weight_scaler, self.zero_point = weight, weight_scaler, zero_point
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return quantized_matmul_xla(

@@ -46,7 +46,7 @@ def _xla_dot_general(
                 f" CPU{kind}Type. Consider moving it ({place} argument) to XLA."
             )
     ranks = lhs.dim(), rhs.dim()
-    dims = tuple(
+    dims: Any = tuple(
         tuple(tuple(d % rank for d in of_one) for rank, of_one in zip(ranks, pair or ((), ())))
         for pair in dimension_numbers
     )
@@ -55,7 +55,8 @@ def _xla_dot_general(
     def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return lax.dot_general(lhs, rhs, dims, preferred_element_type=wanted)
 
-    return record_jax("xla::dot_general", product, [lhs, rhs], (dims, wanted))[0]
+    operands: list[Any] = [lhs, rhs]
+    return record_jax("xla::dot_general", product, operands, (dims, wanted))[0]
 
 
 def _xla_cast_int4(weight: torch.Tensor, int4_weight_values: Sequence[int]) -> torch.Tensor:
