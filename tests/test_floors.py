@@ -30,6 +30,7 @@ ROOMS = [
     "files",
     "ranks",
     "spmd",
+    "kernels",
     "debug",
     "training",
     "dynamo",

@@ -78,6 +78,15 @@ from torch_xdist.export.private_names import (
     _get_stablehlo,
     _run_stablehlo,
 )
+from torch_xdist.kernels.raw_ops import (
+    _xla_cast_int4,
+    _xla_dequantize_tensor,
+    _xla_dot_general,
+    _xla_quantize_tensor,
+)
+from torch_xdist.kernels.tpu_custom_call import (
+    _xla_tpu_custom_call,
+)
 from torch_xdist.metrics import (
     clear_counters as _clear_xla_counters,
 )
@@ -335,6 +344,11 @@ __all__ = [
     "_set_xla_all_numbers_special_scalars",
     "_get_stablehlo",
     "_run_stablehlo",
+    "_xla_cast_int4",
+    "_xla_dequantize_tensor",
+    "_xla_dot_general",
+    "_xla_quantize_tensor",
+    "_xla_tpu_custom_call",
     "_xla_set_auto_sharding",
     "_xla_get_cpu_tensors",
     "_sync_point_reached",

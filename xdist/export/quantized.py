@@ -239,22 +239,24 @@ def check_scale_zp(
     axis: int,
     dtype: torch.dtype,
 ) -> None:
-    """Raise ArgumentError for scales and zero points that do not fit a tensor."""
-    told = (
-        f"quantize: scale of shape {tuple(scale.shape)}, zero_point of shape"
-        f" {tuple(zero_point.shape)}, axis {axis} and {dtype} for a tensor of shape"
-        f" {tuple(input.shape)}"
-    )
-    if scale.dim() != 1 or zero_point.dim() != 1 or "int" not in str(dtype):
-        raise ArgumentError(f"{told}; both need one dim, and the dtype is one of integers")
-    length = 1 if axis == -1 else input.shape[axis]
-    if {scale.numel(), zero_point.numel()} - {1, length}:
-        raise ArgumentError(f"{told}; both need 1 or {length} elements")
-    about, zeros = torch.iinfo(dtype), zero_point.cpu()
-    if zeros.min() < about.min or zeros.max() > about.max or scale.cpu().min() <= 0:
+    """Raise ArgumentError unless the scales and zero points are those of `axis`, or one of each."""
+    if "int" not in str(dtype):
+        raise ArgumentError(f"quantize: dtype is {dtype}; an integer dtype is needed")
+    about, size = torch.iinfo(dtype), 1 if axis == -1 else input.shape[axis]
+    for name, values in (("scale", scale), ("zero_point", zero_point)):
+        if values.dim() != 1 or values.numel() not in (1, size):
+            raise ArgumentError(
+                f"quantize: {name} has shape {list(values.shape)}; along axis {axis} of a tensor"
+                f" {list(input.shape)} it must be [{size}] or [1]"
+            )
+    zeros, scales = zero_point.tolist(), scale.tolist()
+    if min(zeros) < about.min or max(zeros) > about.max:
         raise ArgumentError(
-            f"{told}; scales are above 0, zero points from {about.min} to {about.max}"
+            f"quantize: zero_point {zeros} is outside of {dtype}, which holds {about.min} to"
+            f" {about.max}"
         )
+    if min(scales) <= 0:
+        raise ArgumentError(f"quantize: scale {scales} must be above 0")
 
 
 def unpack_tensor_to_list(t: torch.Tensor) -> list[Any]:

@@ -93,12 +93,30 @@ def test_one_scale_may_serve_a_whole_tensor(x):
 @pytest.mark.parametrize(
     ("scale", "zero", "axis", "dtype", "message"),
     [
-        (torch.ones(()), torch.zeros(1), -1, torch.int8, "both need one dim"),
-        (torch.ones(1), torch.zeros(1), -1, torch.float32, "the dtype is one of integers"),
-        (torch.ones(3), torch.zeros(1), 1, torch.int8, "both need 1 or 4 elements"),
-        (torch.ones(2), torch.zeros(1), -1, torch.int8, "both need 1 or 1 elements"),
-        (torch.zeros(1), torch.zeros(1), -1, torch.int8, "scales are above 0"),
-        (torch.ones(1), torch.tensor([200]), -1, torch.int8, "zero points from -128 to 127"),
+        (torch.ones(()), torch.zeros(1), -1, torch.int8, r"scale has shape \[\]; along axis -1"),
+        (torch.ones(1), torch.zeros(1), -1, torch.float32, r"dtype is torch\.float32; an integer"),
+        (
+            torch.ones(3),
+            torch.zeros(1),
+            1,
+            torch.int8,
+            r"scale has shape \[3\]; .* it must be \[4\]",
+        ),
+        (
+            torch.ones(2),
+            torch.zeros(1),
+            -1,
+            torch.int8,
+            r"scale has shape \[2\]; .* it must be \[1\]",
+        ),
+        (torch.zeros(1), torch.zeros(1), -1, torch.int8, r"scale \[0\.0\] must be above 0"),
+        (
+            torch.ones(1),
+            torch.tensor([200]),
+            -1,
+            torch.int8,
+            r"zero_point \[200\] is outside of torch\.int8",
+        ),
     ],
 )
 def test_scales_that_do_not_fit_are_refused(x, scale, zero, axis, dtype, message):

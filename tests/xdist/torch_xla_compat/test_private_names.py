@@ -14,7 +14,6 @@ from torch_xdist.core.run import cuts
 from torch_xdist.ranks import one_at_a_time
 from torch_xla import _XLAC
 from torch_xla._internal import pjrt
-from torch_xla.experimental.custom_kernel import flash_attention
 
 
 def test_devices_and_ids_are_told():
@@ -130,21 +129,6 @@ def test_libraries_that_ask_for_torch_xla_get_an_answer():
     assert importlib.metadata.version("torch-xla") == torch_xla.__version__
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("torch_xla_of_nobody")
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_flash_attention_is_attention(causal):
-    torch.manual_seed(0)
-    q, k, v = (torch.rand(2, 3, 5, 4).to("xla") for _ in range(3))
-    plain = flash_attention(q, k, v, causal=causal, sm_scale=0.5)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        q.cpu(), k.cpu(), v.cpu(), is_causal=causal, scale=0.5
-    )
-    torch.testing.assert_close(plain.cpu(), expected)
-    same = torch.zeros(2, 5, dtype=torch.int64).to("xla")
-    bias = torch.zeros(2, 3, 5, 5).to("xla")
-    masked = flash_attention(q, k, v, causal, same, same, 0.5, ab=bias)
-    torch.testing.assert_close(masked.cpu(), expected)
 
 
 def test_one_process_runs_by_the_runtimes_private_names():

@@ -1,5 +1,6 @@
 """Operators whose schema does not say what they do, or whose functional form differs from it."""
 
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from torch_xdist.core.alias import writes
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.record import mask_counts
 from torch_xdist.core.record.dispatch import record, write_handler
+from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.trace.operators import Op
+from torch_xdist.ops.regions import kept_boxes
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit
 
@@ -77,6 +80,17 @@ def sdp_choice(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     return 0
 
 
+def nms(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """torchvision's: how many boxes stay is read, as on cuda; which ones is a row."""
+    boxes, scores, iou_threshold = (*args, *kwargs.values())
+    if not boxes.size(0) or boxes.value.trace.is_symbolic:
+        return record(op, args, kwargs)
+    threshold = float(iou_threshold)
+    lowering = functools.partial(kept_boxes, iou_threshold=threshold)
+    kept, count = record_jax(op.name, lowering, [boxes, scores], threshold)
+    return torch.ops.aten.narrow_copy.default(kept, 0, 0, int(host_value(count)))
+
+
 def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
@@ -108,4 +122,5 @@ HANDLERS = {
     "aten.nll_loss_backward.default": nll_loss,
     "aten.nll_loss_forward.default": nll_loss,
     "aten.polygamma_.default": polygamma_,
+    "torchvision.nms.default": nms,
 }

@@ -1,0 +1,94 @@
+"""The namespace `torch.ops.xla`: what it holds, on the CPU, for fake tensors and on the device.
+
+An operator is defined with a form for CPU tensors, in plain torch, and one that says the shape of
+its result. So fake tensors, `torch.compile` and `torch.export` see one operator, whatever it is on
+the device.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist.core.record import dispatch
+from torch_xdist.core.trace.operators import Op
+
+# Operators of other parts of torch_xla are in this namespace as well, so a fragment of it.
+LIBRARY = torch.library.Library("xla", "FRAGMENT")
+Kernel = Callable[..., Any]
+
+
+def define(
+    schema: str, cpu: Kernel, *, meta: Kernel | None = None, device: Kernel | None = None
+) -> None:
+    """Define `torch.ops.xla.NAME`.
+
+    Args:
+        schema: "name(Tensor x, ...) -> Tensor".
+        cpu: computes it in torch on the CPU.
+        meta: what the result looks like; where `cpu` itself reads no values it is not needed.
+        device: a function of device tensors; without one a lowering has the operator's name.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, cpu, "CompositeExplicitAutograd" if meta is None else "CPU")
+    if meta is not None:
+        LIBRARY.impl(name, meta, "Meta")
+    if device is not None:
+        dispatch.install({f"xla.{name}.default": _handler(device)})
+
+
+def _handler(device: Kernel) -> dispatch.Handler:
+    def call(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return device(*args, **kwargs)
+
+    return call
+
+
+def differentiate(name: str, function: Kernel) -> None:
+    """Give `torch.ops.xla.NAME` the gradient of a function that computes the same.
+
+    The backward pass computes the function again; what no gradient needs of that is dropped when
+    the program is compiled.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        is_tensor = [isinstance(x, torch.Tensor) for x in inputs]
+        ctx.save_for_backward(*(x for x, tensor in zip(inputs, is_tensor) if tensor))
+        ctx.rest = [None if tensor else x for x, tensor in zip(inputs, is_tensor)]
+        ctx.is_tensor = is_tensor
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)
+        with torch.enable_grad():
+            inputs = [
+                next(saved).detach().requires_grad_(need) if tensor else x
+                for x, tensor, need in zip(ctx.rest, ctx.is_tensor, ctx.needs_input_grad)
+            ]
+            result = function(*inputs)
+        wanted = [x for x, need in zip(inputs, ctx.needs_input_grad) if need]
+        found = iter(torch.autograd.grad(result, wanted, grad))
+        return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+
+    torch.library.register_autograd(f"xla::{name}", backward, setup_context=save, lib=LIBRARY)
+
+
+def non_xla_attetion(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_type: str
+) -> torch.Tensor:
+    """What an attention of these looks like: a tensor like `q`, without values."""
+    if k.device.type != "meta":
+        warnings.warn(
+            f"XLA {attention_type} attention should only be applied to tensors on XLA device; the"
+            " result has no values",
+            stacklevel=2,
+        )
+    return torch.empty_like(q)
+
+
+def non_xla_ragged_paged_attention(
+    q: torch.Tensor, kv: torch.Tensor, attention_type: str
+) -> torch.Tensor:
+    """The same of an attention whose keys and values are one tensor."""
+    return non_xla_attetion(q, kv, kv, attention_type)
