@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist.core.devices import steps
-from torch_xdist.core.run import cuts, program
+from torch_xdist.core.programs import program
+from torch_xdist.core.run import cuts
 
 VOCABULARY = 512
 

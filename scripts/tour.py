@@ -185,7 +185,7 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "aten.ones_like.default": jnp.ones_like,
 }
 
-# ------------------------------------------------------ 4. programs and cuts (core/run/)
+# ------------------------------------------------------ 4. programs and cuts (core/programs/, core/run/)
 
 PROGRAMS: dict[Any, Callable[..., list[jax.Array]]] = {}
 CUTS: list[str] = []
@@ -211,7 +211,7 @@ def cut(reason: str) -> None:
 
 
 def living(trace: Trace) -> list[Value]:
-    """The values a tensor still refers to: more than the list's own (core/run/program.py).
+    """The values a tensor still refers to: more than the list's own (core/programs/program.py).
 
     A weak reference per value would say the same, and cost more than the rest of its row.
     """
@@ -222,7 +222,7 @@ def living(trace: Trace) -> list[Value]:
 def walk(
     rows: tuple[Any, ...], slots: tuple[int, ...], outs: Any, leaves: Any, numbers: Any
 ) -> list[jax.Array]:
-    """Compute the rows on JAX's tracers (core/run/interpreter.py); XLA fuses them."""
+    """Compute the rows on JAX's tracers (core/programs/interpreter.py); XLA fuses them."""
     env = dict(zip(slots, leaves))
     scalars = iter(numbers)
 

@@ -44,6 +44,7 @@ ROOMS = [
 CORE = [
     "trace",
     "sharding",
+    "programs",
     "run",
     "devices",
     "alias",

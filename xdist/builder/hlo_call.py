@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from torch_xdist.core.run.jax_internals import stablehlo_of_proto
+from torch_xdist.core.programs.jax_internals import stablehlo_of_proto
 
 
 @dataclass(frozen=True, slots=True)

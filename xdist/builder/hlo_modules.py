@@ -9,7 +9,7 @@ import jax
 
 from torch_xdist.builder.graph import XlaComputation
 from torch_xdist.builder.hlo_call import call_of_hlo
-from torch_xdist.core.run.hlo_text import hlo_text
+from torch_xdist.core.programs.hlo_text import hlo_text
 
 _NOT_OF_A_NAME = re.compile(r"\W+")
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xdist.core.run import program
+from torch_xdist.core.programs import program
+from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
+from torch_xdist.core.programs.jax_internals import proto_of_module, shardings_in_hlo
 from torch_xdist.core.run.graph_text import part_of
-from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
-from torch_xdist.core.run.jax_internals import proto_of_module, shardings_in_hlo
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Device
 

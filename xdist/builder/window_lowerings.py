@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.core.run.jax_internals import select_and_scatter
+from torch_xdist.core.programs.jax_internals import select_and_scatter
 from torch_xdist.errors import NoLoweringError
 
 Dims = Sequence[int]

@@ -16,11 +16,12 @@ import jax
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.run import analysis, cuts, program, reports
+from torch_xdist.core.programs import program
+from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs.program_cache import Program
+from torch_xdist.core.run import analysis, cuts, reports
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.partial_run import copy_rows, post_order
-from torch_xdist.core.run.program import Launch
-from torch_xdist.core.run.program_cache import Program
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state
 from torch_xdist.core.trace.tensor_types import TensorType

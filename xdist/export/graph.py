@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xdist.core.run.interpreter import ScalarFeed, inputs_of, scalar_types
+from torch_xdist.core.programs.interpreter import ScalarFeed, inputs_of, scalar_types
 from torch_xdist.core.run.partial_run import post_order
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType

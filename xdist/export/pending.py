@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from torch_xdist.core.devices import device
+from torch_xdist.core.programs.program import live_values
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.graph_text import render
-from torch_xdist.core.run.program import live_values
 from torch_xdist.export import dynamic
 from torch_xdist.export.graph import Graph
 from torch_xdist.export.lower import Lowered, lower

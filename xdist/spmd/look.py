@@ -5,7 +5,7 @@ from collections import Counter
 
 import jax
 
-from torch_xdist.core.run.program import PROGRAMS
+from torch_xdist.core.programs.program import PROGRAMS
 from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import ShardingError
 

@@ -12,11 +12,11 @@ from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import as_numpy
+from torch_xdist.core.programs.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
+from torch_xdist.core.programs.sharded_program import MARK
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run import manual_values
 from torch_xdist.core.run.device_trace import buffer_of, trace_here
-from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
-from torch_xdist.core.run.sharded_program import MARK
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts, by_hand
 from torch_xdist.core.sharding.layout import Buffer, Layout

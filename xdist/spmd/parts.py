@@ -8,9 +8,9 @@ import torch
 
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.programs.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run import manual_values
-from torch_xdist.core.run.manual_region import FULL_TO_SHARD, SHARD_TO_FULL
 from torch_xdist.core.sharding.tiling import MANUAL, Tiling, replicated
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import marks

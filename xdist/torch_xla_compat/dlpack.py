@@ -8,7 +8,7 @@ import torch
 from torch_xdist import dtypes
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.run import program
+from torch_xdist.core.programs import program
 from torch_xdist.core.run.device_trace import buffer_of
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value

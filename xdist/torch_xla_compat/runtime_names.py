@@ -9,7 +9,7 @@ import torch
 from torch_xdist import metrics
 from torch_xdist.core.alias.storage import address_of
 from torch_xdist.core.devices import device, device_names, ordinals, steps
-from torch_xdist.core.run import program
+from torch_xdist.core.programs import program
 from torch_xdist.core.run.device_trace import buffer_of
 from torch_xdist.core.trace.values import root_of
 from torch_xdist.errors import DeviceError

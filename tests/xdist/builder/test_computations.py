@@ -9,7 +9,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_builder as xb
 from torch_xdist import metrics
-from torch_xdist.core.run import jax_internals
+from torch_xdist.core.programs import jax_internals
 from torch_xdist.errors import ArgumentError, ReleaseError, ValueLostError
 from torch_xla import _XLAC
 

@@ -8,7 +8,7 @@ from spmd_process import SpmdProcess
 import torch_xla
 import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
-from torch_xdist.core.run import program
+from torch_xdist.core.programs import program
 from torch_xdist.spmd import look
 
 four = SpmdProcess(4)

@@ -7,7 +7,8 @@ import jax
 
 from torch_xdist import metrics, settings, world
 from torch_xdist.core.devices import closures, device
-from torch_xdist.core.run import analysis, program, reports
+from torch_xdist.core.programs import program
+from torch_xdist.core.run import analysis, reports
 from torch_xdist.core.run.cuts import SYNC
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
 from torch_xdist.core.trace.plans import PLANS

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.programs.interpreter import scalar_types
 from torch_xdist.core.record.symbolic_trace import Subgraph, SymbolicTrace, TracedFunction
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread
-from torch_xdist.core.run.interpreter import scalar_types
 from torch_xdist.core.trace.placeholders import Placeholder
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import rows_of

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_xdist.core.alias.writes import mutated_tensors
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.run.device_trace import HERE
-from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type

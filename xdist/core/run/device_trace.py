@@ -18,7 +18,8 @@ import jax
 
 from torch_xdist import settings
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.core.run import analysis, cuts, program, reports
+from torch_xdist.core.programs import program
+from torch_xdist.core.run import analysis, cuts, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.sharding.layout import unpadded

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from torch_xdist import settings
-from torch_xdist.core.run import program
-from torch_xdist.core.run.hlo_text import hlo_text, optimized_text
-from torch_xdist.core.run.jax_internals import shardings_in_hlo
+from torch_xdist.core.programs import program
+from torch_xdist.core.programs.hlo_text import hlo_text, optimized_text
+from torch_xdist.core.programs.jax_internals import shardings_in_hlo
 from torch_xdist.core.run.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam

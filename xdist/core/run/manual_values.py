@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from torch_xdist.core.programs.manual_region import manual_slots
 from torch_xdist.core.run.device_trace import trace_here
-from torch_xdist.core.run.manual_region import manual_slots
 from torch_xdist.core.sharding.arrays import Parts
 from torch_xdist.core.sharding.layout import Layout
 from torch_xdist.core.sharding.tiling import Tiling

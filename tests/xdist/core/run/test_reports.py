@@ -10,7 +10,8 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
 import torch_xla.distributed.parallel_loader as pl
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import analysis, program_cache, reports
+from torch_xdist.core.programs import program_cache
+from torch_xdist.core.run import analysis, reports
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import settings
 from torch_xdist.core.devices import steps
 from torch_xdist.core.jax_side.from_jax import from_jax
-from torch_xdist.core.run import collective_program, cuts, jax_internals, program
+from torch_xdist.core.programs import collective_program, jax_internals, program
+from torch_xdist.core.run import cuts
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.errors import ValueLostError

@@ -22,7 +22,8 @@ import torch
 
 import torch_xdist.core.torch_side.registration as registration
 from torch_xdist.core.devices import steps
-from torch_xdist.core.run import device_trace, program
+from torch_xdist.core.programs import program
+from torch_xdist.core.run import device_trace
 from torch_xdist.core.trace.plans import jax_plan
 
 CORE = Path(registration.__file__).parents[1]

@@ -4,7 +4,7 @@ import torch
 
 import torch_xla
 from torch_xdist import settings
-from torch_xdist.core.run import hlo_text, jax_internals
+from torch_xdist.core.programs import hlo_text, jax_internals
 
 hlo_of = torch_xla._XLAC._get_xla_tensors_hlo
 

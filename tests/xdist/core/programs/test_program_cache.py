@@ -5,7 +5,7 @@ import torch
 
 import torch_xla
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import program, program_cache
+from torch_xdist.core.programs import program, program_cache
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch_xdist.collectives.mesh import lowering as mesh_lowering
 from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core.run.jax_internals import callable_of
+from torch_xdist.core.programs.jax_internals import callable_of
 from torch_xdist.progress import PROGRESS
 
 _UNNUMBERED = np.zeros(1, np.uint32)  # the launch of a program in which nobody meets

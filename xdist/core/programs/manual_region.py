@@ -12,7 +12,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from torch_xdist.collectives import inside
-from torch_xdist.core.run.interpreter import ScalarFeed, inputs_of
+from torch_xdist.core.programs.interpreter import ScalarFeed, inputs_of
 from torch_xdist.core.sharding.layout import Layout, padded, unpadded
 from torch_xdist.core.trace.trace import Entry, Row, rows_of
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from torch_xdist.collectives import inside
-from torch_xdist.core.run.jax_internals import callable_of
+from torch_xdist.core.programs.jax_internals import callable_of
 from torch_xdist.core.sharding.arrays import Parts
 from torch_xdist.core.sharding.layout import Buffer, Layout, padded, unpadded
 from torch_xdist.core.sharding.tiling import Tiling

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_xdist.core.run.jax_internals import hlo_of_module
+from torch_xdist.core.programs.jax_internals import hlo_of_module
 
 # What Shardy notes beside the shardings that HLO has itself.
 _BRACES = r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import collective_program
-from torch_xdist.core.run.interpreter import ScalarFeed, interpret, scalars_of
-from torch_xdist.core.run.jax_internals import in_one_call
-from torch_xdist.core.run.manual_region import interpret_regions, manual_slots
-from torch_xdist.core.run.program_cache import Program, ProgramCache, warn_full
-from torch_xdist.core.run.sharded_program import MARK, OnLayout, Placement, placement_of
+from torch_xdist.core.programs import collective_program
+from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
+from torch_xdist.core.programs.jax_internals import in_one_call
+from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
+from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
+from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, placeholders
 from torch_xdist.core.trace.plans import PLANS, Plan
