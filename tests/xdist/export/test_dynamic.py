@@ -32,7 +32,7 @@ BATCH = {0: Dim("batch")}
 weight, bias = torch.rand(5), torch.rand(5)
 CASES = {
     "add": (lambda x, y: x + y, (5,), (5,)),
-    "broadcast": (lambda x, y: x * y, (4, 5), (1,)),
+    "broadcast": (lambda x, y: x * y, (5,), (1,)),
     "where": (lambda x: torch.where(x > 0.5, x, -x), (5,)),
     "matmul": (lambda x: x @ weight, (5,)),
     "cat": (lambda x, y: torch.cat([x, y], 1), (2,), (3,)),
