@@ -41,7 +41,6 @@ CASES = {
     "gelu": (torch.nn.functional.gelu, (5,)),
     "layer_norm": (lambda x: torch.layer_norm(x, [5], weight, bias), (5,)),
     "mean": (lambda x: x.mean(-1), (5,)),
-    "mean over it": (lambda x: x.mean(0), (5,)),
     "permute": (lambda x: x.permute(2, 0, 1), (2, 3)),
     "select": (lambda x: x[:, 1], (3, 4)),
     "the last": (lambda x: x[:, -1], (3,)),
