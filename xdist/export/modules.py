@@ -22,6 +22,12 @@ try:
 except ImportError:
     refine_polymorphic_shapes = None  # type: ignore[assignment]
 
+try:
+    # It lowers what refining leaves of JAX's own dialect; without it such a module is refused.
+    from jax._src.export._export import _module_to_bytecode
+except ImportError:
+    _module_to_bytecode = None  # type: ignore[assignment]
+
 # Around the text of a location on its way through JAX, as part of a scope's name.
 BEGIN, END = "<XLA_MLIR_DEBUGINFO_BEGIN>", "<XLA_MLIR_DEBUGINFO_END>"
 _CLEANED = "builtin.module(func.func(canonicalize,cse),symbol-dce)"
@@ -90,7 +96,10 @@ def version() -> str:
 
 def bytecode_of(module: str) -> bytes:
     """A module's text as a portable artifact of StableHLO."""
-    return bytes(stablehlo.serialize_portable_artifact_str(module, version()))
+    if _module_to_bytecode is None:
+        return bytes(stablehlo.serialize_portable_artifact_str(module, version()))
+    with mlir.make_ir_context():
+        return bytes(_module_to_bytecode(ir.Module.parse(module)))
 
 
 def module_of(bytecode: bytes) -> str:
