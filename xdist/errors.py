@@ -8,7 +8,7 @@ XdistError
   NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
   FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
   ArgumentError           ValueError           arguments that cannot work
-  ImpureError             AssertionError       a function that must not write to its arguments did
+  ImpureError             AssertionError       a function wrote to what it must not
   ShardingError           ValueError, ...      a mesh or a sharding that cannot be
   CutError                RuntimeError         a value was asked for where none can be had
   ValueLostError          RuntimeError         a program failed after it had taken its operands
@@ -60,7 +60,7 @@ class ArgumentError(XdistError, ValueError):
 
 
 class ImpureError(XdistError, AssertionError):
-    """A function that must not write to its arguments did."""
+    """A function wrote to its arguments, or to tensors from outside, which it must not."""
 
 
 class ShardingError(XdistError, ValueError, AssertionError, RuntimeError):

@@ -71,7 +71,7 @@ def _check(fn: Any, xs: Any) -> None:
         )
 
 
-class _ReadsOutside(Exception):
+class _ReadsOutside(ArgumentError):
     """A body reads tensors from outside which need gradients."""
 
 
@@ -104,7 +104,10 @@ def value_and_grad_partitioned(
             " body has no FakeTensor in torch_xla either; carry them, or return the new values"
         )
     if traced.tensors:
-        raise _ReadsOutside
+        raise _ReadsOutside(
+            f"value_and_grad_partitioned: `fn` reads {len(traced.tensors)} tensor(s) from outside"
+            " which need gradients; pass them in `init` or `xs`, or call scan, which can"
+        )
     check_state(traced, start, "scan: fn")
     joint = record_joint("scan", body, like, needs, leaves=True)
     passes = _Passes(joint, split_by(partition_fn, joint), body, start, rows)

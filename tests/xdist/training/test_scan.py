@@ -118,7 +118,10 @@ def test_random_numbers_differ_from_turn_to_turn():
 def test_gradients_of_tensors_from_outside_and_of_gradients():
     weight = torch.full((), 2.0, device="xla", requires_grad=True)
     one = torch.ones((), device="xla", requires_grad=True)
-    carry, _ = scan(lambda c, x: (c * weight, None), one, torch.zeros(3, device="xla"))
+    zeros = torch.zeros(3, device="xla")
+    with pytest.raises(ArgumentError, match=r"`fn` reads 1 tensor\(s\) from outside which need"):
+        value_and_grad_partitioned(lambda c, x: (c * weight, None), one, zeros)
+    carry, _ = scan(lambda c, x: (c * weight, None), one, zeros)
     carry.backward()
     assert weight.grad.item() == 12
     xs = torch.full((3,), 2.0, device="xla", requires_grad=True)
