@@ -34,7 +34,7 @@ def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if state is None else state(False)
 
 
-def hlo_of_module(module: str, *, in_tuple: bool) -> str | None:
+def hlo_of_module(module: str, *, in_tuple: bool = False) -> str | None:
     """A StableHLO module as HLO text with the shapes of operands; None where JAX cannot.
 
     Args:
