@@ -57,6 +57,11 @@ HEAVY = {"torch", "jax", "jaxlib"}
 # Imports inside functions: optional packages, and the parts a process may not need.
 LATE = {
     "xdist/torch_xla_compat/jax_imports.py": {"torchax"},
+    "xdist/debug/metrics_files.py": {
+        "matplotlib.backends.backend_agg",
+        "matplotlib.figure",
+        "tensorboardX",
+    },
     "xdist/debug/training_log.py": {"tensorboardX"},
     "xdist/world.py": {"torch_xdist.collectives"},
     "loaders/sharing.py": {"torch_xdist.collectives"},
