@@ -74,8 +74,14 @@ def _refused(limit: int, what: str, node: _Node) -> CutError:
 
 def steps_of(tape: Tape, start: int = 0) -> list[Step]:
     """The operators on a tape from a slot on, in the order they were recorded."""
-    rows = [row for slot, row in rows_of(tape.entries) if slot >= start]
-    return [((row[0], row[1:]), row_title(row[0])) for row in rows]
+    # Operands by the order of their first use, whatever else is on the tape.
+    places: dict[int, int] = {}
+    steps: list[Step] = []
+    for slot, (plan, *operands) in rows_of(tape.entries):
+        if slot >= start:
+            used = tuple(places.setdefault(operand, len(places)) for operand in operands)
+            steps.append(((plan, used), row_title(plan)))
+    return steps
 
 
 class _Open(threading.local):
