@@ -8,9 +8,8 @@ from typing import Any
 from torch_xdist import settings
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.dispatch import dispatch
+from torch_xdist.core.run.cuts import EAGER
 from torch_xdist.core.run.device_trace import HERE
-
-EAGER = "eager"
 
 
 class _Here(threading.local):

@@ -207,6 +207,8 @@ def test_eager_mode_does_not_reach_into_a_compiled_function():
         met.clear_all()
         found = compiled(x)
         assert met.metric_data("RunCachedGraphInputData")[0] == 1 and counts() == [1, 1]
+        assert met.metric_data("EagerOpExecuteTime") is None
+        assert (x + 1).tolist() == [2, 2] and met.metric_data("EagerOpExecuteTime")[0] == 1
     torch.testing.assert_close(found.cpu(), torch.ones(2).sin().cos())
 
 

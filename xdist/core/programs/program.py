@@ -136,8 +136,12 @@ def prepare(
     )
 
 
-def find(launch: Launch) -> tuple[Program, bool]:
-    """The program of a launch, and whether it was compiled just now."""
+def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
+    """The program of a launch, and whether it was compiled just now.
+
+    Args:
+        kind: what the metrics call it before "CompileTime".
+    """
     key = launch.key()
     program = PROGRAMS.get(key)
     if program is not None:
@@ -156,7 +160,7 @@ def find(launch: Launch) -> tuple[Program, bool]:
         program.run = program.executable.compile(_signature(launch, program))
     finally:
         PROGRESS.compiling = False
-    metrics.observe("CompileTime", time.perf_counter() - started)
+    metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
     metrics.observe("InputOutputAliasCount", sum(launch.mask))
     dropped, full = PROGRAMS.put(key, program)
     PLANS.hold(program.plans)
@@ -298,7 +302,9 @@ def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndar
     return np.asarray(floats, np.float64), np.asarray(ints, np.int64)
 
 
-def execute(program: Program, launch: Launch, results: list[list[jax.Array]]) -> None:
+def execute(
+    program: Program, launch: Launch, results: list[list[jax.Array]], kind: str = ""
+) -> None:
     """Run a program; its results are then the one element of `results`.
 
     The call returns before the device is done. The donated buffers are gone as soon as it began,
@@ -307,8 +313,8 @@ def execute(program: Program, launch: Launch, results: list[list[jax.Array]]) ->
     floats, ints = scalar_arrays(launch, program)
     started = time.perf_counter()
     in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
-    kind = "ExecuteTime"
+    name = f"{kind}ExecuteTime"
     if launch.placement is not None:
-        kind = "ExecuteReplicatedTime"
+        name = "ExecuteReplicatedTime"
         metrics.count("ExecuteReplicated")
-    metrics.observe(kind, time.perf_counter() - started)
+    metrics.observe(name, time.perf_counter() - started)

@@ -15,6 +15,8 @@ from torch_xdist.progress import PROGRESS
 
 # The reason of the cut that ends a step, of one that a value was read by in Python, ...
 SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
+# Eager mode: after every operator.
+EAGER = "eager"
 # Another thread needed a value of this one's.
 OTHER_THREAD = "other thread"
 

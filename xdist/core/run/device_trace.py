@@ -34,6 +34,8 @@ _STUCK = (
     "xla: the pending program could not be compiled, so it stays pending. Tensors that need nothing"
     " of what failed can be read; delete those that do, and the next sync leaves it out"
 )
+# What the metrics of eager mode begin with.
+_EAGER_OP = "EagerOp"
 # How many failed epochs a trace can explain.
 _EXPLAINED = 16
 
@@ -281,7 +283,9 @@ class _Run:
         tilings = self._tilings() if trace.device.layout is not None else {}
         launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
         self.is_compiling = True
-        compiled, is_new = program.find(launch)
+        # In eager mode the metrics count operators apart, so that programs stand out.
+        kind = _EAGER_OP if reason == cuts.EAGER else ""
+        compiled, is_new = program.find(launch, kind)
         self.is_compiling = False
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
         if reason != cuts.OTHER_THREAD:
@@ -292,7 +296,7 @@ class _Run:
         results: list[list[jax.Array]] = []
         self.is_entered = True
         try:
-            program.execute(compiled, launch, results)
+            program.execute(compiled, launch, results, kind)
         finally:
             # Also where Ctrl-C came in between: the operands are gone.
             if results:
