@@ -113,6 +113,17 @@ class _Supported(OperatorSupport):
         return node not in self._unsupported or node.target is operator.getitem
 
 
+class _Part(torch.nn.Module):
+    """A part of a graph that is a program by itself."""
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        super().__init__()
+        self._captured = CapturedModule(part)
+
+    def forward(self, *args: Any) -> Any:
+        return self._captured(*args)
+
+
 def partitioned(
     module: torch.fx.GraphModule, unsupported: Sequence[torch.fx.Node]
 ) -> torch.fx.GraphModule:
@@ -125,12 +136,7 @@ def partitioned(
         # They come in no particular order.
         partition.nodes = dict.fromkeys(topo_sort(list(partition.nodes)))
     fused = partitioner.fuse_partitions(partitions)
-    for node in list(fused.graph.nodes):
-        if node.op == "call_module" and "fused_" in node.name:
-            part = CapturedModule(getattr(fused, node.name))
-            with fused.graph.inserting_after(node):
-                call = fused.graph.call_function(part, node.args)
-            node.replace_all_uses_with(call)
-            fused.graph.erase_node(node)
-    fused.recompile()
+    for name, part in list(fused.named_children()):
+        if name.startswith("fused_"):
+            setattr(fused, name, _Part(part))
     return fused

@@ -144,6 +144,19 @@ def native_batch_norm(
     )[:3]
 
 
+@lowers("aten._native_batch_norm_legit_no_training.default", shaped=True)
+def native_batch_norm_no_training(
+    input: jax.Array,
+    weight: _Maybe,
+    bias: _Maybe,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    momentum: float,
+    eps: float,
+) -> tuple[_Maybe, ...]:
+    return native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
+
+
 @lowers("aten._native_batch_norm_legit.no_stats", shaped=True)
 def native_batch_norm_no_stats(
     input: jax.Array,
