@@ -1,0 +1,93 @@
+"""One tape on its way through XLA: compiled if that is needed, run, its results handed out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from torch_xdist.core.programs import program
+from torch_xdist.core.run import analysis, cuts, reports
+from torch_xdist.core.run.cuts import Cut
+from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.trace.plans import PLANS
+from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.values import Value
+
+# What the metrics of eager mode begin with.
+_EAGER_OP = "EagerOp"
+
+
+class TapeRun:
+    """One tape on its way through XLA.
+
+    Attributes:
+        trace: the DeviceTrace it was recorded on.
+        live: the values that get a buffer.
+        is_compiling: whether its program is being made.
+        is_entered: whether XLA began to run it.
+        is_done: whether the live values have their buffers.
+        cut: its record, once it is compiled.
+    """
+
+    def __init__(self, trace: Any, tape: Tape, live: Sequence[Value]) -> None:
+        self.trace = trace
+        self.tape = tape
+        self.live = live
+        self.is_compiling = False
+        self.is_entered = False
+        self.is_done = False
+        self.cut: Cut | None = None
+
+    def results(self, slots: Sequence[int], reason: str, cause: str) -> list[jax.Array]:
+        """The buffers of these slots; the living values get theirs."""
+        tape = self.tape
+        found: dict[int, Any] = dict.fromkeys([*[value.slot for value in self.live], *slots])
+        outs = [*found]
+        if not tape.buffers.keys().isdisjoint(found):
+            # What is a leaf already stays as it is: the program neither returns nor donates it.
+            outs = [slot for slot in found if slot not in tape.buffers]
+            found.update((slot, tape.buffers[slot]) for slot in tape.buffers.keys() & found)
+        if not outs and not tape.collectives:
+            self._hand_over(found)
+            return [found[slot] for slot in slots]
+        trace = self.trace
+        reports.before_run(tape, trace.device, outs)
+        tilings = self._tilings() if trace.device.layout is not None else {}
+        launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
+        self.is_compiling = True
+        # In eager mode the metrics count operators apart, so that programs stand out.
+        kind = _EAGER_OP if reason == cuts.EAGER else ""
+        compiled, is_new = program.find(launch, kind)
+        self.is_compiling = False
+        self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
+        if reason != cuts.OTHER_THREAD:
+            trace.last_cut = self.cut
+            trace.cut_count += 1
+        cuts.note_collectives(tape, compiled.collectives)
+        analysis.of_run(launch, reason, cause, compiled, is_new)
+        results: list[list[jax.Array]] = []
+        self.is_entered = True
+        try:
+            program.execute(compiled, launch, results, kind)
+        finally:
+            # Also where Ctrl-C came in between: the operands are gone.
+            if results:
+                found.update(zip(outs, results[0]))
+                self._hand_over(found)
+        if is_new:
+            PLANS.sweep()
+        return [found[slot] for slot in slots]
+
+    def _tilings(self) -> dict[int, Tiling]:
+        """How the living values' results shall lie, by slot, where the user said it."""
+        said = [(value.slot, getattr(value, "tiling", None)) for value in self.live]
+        return {slot: tiling for slot, tiling in said if tiling is not None}
+
+    def _hand_over(self, found: dict[int, Any]) -> None:
+        epoch = self.tape.epoch
+        for value in self.live:
+            buffer = found[value.slot]
+            # One that another thread wrote meanwhile is of another epoch.
+            if value.epoch == epoch:
+                value.buffer = buffer
+        self.is_done = True
