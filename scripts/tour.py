@@ -185,7 +185,7 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "aten.ones_like.default": jnp.ones_like,
 }
 
-# ------------------------------------------------------ 4. programs and cuts (core/programs/, core/run/)
+# ---------------------------------------- 4. programs and cuts (core/programs/, core/run/)
 
 PROGRAMS: dict[Any, Callable[..., list[jax.Array]]] = {}
 CUTS: list[str] = []
