@@ -9,7 +9,6 @@ from torch_xdist.dynamo.bridge import (
     partition_fx_graph_for_cpu_fallback,
     ptxla_debug,
 )
-from torch_xdist.dynamo.donation import alias_with_buffer_donor_config
 from torch_xdist.dynamo.graph_inputs import (
     Deduper,
     GraphInputMatcher,
@@ -23,6 +22,7 @@ from torch_xdist.dynamo.partitions import (
     get_fallback_ops,
     is_xla_tensor,
 )
+from torch_xdist.torch_xla_compat.buffer_donation import alias_with_buffer_donor_config
 
 __all__ = [
     "Deduper",

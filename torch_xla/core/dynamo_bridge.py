@@ -12,7 +12,6 @@ from torch_xdist.dynamo.bridge import (
 from torch_xdist.dynamo.bridge import (
     extract_compiled_graph as torchxla_trace_once,
 )
-from torch_xdist.dynamo.donation import alias_with_buffer_donor_config
 from torch_xdist.dynamo.graph_inputs import (
     Deduper,
     GraphInputMatcher,
@@ -26,6 +25,7 @@ from torch_xdist.dynamo.partitions import (
     get_fallback_ops,
     is_xla_tensor,
 )
+from torch_xdist.torch_xla_compat.buffer_donation import alias_with_buffer_donor_config
 
 __all__ = [
     "Deduper",

@@ -118,8 +118,8 @@ def _in_post_order(tape: Tape, roots: Sequence[int]) -> list[int]:
     }
 
     def operands_of(slot: int) -> list[int]:
-        row = tape.entries[slot] if slot in first_of else ()
-        return [first_of.get(operand, operand) for operand in row[1:]]  # type: ignore[index]
+        row: Any = tape.entries[slot] if slot in first_of else ()
+        return [first_of.get(operand, operand) for operand in row[1:]]
 
     return post_order([first_of.get(root, root) for root in roots], operands_of)
 
