@@ -194,6 +194,12 @@ from torch_xdist.torch_xla_compat.graphs import (
 from torch_xdist.torch_xla_compat.graphs import (
     text_of as _get_xla_tensors_text,
 )
+from torch_xdist.torch_xla_compat.plugins import (
+    DevicePlugin as PjRtPlugin,
+)
+from torch_xdist.torch_xla_compat.plugins import (
+    register_plugin as _register_pjrt_plugin,
+)
 from torch_xdist.torch_xla_compat.private_names import (
     _get_git_revs,
     _get_xla_tensor_dimension_size,
@@ -254,6 +260,8 @@ from torch_xdist.training.shape_detector import (
 )
 
 __all__ = [
+    "PjRtPlugin",
+    "_register_pjrt_plugin",
     "_get_all_reduce_token",
     "_set_all_reduce_token",
     "_xla_all_gather",
