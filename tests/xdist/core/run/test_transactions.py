@@ -96,18 +96,18 @@ def test_what_was_written_in_place_survives_a_failure_and_what_comes_after_it(mo
 
 
 def test_rows_recorded_while_a_failing_program_was_compiled_are_kept(monkeypatch):
-    x = torch.ones(2, device="xla") * 3
+    x = torch.ones(53, device="xla") * 3  # Of a size that no other test compiled a program for.
     late = []
 
     def compile(self, signature):
-        late.append(torch.ones(2, device="xla") * 5)
+        late.append(torch.ones(53, device="xla") * 5)
         raise RuntimeError("no")
 
     with monkeypatch.context() as broken:
         broken.setattr(collective_program.OnDevice, "compile", compile)
         with pytest.raises(RuntimeError, match="no"):
             steps.sync()
-    assert (x + late[0]).tolist() == [8, 8]
+    assert (x + late[0]).tolist() == [8] * 53
 
 
 def test_an_operator_recorded_while_another_thread_tried_to_run_the_tape_is_right(monkeypatch):
@@ -291,7 +291,7 @@ def test_ctrl_c_during_a_real_compilation_leaves_everything(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import gc, os, signal, threading, torch, torch_xla\n"
-        "from torch_xdist.core.run import collective_program\n"
+        "from torch_xdist.core.programs import collective_program\n"
         # Python ignores an error in JAX's callback of the collector, and so Ctrl-C just there.
         "gc.disable()\n"
         "def grown(w):\n"
