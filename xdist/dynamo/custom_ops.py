@@ -11,8 +11,8 @@ import torch
 
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
-from torch_xdist.spmd.annotations import mark_sharding
-from torch_xdist.spmd.mesh import Mesh
+from torch_xdist.spmd import marks
+from torch_xdist.spmd.mesh import Mesh, checked_spec
 from torch_xdist.torch_xla_compat.buffer_donation import set_buffer_donation
 
 _SCHEMAS = (
@@ -47,7 +47,9 @@ def dynamo_mark_sharding_xla(
         axis_names, partition_spec: tuples as Python writes them, "('data', None)".
     """
     mesh = Mesh(device_ids, tuple(mesh_shape), ast.literal_eval(axis_names))
-    mark_sharding(input, mesh, ast.literal_eval(partition_spec))
+    of = "dynamo_mark_sharding"
+    spec = checked_spec(of, input.shape, ast.literal_eval(partition_spec))
+    marks.mark(marks.on_device(marks.unwrapped(input), of), marks.tiling_over(mesh, spec, of))
     return input
 
 

@@ -44,16 +44,8 @@ def mark_sharding(t: AnyTensor, mesh: Mesh, partition_spec: PartitionSpec) -> XL
     """
     spec = checked_spec("mark_sharding", t.shape, partition_spec)
     tensor = marks.on_device(unwrapped(t), "mark_sharding")
-    marks.mark(tensor, _tiling(mesh, spec, "mark_sharding"))
+    marks.mark(tensor, marks.tiling_over(mesh, spec, "mark_sharding"))
     return wrapped_over(t, mesh, spec)
-
-
-def _tiling(mesh: Mesh, spec: PartitionSpec, of: str) -> Tiling:
-    """What the spec means; the first mesh says in which order programs take the devices."""
-    here = marks.layout(of)
-    found = mesh.tiling(spec)
-    here.follow(mesh.get_logical_mesh())
-    return found
 
 
 def annotate_custom_sharding(
@@ -62,7 +54,7 @@ def annotate_custom_sharding(
     """Shard a tensor in another way from here on, also where it is sharded already."""
     spec = checked_spec("annotate_custom_sharding", t.shape, partition_spec)
     tensor = marks.on_device(unwrapped(t), "annotate_custom_sharding")
-    marks.annotate(tensor, _tiling(mesh, spec, "annotate_custom_sharding"))
+    marks.annotate(tensor, marks.tiling_over(mesh, spec, "annotate_custom_sharding"))
     return wrapped_over(t, mesh, spec)
 
 
@@ -130,13 +122,13 @@ def _aot_mark_sharding(t: torch.Tensor, mesh: str, partition_spec: str) -> torch
     spec = ast.literal_eval(partition_spec)
     checked_spec("mark_sharding_with_gradients", t.shape, spec)
     tensor = marks.on_device(t, "mark_sharding_with_gradients")
-    return marks.constrained(tensor, _tiling(found, spec, "mark_sharding_with_gradients"))
+    return marks.constrained(tensor, marks.tiling_over(found, spec, "mark_sharding_with_gradients"))
 
 
 def _said_by(plan: Plan) -> Tiling:
     """The tiling that a row of this operator says."""
     mesh, spec = plan.args[1:3]
-    return _tiling(Mesh.from_str(mesh), ast.literal_eval(spec), "aot_mark_sharding")  # type: ignore[arg-type]
+    return marks.tiling_over(Mesh.from_str(mesh), ast.literal_eval(spec), "aot_mark_sharding")  # type: ignore[arg-type]
 
 
 marks.SAID_BY["xla.aot_mark_sharding.default"] = _said_by

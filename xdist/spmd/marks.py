@@ -25,6 +25,7 @@ from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import ShardingError
+from torch_xdist.spmd.mesh import Mesh, PartitionSpec
 
 # Operators whose result lies as their operand does.
 _COPIES = ("aten.clone.default", "aten.alias.default")
@@ -44,6 +45,14 @@ def layout(of: str) -> Layout:
             f"{of}: xla:0 is one device of {device.device_count()}; call"
             " torch_xla.runtime.use_spmd() first, which makes it stand for all"
         )
+    return found
+
+
+def tiling_over(mesh: Mesh, spec: PartitionSpec, of: str) -> Tiling:
+    """What a spec means; the first mesh says in which order programs take the devices."""
+    here = layout(of)
+    found = mesh.tiling(spec)
+    here.follow(mesh.get_logical_mesh())
     return found
 
 
