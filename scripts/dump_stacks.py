@@ -21,7 +21,7 @@ from torch_xdist.launcher.facts.settings import STACK_SIGNAL
 
 _LIMIT_S = 120
 _THREAD_OF_GDB = re.compile(r"^Thread \d+ \((?P<name>.+)\):$")
-_THREAD_OF_PYTHON = re.compile(r"^(?:Current thread|Thread) (?P<name>.+?)(?: \(most recent.*)?:$")
+_THREAD_OF_PYTHON = re.compile(r"^(?:Current thread|Thread) (?P<name>.+?)(?: \(most recent.*)?:?$")
 _MEMORY_FILE = "/memfd:xla-run-stacks"
 
 
@@ -88,17 +88,16 @@ def _stacks(text: str) -> Iterator[tuple[str, str]]:
         if head or not line.strip():
             if frames:
                 yield name, "\n".join(frames)
-            name, frames = (head["name"] if head else name), []
-        elif re.match(r"\s*#\d+\s|\s+\S", line):
-            # Addresses differ between threads that do the same.
-            frames.append(re.sub(r"\b(0x[0-9a-f]+|\w+=(0x[0-9a-f]+|\d+))", _without_value, line))
-        elif re.match(r"^Thread ", line):
-            name = line
+            name, frames = (head["name"] if head else ""), []
+        elif name and re.match(r"#\d+\s|\s+(?!Inferior )\S", line):
+            frames.append(_alike(line))
 
 
-def _without_value(match: re.Match[str]) -> str:
-    name, equals, _ = match[0].partition("=")
-    return f"{name}=X" if equals else "X"
+def _alike(frame: str) -> str:
+    """A frame without what differs between threads that do the same: addresses, arguments."""
+    if not frame.startswith("#"):
+        return frame
+    return re.sub(r"0x[0-9a-f]+ in ", "", re.sub(r" \(.*\)(?= at | from |$)", " (...)", frame))
 
 
 def main() -> int:

@@ -11,7 +11,8 @@ _SCRIPT = """
     def work(rank):
         return rank
     if __name__ == "__main__":
-        print("spawned", spawn(work, nprocs=4), "launched", launch(work))
+        # In one write: torchrun's ranks share a pipe, and run unbuffered.
+        print(f"spawned {spawn(work, nprocs=4)} launched {launch(work)}\\n", end="")
     """
 
 
@@ -53,7 +54,7 @@ def test_spawn_under_xla_run_is_that_rank(tmp_path: Path) -> None:
 
 def test_a_command_without_nprocs_runs_once_and_may_spawn(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(_SCRIPT).replace(', "launched", launch(work)', ""))
+    script.write_text(textwrap.dedent(_SCRIPT).replace(" launched {launch(work)}", ""))
     words = ["-m", "torch_xdist.launcher", "--", sys.executable, str(script)]
     done = _ended(words, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """debug_run and dump_stacks, on real processes."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -103,8 +104,12 @@ time.sleep(600)
 def test_threads_that_do_the_same_are_shown_together():
     with subprocess.Popen([sys.executable, "-c", SLEEPERS], stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"begun\n"
-        time.sleep(0.5)
-        ended = run("dump_stacks", child.pid)
+        deadline = time.monotonic() + 60
+        while True:
+            ended = run("dump_stacks", child.pid)
+            # A busy machine takes a while to bring each thread there.
+            if "NATIVE STACK (count=3):" in ended.stdout or time.monotonic() > deadline:
+                break
         assert child.poll() is None, "the process goes on"
         child.kill()
     if "ptrace" in ended.stderr.lower():
@@ -113,6 +118,37 @@ def test_threads_that_do_the_same_are_shown_together():
     assert "NATIVE STACK (count=3):" in ended.stdout
     if shutil.which("py-spy") is None:
         assert "dump_stacks: no python frames: install py-spy" in ended.stderr
+
+
+def test_stacks_of_py_spy_and_of_faulthandler_are_read():
+    spec = importlib.util.spec_from_file_location("dump_stacks", SCRIPTS / "dump_stacks.py")
+    dump_stacks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(dump_stacks)
+    spy = """Process 7: python train.py
+Python v3.11.7 (python3.11)
+
+Thread 7 (idle): "MainThread"
+    sleep (train.py:3)
+    <module> (train.py:9)
+Thread 8 (idle): "Thread-1"
+    sleep (train.py:3)
+    <module> (train.py:9)
+"""
+    (found,) = dump_stacks.merged(spy).items()
+    assert found == (
+        "    sleep (train.py:3)\n    <module> (train.py:9)",
+        ['7 (idle): "MainThread"', '8 (idle): "Thread-1"'],
+    )
+    handler = """Thread 0x1 (most recent call first):
+  File "a.py", line 3 in f
+
+Current thread 0x2 (most recent call first):
+  File "b.py", line 4 in g
+"""
+    assert dump_stacks.merged(handler) == {
+        '  File "a.py", line 3 in f': ["0x1"],
+        '  File "b.py", line 4 in g': ["0x2"],
+    }
 
 
 RANK = """

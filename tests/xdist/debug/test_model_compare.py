@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import torch_xla  # noqa: F401
 from torch_xdist.debug import model_compare
 from torch_xdist.errors import CheckpointError
 
