@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -94,7 +95,8 @@ def _client(coordinator: str, rank: int, timeout_s: float) -> Any:
         init_timeout=int(timeout_s),
         use_compression=True,
         shutdown_on_destruction=False,
-        # Its default ends the process by a signal; the collective that fails says more.
+        # Where the service is gone JAX ends the process by a signal, whatever this is; by default
+        # it prints its own frames, too.
         missed_heartbeat_callback=_ignore,
     )
 
@@ -132,11 +134,24 @@ def _ignore(status: object) -> None:
 
 
 def _leave() -> None:
-    """Who may keep the service waits a moment for the others to end, so that they end in peace."""
+    """End in peace with the others: who keeps the service goes when nobody listens to it any more.
+
+    A rank that still did would be ended by a signal, though it had finished.
+    """
     state = distributed.global_state
-    if state.client is not None:
-        with contextlib.suppress(RuntimeError):
-            state.client.wait_at_barrier("xdist/exit", _EXIT_MS)
+    if state.client is None:
+        return
+    deadline_s = time.monotonic() + _EXIT_MS / 1000
+    with contextlib.suppress(RuntimeError):
+        state.client.wait_at_barrier("xdist/exit", _EXIT_MS)
+    with contextlib.suppress(RuntimeError):
+        if state.service is None:
+            state.client.shutdown()
+            state.client.key_value_set(f"xdist/left/{state.process_id}", "")
+            return
+        for rank in set(range(state.num_processes)) - {state.process_id}:
+            left_ms = max(1, round((deadline_s - time.monotonic()) * 1000))
+            state.client.blocking_key_value_get(f"xdist/left/{rank}", left_ms)
 
 
 def _serve(coordinator: str, world_size: int) -> object:

@@ -2,6 +2,9 @@
 
 import multiprocessing
 import socket
+import subprocess
+import sys
+import time
 import uuid
 
 import numpy as np
@@ -141,6 +144,30 @@ def test_ranks_of_several_hosts_without_a_secret_know_that_they_have_none(addres
     with RankPool(2) as fresh:
         found = fresh.run(2, secrets, address, b"", "", join=False)
     assert [authenticated for authenticated, _ in found] == [False, False]
+
+
+SLOW_TO_END = """
+import atexit, sys, time
+
+from torch_xdist.collectives.mesh import transport as mesh
+
+rank, address = int(sys.argv[1]), sys.argv[2]
+if rank == 1:
+    atexit.register(time.sleep, 8)  # It runs after the mesh is left, and before JAX cleans up.
+mesh.join(rank, 2, address)
+"""
+
+
+def test_a_rank_that_is_slow_to_end_outlives_the_one_that_keeps_the_service(address):
+    words = [sys.executable, "-c", SLOW_TO_END]
+    ranks = [
+        subprocess.Popen([*words, str(rank), address], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    started_s = time.monotonic()
+    ended = [(rank.communicate(timeout=60)[1], rank.returncode) for rank in ranks]
+    assert [code for _, code in ended] == [0, 0], ended
+    assert time.monotonic() - started_s < 30
 
 
 def ends(rank, size, address, which, how):
