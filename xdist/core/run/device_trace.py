@@ -97,7 +97,7 @@ class DeviceTrace(Trace):
     ) -> list[jax.Array]:
         """Run only these rows of a tape, which stays as it is."""
         part = Tape()
-        places = copy_rows(tape, needed, part)
+        places = copy_rows(tape, sorted(needed), part)
         return TapeRun(self, part, ()).results([places[slot] for slot in slots], reason, cause)
 
     def _run_all(
@@ -165,7 +165,7 @@ class DeviceTrace(Trace):
         pending = [value for value in values if value.epoch == source.epoch]
         while True:
             tape = self.tape
-            places = copy_rows(source, slots, tape)
+            places = copy_rows(source, sorted(slots), tape)
             for value in pending:
                 self.list_value(value, tape)
                 if self.tape is tape and value.epoch == source.epoch:

@@ -209,7 +209,7 @@ def part_of(tape: Tape, device: Device, roots: Sequence[int]) -> tuple[Tape, dic
     part = Tape()
     for slot in leaf_order(tape, device, roots):
         part.move_in(tape.entries[slot], tape.buffers[slot])  # type: ignore[arg-type]
-    return part, copy_rows(tape, needed_rows(tape, roots), part)
+    return part, copy_rows(tape, sorted(needed_rows(tape, roots)), part)
 
 
 def render(

@@ -36,14 +36,14 @@ def has_collective(tape: Tape, slots: set[int]) -> bool:
     return not slots.isdisjoint(tape.collectives)
 
 
-def copy_rows(source: Tape, slots: set[int] | list[int], target: Tape) -> dict[int, int]:
+def copy_rows(source: Tape, slots: Sequence[int], target: Tape) -> dict[int, int]:
     """Append rows and leaves of one tape to another; returns the new slot of each old one.
 
     Args:
-        slots: as a list in the order of which they are appended, operands before their users.
+        slots: in the order they are appended in, operands before their users.
     """
     places: dict[int, int] = {}
-    for slot in slots if isinstance(slots, list) else sorted(slots):
+    for slot in slots:
         entry = source.entries[slot]
         assert entry is not None
         if isinstance(entry, TensorType):
