@@ -50,15 +50,16 @@ def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
 @with_xla
 def convert_to_xla_partition_spec(
     tensor: torch.Tensor, placements: Sequence[Placement]
-) -> tuple[int | None, ...]:
+) -> tuple[int | tuple[int, ...] | None, ...]:
     """Placements, one for each axis of the mesh, as a partition spec, one for each dim."""
-    spec: list[int | None] = [None] * tensor.dim()
+    axes: list[list[int]] = [[] for _ in range(tensor.dim())]
     for axis, placement in enumerate(placements):
         if placement.is_shard():
-            spec[placement.dim] = axis  # type: ignore[attr-defined]
+            axes[placement.dim].append(axis)  # type: ignore[attr-defined]
         elif not placement.is_replicate():
             raise ValueError(f"Unsupported placement type: {type(placement).__name__}")
-    return tuple(spec)
+    # An axis by itself stands bare, as torch_xla has it.
+    return tuple(tuple(cut) if len(cut) > 1 else next(iter(cut), None) for cut in axes)
 
 
 @with_xla

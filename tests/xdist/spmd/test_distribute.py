@@ -48,6 +48,14 @@ def test_placements_of_a_mesh_are_a_partition_spec():
 
 
 @four
+def test_two_axes_of_a_mesh_may_cut_one_dim():
+    found = xs.xla_distribute_tensor(torch.ones(8, 4), devices(2, 2), [Shard(0), Shard(0)])
+    assert found.partition_spec == ((0, 1), None)
+    assert found.sharding_spec == "{devices=[4,1]0,1,2,3}"
+    assert found.placements == (Shard(0), Shard(0))
+
+
+@four
 def test_what_does_not_fit_the_mesh_is_an_error():
     with pytest.raises(AssertionError, match="`placements` must have the same length as"):
         xs.xla_distribute_tensor(torch.ones(4), devices(), [Shard(0), Shard(0)])
