@@ -241,7 +241,7 @@ def _agreement(
     if uneven is None:
         return None
     if exchange is None:
-        if world.world_size() == 1:
+        if world.process_count() == 1:
             return None
         exchange = sharing.exchange()
     return partial(agreed, exchange=exchange, mode=uneven)

@@ -1,6 +1,7 @@
 """`input_sharding`: specs applied to the tensors of a batch after they arrived on the device.
 
-A spec is any object with `apply(tensor)`.
+A spec is any object with `apply(tensor)`, which may return another one to take its place: where
+each process has a part of the batch, the whole.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import torch
 
 from torch_xdist.loaders.errors import BatchError
 from torch_xdist.loaders.feed import MoveBatch
-from torch_xdist.loaders.structure import tensors
+from torch_xdist.loaders.structure import mapped
 
 
 def sharded(move: MoveBatch, sharding: Any) -> MoveBatch:
@@ -21,16 +22,21 @@ def sharded(move: MoveBatch, sharding: Any) -> MoveBatch:
     def moved(batch: Any) -> Any:
         result = move(batch)
         if not isinstance(sharding, Mapping):
-            for tensor in _values(result):
-                sharding.apply(tensor)
-            return result
+            return _applied(sharding, result)
         _check_keys(result, sharding)
-        for key, value in result.items():
-            for tensor in _values(value):
-                sharding[key].apply(tensor)
+        for key, value in [*result.items()]:
+            result[key] = _applied(sharding[key], value)
         return result
 
     return moved
+
+
+def _applied(spec: Any, batch: Any) -> Any:
+    def applied(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        found = spec.apply(tensor)
+        return tensor if found is None else found
+
+    return mapped(batch, applied)
 
 
 def _check_keys(batch: Any, sharding: Mapping[Any, Any]) -> None:
@@ -42,7 +48,3 @@ def _check_keys(batch: Any, sharding: Mapping[Any, Any]) -> None:
     missing = [key for key in batch if key not in sharding]
     if missing:
         raise KeyError(f"Keys: {missing} are missing from input_sharding.")
-
-
-def _values(batch: Any) -> list[torch.Tensor]:
-    return [tensor for _, tensor in tensors(batch)]

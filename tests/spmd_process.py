@@ -1,4 +1,4 @@
-"""A process in SPMD mode with four CPU devices, for tests: one per file, which run inside it.
+"""Processes in SPMD mode with CPU devices of their own, for tests, which run inside them.
 
 four = SpmdProcess(4)
 
@@ -8,6 +8,7 @@ def test_...(): ...
 
 import functools
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +26,13 @@ class SpmdProcess:
     Args:
         devices: how many CPU devices it has.
         spmd: whether it is in SPMD mode from the start.
+        processes: how many such processes there are, in one job; each runs all of a test.
     """
 
-    def __init__(self, devices: int, *, spmd: bool = True) -> None:
+    def __init__(self, devices: int, *, spmd: bool = True, processes: int = 1) -> None:
         self.devices = devices
         self.spmd = spmd
+        self.processes = processes
         self._pool: RankPool | None = None
 
     def __call__(self, test: Callable[..., None]) -> Callable[..., None]:
@@ -42,13 +45,17 @@ class SpmdProcess:
         return here
 
     def run(self, function: Callable[[], Any], module: str) -> Any:
-        """What a function of a test module returns there; its `pytest.skip` skips here."""
+        """What a function of a test module returns there, in the first of the processes.
+
+        Its `pytest.skip` skips here.
+        """
+        count = self.processes
         if self._pool is None:
-            self._pool = RankPool(1, _PRELOAD)
-            self._pool.run(1, _become, self.devices, self.spmd, join=False)
+            self._pool = RankPool(count, _PRELOAD)
+            self._pool.run(count, _become, self.devices, self.spmd, _free_port(), join=False)
         cloudpickle.register_pickle_by_value(sys.modules[module])
         try:
-            (result,) = self._pool.run(1, _call, function, join=False)
+            result, *_ = self._pool.run(count, _call, function, join=False)
         finally:
             cloudpickle.unregister_pickle_by_value(sys.modules[module])
         if isinstance(result, pytest.skip.Exception):
@@ -56,8 +63,19 @@ class SpmdProcess:
         return result
 
 
-def _become(rank: int, size: int, devices: int, spmd: bool) -> None:
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _become(rank: int, size: int, devices: int, spmd: bool, port: int) -> None:
     os.environ.update(CPU_NUM_DEVICES=str(devices), PJRT_DEVICE="CPU")
+    if size > 1:
+        # As torchrun says it of a process on each of several hosts.
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_PORT=str(port))
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+        # With one the processes soon know who has ended.
+        os.environ["XLA_RUN_SECRET"] = "ab" * 32
     from torch_xdist import settings, world
     from torch_xdist.core.torch_side import registration
 

@@ -1,5 +1,7 @@
 """Which rank this process is, of how many, and how it joins the others.
 
+In SPMD mode the processes are one rank together: one device stands for those of all of them.
+
 The facts come from the environment every launcher sets (RANK, WORLD_SIZE, ...). Joining happens
 at the first use of a device, never at import.
 """
@@ -14,6 +16,7 @@ from torch_xdist.system.rank import Rank
 
 _current: Rank | None = None
 _finders: list[Callable[[], object]] = []
+_is_spmd = False
 # Where one process drives several devices, each by a thread of its own, each thread is a rank.
 _thread = threading.local()
 
@@ -30,11 +33,12 @@ def replica() -> Rank | None:
 
 def current() -> Rank:
     """The facts of this thread where it has some, else of this process, read once."""
-    global _current
+    global _current, _is_spmd
     own = replica()
     if own is not None:
         return own
     if _current is None:
+        _is_spmd = _is_spmd or settings.asks_for_spmd()
         for find in _finders:
             find()
         _current = ranks.from_environ(os.environ)
@@ -52,16 +56,41 @@ def find_with(find: Callable[[], object]) -> None:
 
 def rank() -> int:
     """0 .. world_size - 1."""
-    return current().rank
+    here = current()
+    return 0 if _is_spmd else here.rank
 
 
 def world_size() -> int:
     """How many ranks the job has."""
+    here = current()
+    return 1 if _is_spmd else here.world_size
+
+
+def process_index() -> int:
+    """The number of this process among those of the job; a rank's is its rank."""
+    return current().rank
+
+
+def process_count() -> int:
+    """How many processes the job has; as many as ranks, but for SPMD mode."""
     return current().world_size
+
+
+def shares_device() -> bool:
+    """Whether this process is one of several that are one rank together."""
+    return process_count() > 1 and _is_spmd
+
+
+def be_one_rank() -> None:
+    """From now on the processes of the job are one rank together."""
+    global _is_spmd
+    _is_spmd = True
 
 
 def transport() -> str:
     """How collectives travel: "host" (shared memory of one host) or "mesh" (XLA's own)."""
+    if _is_spmd:
+        return "mesh"
     chosen = settings.current().transport
     if chosen:
         return "mesh" if chosen == "gloo" else chosen

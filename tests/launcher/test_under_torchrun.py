@@ -45,3 +45,26 @@ def test_two_jobs_of_torchrun_on_one_host_do_not_mix(tmp_path: Path) -> None:
         assert [job.result().returncode for job in jobs] == [0, 0]
     for folder in folders:
         check_ranks(folder, 2)
+
+
+SPMD = """
+import numpy as np, torch
+import torch_xla, torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
+
+xr.use_spmd()
+count = xr.global_runtime_device_count()
+x = torch.ones(count, 2).to("xla")
+xs.mark_sharding(x, xs.get_1d_mesh("data"), ("data", None))
+where = f"process {xr.process_index()} of {xr.process_count()}"
+print(f"{where}: {count} devices, sum {x.sum().item()}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_processes_of_torchrun_are_one_rank_with_spmd(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPMD)
+    done = run([*TORCHRUN, str(script)], tmp_path, {"CPU_NUM_DEVICES": "2"})
+    assert done.returncode == 0, done.stdout
+    for process in range(2):
+        assert f"process {process} of 2: 4 devices, sum 8.0" in done.stdout

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from torch_xdist import world
 from torch_xdist.arena import ToXlaTensorArena, for_each_instance
 from torch_xdist.core.composites.sparse import SparseXlaTensor
 from torch_xdist.core.devices import ordinals, transfer
@@ -43,17 +44,23 @@ def to_cpu(data: Any) -> Any:
 
 def maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
     """`to_cpu(data)`. Where `convert` is false, the tensors are computed but nothing is kept."""
-    return to_cpu(data) if convert else compute(data)
+    found = compute(data)
+    return to_cpu(found) if convert else None
 
 
-def compute(data: Any) -> None:
+def compute(data: Any) -> Any:
     """Run what the device tensors in `data` wait for; every rank does it before a save.
 
-    A view is read from its base when its turn comes: all of them at once would take memory.
+    Returns the data to write: where tensors have parts in several processes, which gather them all
+    together, with CPU tensors. A view is read from its base when its turn comes: all of them at
+    once would take memory.
     """
+    if world.shares_device():
+        return to_cpu(data)
     found: list[torch.Tensor] = []
     for_each_instance(data, is_device_tensor, found.append)
     buffers_of([root for tensor in found for root in _roots(tensor)], reason="save")
+    return data
 
 
 def _roots(tensor: torch.Tensor) -> list[Value]:
@@ -80,7 +87,7 @@ def save(
         master_only: False: every rank writes, each to its own path.
         global_master: write on rank 0 of the job only, not on one rank of each host.
     """
-    compute(data)
+    data = compute(data)
     if master_only and not ordinals.is_master_ordinal(local=not global_master):
         return
     if isinstance(file_or_path, str | os.PathLike):

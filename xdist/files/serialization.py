@@ -74,7 +74,7 @@ def save(
 
     Call it on every rank; there is no barrier.
     """
-    saving.compute(data)
+    data = saving.compute(data)
     if not master_only or ordinals.is_master_ordinal(local=not global_master):
         write(data, path)
 

@@ -27,7 +27,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
         raise TypeError(
             f"rendezvous({tag!r}): payload is a {type(payload).__name__}; it must be bytes"
         )
-    if world.world_size() == 1:
+    if world.process_count() == 1:
         return [payload]
     collective_ops.run_pending()
     return communicator.exchange(tag, payload, tuple(replicas) or None)
@@ -37,7 +37,7 @@ def xla_rendezvous(
     payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
 ) -> list[bytes]:
     """End the step, then `rendezvous` of all ranks."""
-    everybody = list(range(world.world_size()))
+    everybody = list(range(world.process_count()))
     if ordinals and sorted(ordinals) != everybody:
         raise ValueError(
             f"Only global rendezvous is supported: ordinals are {list(ordinals)} of "
@@ -59,7 +59,7 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], _T]) -> _T
     `xla-run`, or a host.
     """
     host_data = saving.to_cpu(data)
-    if world.world_size() == 1:
+    if world.process_count() == 1:
         return reduce_fn([host_data])
     stored = io.BytesIO()
     torch.save(host_data, stored)
@@ -94,6 +94,6 @@ def do_on_ordinals(
     Returns what the target returned, None on the other ranks.
     """
     arguments = saving.to_cpu(list(data))
-    result = target(*arguments) if world.rank() in ordinals else None
+    result = target(*arguments) if world.process_index() in ordinals else None
     rendezvous("xm.do_on_ordinals")
     return result

@@ -9,6 +9,7 @@ import torch
 from jax.experimental.shard_alike import shard_alike
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torch_xdist import world
 from torch_xdist.core.devices import ordinals
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
@@ -207,13 +208,15 @@ class ShardingSpec:
         """Whether it has an entry for each dim of the tensor."""
         return len(t.shape) == len(self.partition_spec)
 
-    def apply(self, t: torch.Tensor) -> None:
+    def apply(self, t: torch.Tensor) -> torch.Tensor | None:
         """`mark_sharding` of a device tensor; one with another number of dims stays as it is.
+
+        Returns, for a `minibatch` of one of several processes, the batch that all have together.
 
         Raises ShardingError where a `minibatch` cannot be divided among the local devices.
         """
         if not self.can_apply(t):
-            return
+            return None
         count = ordinals.addressable_runtime_device_count()
         if self.minibatch and t.dim() > 0 and t.shape[0] % count:
             raise ShardingError(
@@ -221,4 +224,8 @@ class ShardingSpec:
                 f" runtime device count. Per host input data shape = {list(t.shape)},"
                 f" local_runtime_device_count = {count}"
             )
+        if self.minibatch and t.dim() > 0 and world.shares_device():
+            of = "minibatch"
+            return marks.of_all_processes(t, marks.tiling_over(self.mesh, self.partition_spec, of))
         mark_sharding(t, self.mesh, self.partition_spec)
+        return None

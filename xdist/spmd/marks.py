@@ -266,6 +266,19 @@ def _begin(part: Any) -> tuple[int, ...]:
     return tuple(one.start or 0 for one in part)
 
 
+def of_all_processes(tensor: torch.Tensor, tiling: Tiling) -> XlaTensor:
+    """The batch of which this tensor, just come from the host, is this process's part."""
+    source = on_device(tensor, "minibatch")
+    array = source.value.buffer
+    if not isinstance(array, HostArray):
+        raise ShardingError(
+            f"minibatch: the tensor of shape {list(tensor.shape)} is computed or sharded already;"
+            " only what comes from the host can be one process's part of a batch"
+        )
+    buffer = layout("minibatch").of_all_processes(array.array, tiling)
+    return new_tensor(buffer, buffer.shape, tensor.dtype, tiling)
+
+
 def new_tensor(
     buffer: jax.Array, shape: Sequence[int], dtype: torch.dtype, tiling: Tiling
 ) -> XlaTensor:

@@ -2,10 +2,9 @@
 
 import warnings
 
-from torch_xdist import settings, world
+from torch_xdist import settings
 from torch_xdist.core.devices import device, steps
 from torch_xdist.core.run.device_trace import traces_of
-from torch_xdist.errors import DeviceError
 
 
 def use_spmd(auto: bool | None = False) -> None:
@@ -19,14 +18,12 @@ def use_spmd(auto: bool | None = False) -> None:
             that the devices divide, along the mesh of XLA_AUTO_SPMD_MESH. XLA decides about
             everything that is computed, from what is cut, also without it.
 
-    Raises DeviceError in a process that is one of several ranks of a host.
+    A job may have several processes, one on each host, say; all run the same script, and the
+    device stands for the devices of all of them.
+
+    Raises DeviceError in a function that xmp.spawn started.
     """
-    if world.world_size() > 1:
-        raise DeviceError(
-            f"use_spmd: this process is rank {world.rank()} of {world.world_size()}, which drives"
-            " its own device; one process drives them all with SPMD: start the script with python,"
-            " without xmp.spawn or xla-run -n"
-        )
+    device.be_one_rank("use_spmd")
     settings.ask_for_spmd(bool(auto))
     if device.is_started() and device.layout() is None:
         if any(traces_of(device.device_at(i)) for i in range(device.device_count())):

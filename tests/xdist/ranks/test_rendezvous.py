@@ -97,7 +97,7 @@ class Others:
 
 @pytest.fixture
 def among_two(monkeypatch):
-    monkeypatch.setattr(rendezvous.world, "world_size", lambda: 2)
+    monkeypatch.setattr(rendezvous.world, "process_count", lambda: 2)
 
     def become(is_authenticated):
         communicator.use(Others(is_authenticated), thread_only=True)

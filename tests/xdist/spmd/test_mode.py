@@ -11,10 +11,12 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch_xdist import world
+from torch_xdist.system.rank import Rank
 
 four = SpmdProcess(4)
 plain = SpmdProcess(4, spmd=False)
 started = SpmdProcess(4, spmd=False)
+alone = SpmdProcess(1, spmd=False)
 
 
 @four
@@ -42,9 +44,20 @@ def test_a_process_group_of_one_process_per_device_is_refused():
         dist.init_process_group("xla", init_method="xla://")
 
 
-def test_one_of_several_ranks_cannot_stand_for_all(monkeypatch):
-    monkeypatch.setattr(world, "world_size", lambda: 4)
-    with pytest.raises(RuntimeError, match=r"use_spmd: this process is rank 0 of 4, which drives"):
+def test_a_function_of_spawn_cannot_stand_for_all(monkeypatch):
+    spawned = Rank(rank=1, world_size=4, launcher="xla-run", task="function")
+    monkeypatch.setattr(world, "current", lambda: spawned)
+    with pytest.raises(RuntimeError, match=r"use_spmd: this function is rank 1 of 4 of xmp.spawn"):
+        xr.use_spmd()
+
+
+@alone
+def test_a_process_that_used_a_device_by_itself_cannot_join_others():
+    torch.ones(2).to("xla")
+    world._current = Rank(world_size=2, launcher="torchrun")
+    with pytest.raises(
+        RuntimeError, match=r"this process is 0 of 2, and has used a device already"
+    ):
         xr.use_spmd()
 
 

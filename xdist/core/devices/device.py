@@ -24,6 +24,7 @@ from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Device, hardware_name
 from torch_xdist.errors import DeviceError, DeviceIndexError
 from torch_xdist.progress import PROGRESS
+from torch_xdist.system.rank import Rank
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
 _lock = threading.RLock()
@@ -47,12 +48,13 @@ def start() -> None:
         for device_ in found:
             device_.random.set_seed(_default_seed)
         if settings.asks_for_spmd():
-            _stand_for_all(found)
+            _stand_for_all(found, "XLA_USE_SPMD")
         _devices.extend(found)
 
 
-def _stand_for_all(found: list[Device]) -> None:
+def _stand_for_all(found: list[Device], of: str) -> None:
     """Leave of these devices the first alone, as the logical device of all of the job."""
+    be_one_rank(of)
     found[0].layout = Layout(sorted(jax.devices(), key=lambda device: device.id))
     del found[1:]
 
@@ -65,7 +67,29 @@ def become_one() -> None:
     start()
     with _lock:
         if _devices[0].layout is None:
-            _stand_for_all(_devices)
+            _stand_for_all(_devices, "use_spmd")
+
+
+def be_one_rank(of: str) -> None:
+    """Make the processes of the job one rank. Raises DeviceError where they cannot be."""
+    here = world.current()
+    if here.world_size > 1:
+        _check_may_be_one(of, here)
+    world.be_one_rank()
+
+
+def _check_may_be_one(of: str, here: Rank) -> None:
+    if here.task == "function" or world.replica() is not None:
+        raise DeviceError(
+            f"{of}: this function is rank {here.rank} of {here.world_size} of xmp.spawn, which"
+            " drives its own device; one device stands for all with SPMD: call the function"
+            " itself, once on each host"
+        )
+    if _devices and jax.process_count() != here.world_size:
+        raise DeviceError(
+            f"{of}: this process is {here.rank} of {here.world_size}, and has used a device"
+            " already, by itself; call torch_xla.runtime.use_spmd() first"
+        )
 
 
 def layout() -> Layout | None:
@@ -86,7 +110,8 @@ def _configure() -> None:
             known = ", ".join([*_PLATFORMS, *plugins.REGISTERED])
             raise DeviceError(f"PJRT_DEVICE={name}: no such platform; use one of {known}")
     jax.config.update("jax_enable_x64", True)
-    if not world.current().is_rank and (name or "CPU").upper() == "CPU":
+    has_several = settings.asks_for_spmd() or not world.current().is_rank
+    if has_several and (name or "CPU").upper() == "CPU":
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()

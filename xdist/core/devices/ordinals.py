@@ -27,7 +27,7 @@ def xrt_world_size(defval: int = 1) -> int:
 
 def is_master_ordinal(local: bool = True) -> bool:
     """True on rank 0 of each host, or with `local=False` on rank 0 of the job."""
-    return (world.current().local_rank if local else world.rank()) == 0
+    return (world.current().local_rank if local else world.process_index()) == 0
 
 
 def master_print(
@@ -60,12 +60,12 @@ def host_index() -> int:
 
 def process_index() -> int:
     """The number of this process among all of the job."""
-    return world.rank()
+    return world.process_index()
 
 
 def process_count() -> int:
     """How many processes the job has."""
-    return world.world_size()
+    return world.process_count()
 
 
 def local_process_count() -> int:

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -196,10 +197,11 @@ def make(launch: Launch) -> Program:
     places = launch.tape.collectives
     calls = [(call(row[0]), places.get(slot, "")) for slot, row in rows if row[0].is_collective]
     floats, ints = scalars_of(launch.tape, entries)
+    fingerprint = _digest(describe(row) for _, row in rows)
     return Program(
-        executable=_executable(launch, step, calls, manual),
+        executable=_executable(launch, step, calls, manual, fingerprint),
         outs=outs,
-        fingerprint=_digest(describe(row) for _, row in rows),
+        fingerprint=fingerprint,
         collectives=_digest(call for call, _ in calls) if calls else "",
         rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
@@ -232,7 +234,9 @@ def _manual_slots(launch: Launch) -> set[int]:
     return manual_slots(launch.entries, [slot for slot, (*_, is_parts) in leaves if is_parts])
 
 
-def _executable(launch: Launch, step: Any, calls: Sequence[Any], manual: set[int]) -> Any:
+def _executable(
+    launch: Launch, step: Any, calls: Sequence[Any], manual: set[int], fingerprint: str
+) -> Any:
     """How `step` is compiled and run, which holds these collectives."""
     if launch.placement is None:
         return collective_program.executable(step, calls, launch.device.jax)
@@ -250,7 +254,20 @@ def _executable(launch: Launch, step: Any, calls: Sequence[Any], manual: set[int
         [place for place, give in mask if not give],
         (of_leaves, of_outs),
         [place for place, slot in enumerate(launch.outs) if slot in manual],
+        _told(launch, fingerprint),
     )
+
+
+def _told(launch: Launch, fingerprint: str) -> str:
+    """A program of the logical device in words, the same on every process that records the same."""
+    layout, types = launch.device.layout, types_of(launch.entries)
+    leaves = zip(launch.leaves, launch.placement.leaves)  # type: ignore[union-attr]
+    shapes = (
+        f"{types[slot]} {layout.tiling(sharding, len(shape)).text}"
+        for slot, (sharding, shape, _) in leaves
+    )
+    found = ", ".join(f"{n} x {text}" for text, n in sorted(Counter(shapes).items()))
+    return f"program {fingerprint[:8]} of {len(rows_of(launch.entries))} rows and of {found}"
 
 
 def lowered(launch: Launch) -> Any:

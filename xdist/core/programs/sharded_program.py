@@ -9,12 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 
+from torch_xdist import world
 from torch_xdist.collectives import inside
 from torch_xdist.core.programs.jax_internals import callable_of
+from torch_xdist.core.sharding import together
 from torch_xdist.core.sharding.arrays import Parts
 from torch_xdist.core.sharding.layout import Buffer, Layout, padded, unpadded
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.progress import PROGRESS
 
+# Said of the values that a program is run with.
+_SAME = "values from the host, which every process must have alike, with the checksum"
 Shape = tuple[int, ...]
 # The row that says how its operand shall lie.
 MARK = "xla.mark_sharding"
@@ -50,6 +55,7 @@ class OnLayout:
         donated, kept: the places of these among the placement's leaves.
         shapes: of the leaves, and of the results, without padding.
         parts: the places of the results that are stacked parts.
+        told: what other processes are told of the program.
     """
 
     def __init__(
@@ -61,9 +67,12 @@ class OnLayout:
         kept: Sequence[int],
         shapes: tuple[Sequence[Shape], Sequence[Shape]],
         parts: Sequence[int] = (),
+        told: str = "",
     ) -> None:
         of_leaves, of_results = shapes
+        self._layout = layout
         self._parts = parts
+        self._told = told
 
         def inner(given: Any, held: Any, floats: Any, ints: Any) -> list[Any]:
             given = [unpadded(x, of_leaves[place]) for x, place in zip(given, donated)]
@@ -98,7 +107,26 @@ class OnLayout:
         """Compile it; returns what runs it."""
         self._compiled = self.lower(signature).compile()
         run = callable_of(self._compiled)
+        if world.shares_device():
+            run = self._together(run, self._layout)
         return self._wrapped(run) if self._parts else run
+
+    def _together(self, run: Callable[..., list[Any]], layout: Layout) -> Callable[..., list[Any]]:
+        """What runs it when the other processes are about to as well."""
+        is_new = True
+
+        def run_together(*arguments: Any) -> list[Any]:
+            nonlocal is_new
+            donated, kept, *_ = arguments
+            values = f"{_SAME} {layout.sample_of([*donated, *kept]):x}"
+            calls = [(self._told, PROGRESS.where), (values, PROGRESS.where)]
+            with together.meeting(calls, is_new=is_new) as launch:
+                results = run(*arguments)
+                launch.result = results[0] if results else None
+            is_new = False
+            return results
+
+        return run_together
 
     def _wrapped(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """What runs it, and hands out its stacked parts as such."""

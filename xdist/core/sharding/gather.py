@@ -7,6 +7,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from torch_xdist import metrics
+from torch_xdist.core.sharding import together
 
 
 def whole(buffer: jax.Array) -> np.ndarray:
@@ -19,7 +20,8 @@ def whole(buffer: jax.Array) -> np.ndarray:
     if buffer.is_fully_replicated:
         return _copy(buffer.addressable_data(0))
     if not buffer.is_fully_addressable:
-        return np.array(multihost_utils.process_allgather(buffer, tiled=True))
+        with together.alone_or_together(f"read of a sharded tensor of shape {list(buffer.shape)}"):
+            return np.array(multihost_utils.process_allgather(buffer, tiled=True))
     result = np.empty(buffer.shape, buffer.dtype)
     for shard in buffer.addressable_shards:
         if shard.replica_id == 0:

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from torch_xdist import metrics, settings
+from torch_xdist.core.sharding import together
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.tiling import Tiling, replicated
 from torch_xdist.errors import ShardingError
 
+_SAMPLED = 1000
 Buffer = jax.Array | HostArray | Parts
 
 
@@ -37,6 +40,9 @@ class Layout:
         self._lock = threading.Lock()
         # Single-device arrays from before, by id, and where they are now.
         self._moved: dict[int, tuple[weakref.ref[jax.Array], jax.Array]] = {}
+        # Of arrays that came from the host, where other processes must have put the same: samples
+        # of their values, by id.
+        self._samples: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._is_fixed = False
         self._set(tuple(range(len(self.devices))), (len(self.devices),))
 
@@ -227,7 +233,17 @@ class Layout:
         sharding = self.sharding(tiling)
         if jax.process_count() == 1:
             return jax.device_put(array, sharding)
-        return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+        placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+        key = id(placed)
+        known = weakref.ref(placed, lambda _: self._samples.pop(key, None))
+        self._samples[key] = known, _sample(array)
+        return placed
+
+    def sample_of(self, arrays: Sequence[jax.Array]) -> int:
+        """A number that differs between processes which put other values here from the host."""
+        samples = self._samples
+        # In whatever order: which of them are donated may differ.
+        return sum(samples[id(array)][1] for array in arrays if id(array) in samples)
 
     def resharded(self, buffer: Buffer, shape: Sequence[int], tiling: Tiling) -> jax.Array:
         """A buffer with the values of an array of `shape`, cut in another way."""
@@ -235,8 +251,41 @@ class Layout:
             np.asarray(buffer)  # Raises.
         if isinstance(buffer, HostArray) and buffer.placed is None:
             return self.put(buffer.array, tiling)
-        array = unpadded(self.placed(buffer), shape)
-        return jax.device_put(padded(array, tiling.padded_shape(shape)), self.sharding(tiling))
+        placed = self.placed(buffer)
+        with together.alone_or_together(f"tensor of shape {list(shape)} sharded as {tiling.text}"):
+            array = padded(unpadded(placed, shape), tiling.padded_shape(shape))
+            return jax.device_put(array, self.sharding(tiling))
+
+    def of_all_processes(self, array: np.ndarray, tiling: Tiling) -> jax.Array:
+        """The array whose rows are those that all processes have, cut so; this one has `array`.
+
+        Raises ShardingError where the devices of this process need rows that it has not.
+        """
+        count = len({device.process_index for device in self.devices})
+        shape = (array.shape[0] * count, *array.shape[1:])
+        sharding = self.sharding(tiling)
+        mine: Any = sharding.addressable_devices_indices_map(shape).values()
+        rows = [index[0].indices(shape[0])[:2] for index in mine]
+        first, last = min(start for start, _ in rows), max(stop for _, stop in rows)
+        if last - first > array.shape[0] or tiling.padded_shape(shape) != shape:
+            raise ShardingError(
+                f"minibatch: a batch of shape {list(shape)}, of which each of {count} processes"
+                f" has {array.shape[0]} rows, sharded as {tiling.text}: the devices of this"
+                f" process need rows {first} to {last}; cut the first dim by the axis of the mesh"
+                " that goes over the processes, into equal parts"
+            )
+
+        def part(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(shape[0])
+            return array[(slice(start - first, stop - first), *index[1:])]
+
+        return jax.make_array_from_callback(shape, sharding, part)
+
+
+def _sample(array: np.ndarray) -> int:
+    """A checksum of values all over an array."""
+    flat = array.reshape(-1)
+    return zlib.crc32(flat[:: flat.size // _SAMPLED + 1].tobytes())
 
 
 def unpadded(array: Any, shape: Sequence[int]) -> Any:
