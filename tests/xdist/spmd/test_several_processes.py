@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from rank_pool import RankPool
 from spmd_process import SpmdProcess, _become, _free_port
 
@@ -14,6 +15,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xdist.collectives.errors import MismatchError
 from torch_xla.distributed.parallel_loader import MpDeviceLoader
+from torch_xla.experimental.distributed_checkpoint import CheckpointManager
 
 both = SpmdProcess(2, processes=2)
 
@@ -96,6 +98,22 @@ def test_a_checkpoint_is_gathered_by_all_and_written_by_one(tmp_path):
     xm.rendezvous("written")
     assert torch.equal(torch.load(path)["table"], table)
     assert xm._maybe_convert_to_cpu(marked, convert=False) is None
+
+
+@both
+def test_a_sharded_checkpoint_has_the_parts_of_all_processes(tmp_path):
+    dist.init_process_group("gloo")
+    try:
+        table = torch.arange(32.0).reshape(8, 4)
+        saved, loaded = table.to("xla"), torch.zeros(8, 4).to("xla")
+        xs.mark_sharding(saved, mesh(), (("data", "model"), None))
+        xs.mark_sharding(loaded, mesh(), (None, "data"))
+        manager = CheckpointManager(str(tmp_path), save_interval=1)
+        assert manager.save(1, {"table": xs.wrap_if_sharded(saved)})
+        manager.restore(1, {"table": xs.wrap_if_sharded(loaded)})
+        assert torch.equal(loaded.cpu(), table)
+    finally:
+        dist.destroy_process_group()
 
 
 @both
