@@ -28,15 +28,25 @@ _PAIRS: dict[torch.dtype, type] = {
     torch.float8_e4m3fnuz: jnp.float8_e4m3fnuz,
     torch.float8_e5m2fnuz: jnp.float8_e5m2fnuz,
 }
-_TO_JAX: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j in _PAIRS.items()}
-_TO_TORCH: dict[np.dtype, torch.dtype] = {j: t for t, j in _TO_JAX.items()}
-# torch_xla's switches store a dtype narrower on the device; the tensor still reports its own.
-NARROWED: dict[torch.dtype, np.dtype] = {
-    getattr(torch, wide): np.dtype(getattr(jnp, narrow))
-    for wide, narrow in settings.current().narrowed.items()
-}
-_TO_JAX.update(NARROWED)
-_NOMINAL = {t: np.dtype(j) for t, j in _PAIRS.items()}
+_NOMINAL: dict[torch.dtype, np.dtype] = {t: np.dtype(j) for t, j in _PAIRS.items()}
+_TO_TORCH: dict[np.dtype, torch.dtype] = {j: t for t, j in _NOMINAL.items()}
+
+
+class _Stored(dict[torch.dtype, np.dtype]):
+    """How the device stores each dtype; torch_xla's switches store some narrower.
+
+    A tensor still reports its own dtype. What holds for a dtype is decided when it is first used,
+    as there: scripts set the variables after the import.
+    """
+
+    def __missing__(self, dtype: torch.dtype) -> np.dtype:
+        nominal = _NOMINAL[dtype]
+        narrow = settings.narrowed().get(nominal.name)
+        found = self[dtype] = nominal if narrow is None else np.dtype(getattr(jnp, narrow))
+        return found
+
+
+_STORED = _Stored()
 _ADVICE = {torch.complex32: "complex64"} | dict.fromkeys(
     [torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4],
     "an integer tensor with its scale beside it: quantized tensors live on the CPU",
@@ -46,7 +56,7 @@ _ADVICE = {torch.complex32: "complex64"} | dict.fromkeys(
 def to_jax(dtype: torch.dtype) -> np.dtype:
     """The JAX dtype of the same bits. Raises UnsupportedDtypeError where JAX has none."""
     try:
-        return _TO_JAX[dtype]
+        return _STORED[dtype]
     except KeyError:
         advice = _ADVICE.get(dtype, "a dtype the device has, such as float32 or int8")
         raise UnsupportedDtypeError(

@@ -32,7 +32,6 @@ class Settings:
     eager: bool  # XLA_USE_EAGER_DEBUG_MODE and the older *_OPBYOP names
     fallback: str  # XDIST_FALLBACK: what an operator without a row does, "cpu" or "error"
     trace_limit: int  # XLA_TRIM_GRAPH_SIZE: slots pending before a cut is forced
-    narrowed: Mapping[str, str]  # dtypes stored narrower: XLA_USE_BF16, XLA_DOWNCAST_BF16, ...
     always_all_reduce: bool  # XLA_ALWAYS_ALLREDUCE: also with one rank
     bucket_mb: int  # ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB
     async_closures: int  # XLA_MAX_ASYNC_QUEUE: step closures that may wait
@@ -95,6 +94,23 @@ def hlo_locations() -> bool:
 def asks_for_stablehlo() -> bool:
     """Whether StableHLO programs are counted: XLA_STABLEHLO_COMPILE, read each time."""
     return _flag(os.environ, "XLA_STABLEHLO_COMPILE")
+
+
+def narrowed() -> Mapping[str, str]:
+    """Which dtypes the device shall hold in a narrower one, read each time.
+
+    DOWNCAST keeps float64 as float32.
+    """
+    env = os.environ
+    found: dict[str, str] = {}
+    for name, narrow in (("BF16", "bfloat16"), ("F16", "float16"), ("FP16", "float16")):
+        if _flag(env, f"XLA_USE_{name}"):
+            found |= {"float32": narrow, "float64": narrow}
+        elif _flag(env, f"XLA_DOWNCAST_{name}"):
+            found |= {"float32": narrow, "float64": "float32"}
+    if _flag(env, "XLA_USE_32BIT_LONG"):
+        found |= {"int64": "int32", "uint64": "uint32"}
+    return found
 
 
 def asks_for_spmd() -> bool:
@@ -163,7 +179,6 @@ def read(env: Mapping[str, str]) -> Settings:
         eager=any(_flag(env, name) for name in _EAGER_NAMES),
         fallback=_word(env, "XDIST_FALLBACK", "cpu", ("cpu", "error")),
         trace_limit=_number(env, "XLA_TRIM_GRAPH_SIZE", 100_000, int),
-        narrowed=_narrowed(env),
         always_all_reduce=_flag(env, "XLA_ALWAYS_ALLREDUCE"),
         bucket_mb=_number(env, "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", 0, int),
         async_closures=_number(env, "XLA_MAX_ASYNC_QUEUE", 100, int),
@@ -240,19 +255,6 @@ def _percentiles(env: Mapping[str, str]) -> tuple[float, ...]:
             " separated by colons, such as 0.01:0.5:0.99"
         )
     return found
-
-
-def _narrowed(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Which dtypes the device holds in a narrower one. DOWNCAST keeps float64 as float32."""
-    narrowed: dict[str, str] = {}
-    for name, narrow in (("BF16", "bfloat16"), ("F16", "float16"), ("FP16", "float16")):
-        if _flag(env, f"XLA_USE_{name}"):
-            narrowed |= {"float32": narrow, "float64": narrow}
-        elif _flag(env, f"XLA_DOWNCAST_{name}"):
-            narrowed |= {"float32": narrow, "float64": "float32"}
-    if _flag(env, "XLA_USE_32BIT_LONG"):
-        narrowed |= {"int64": "int32", "uint64": "uint32"}
-    return narrowed
 
 
 def getenv_as(name: str, type: Callable[[Any], Any], defval: Any = None) -> Any:

@@ -56,6 +56,23 @@ def test_switches_narrow_what_the_device_stores_but_not_what_torch_sees(
     assert stored == f"{float_type} {int_type} 2.0 [2, 3]"
 
 
+LATE = """
+import os, torch, torch_xla
+
+os.environ.update(CPU_NUM_DEVICES="2", XLA_USE_BF16="1")
+assert torch_xla.device_count() == 2
+rounded = torch.tensor([1 + 2**-10], device="xla")
+os.environ["XLA_USE_32BIT_LONG"] = "1"
+print(rounded.item(), rounded.dtype, torch.tensor([2**31], device="xla").item())
+"""
+
+
+def test_switches_hold_that_are_set_after_the_import_and_before_their_first_use():
+    words = [sys.executable, "-c", LATE]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.stdout == f"1.0 torch.float32 {-(2**31)}\n", done.stderr
+
+
 def test_result_dtypes_are_torchs_promotion():
     i = torch.ones(2, dtype=torch.int32, device="xla")
     assert (i + torch.tensor(1, dtype=torch.int64).to("xla")).dtype is torch.int32

@@ -39,8 +39,9 @@ def test_every_name_of_the_eager_switch_is_known(name):
 @pytest.mark.parametrize(
     ("name", "dtype"), [("XLA_USE_BF16", "bfloat16"), ("XLA_DOWNCAST_FP16", "float16")]
 )
-def test_float32_may_be_kept_shorter(name, dtype):
-    assert settings.read({name: "1"}).narrowed["float32"] == dtype
+def test_float32_may_be_kept_shorter(monkeypatch, name, dtype):
+    monkeypatch.setenv(name, "1")
+    assert settings.narrowed()["float32"] == dtype
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 What can still be chosen is chosen before the first use of a device; later it is an error.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +17,11 @@ from torch_xdist.core.devices.precision import PRECISIONS, choose, chosen
 from torch_xdist.core.trace.values import hardware_name
 from torch_xdist.errors import DeviceError
 
+logger = logging.getLogger("torch_xla.backends")
+_WARNING_MESSAGE = (
+    "the precision of matrix products is set; steps that ran before are compiled anew. Setting it"
+    " more than once is not recommended"
+)
 # As torch_xla's signatures name them.
 R = TypeVar("R")
 FN = TypeVar("FN", bound=Callable[..., Any])
@@ -90,6 +96,8 @@ def _attributes(jax_device: jax.Device) -> dict[str, Any]:
 def set_mat_mul_precision(precision: str) -> None:
     """How exact a float32 matrix product is on hardware with less exact units.
 
+    The log of "torch_xla.backends" warns, as torch_xla's does.
+
     Args:
         precision: "default", "high" or "highest". A step that ran before is
             compiled anew with it.
@@ -98,6 +106,7 @@ def set_mat_mul_precision(precision: str) -> None:
         raise ValueError(
             f"set_mat_mul_precision({precision!r}): it must be one of {', '.join(PRECISIONS)}"
         )
+    logger.warning(_WARNING_MESSAGE)
     choose(precision)
 
 

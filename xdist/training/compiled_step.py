@@ -60,7 +60,7 @@ class CompiledStep:
         self._function = function
         self._full_graph = full_graph
         self._limit = max_different_graphs
-        self._graphs = shape_detector.Graphs()
+        self._graphs = shape_detector.graphs_of(function)
         # A function may be called by several threads, and by itself.
         self._here = _Entered()
         self.name = name or getattr(function, "__name__", "") or f"graph_{next(_names)}"

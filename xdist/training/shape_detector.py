@@ -7,7 +7,8 @@ have sessions by name.
 """
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch_xdist.core.run.graph_text import row_title
 from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.errors import CutError
 
+# The graphs of functions, however often they are wrapped.
+_of_functions: "weakref.WeakKeyDictionary[Callable[..., Any], Graphs]" = weakref.WeakKeyDictionary()
 # What an operator is compared by, and how it is shown.
 Step = tuple[Any, str]
 
@@ -58,6 +61,15 @@ class Graphs:
                 raise _refused(limit, f"Reached the end of the function at: {node.shown}", node)
             node.is_end = True
             self.count += 1
+
+
+def graphs_of(function: Callable[..., Any] | None) -> Graphs:
+    """The graphs of a function, whoever compiles it; of a block, new ones."""
+    try:
+        return _of_functions.setdefault(function, Graphs())  # type: ignore[arg-type]
+    except TypeError:
+        # None, or an object without weak references or without a hash.
+        return Graphs()
 
 
 def _refused(limit: int, what: str, node: _Node) -> CutError:

@@ -32,12 +32,23 @@ LIMIT = "Maximum number of different graphs allowed per function exceeded: "
 )
 def test_the_first_operator_that_differs_is_named(seen, new, limit, told):
     x = torch.ones(10, device="xla")
-    compiled = torch_xla.compile(steps, max_different_graphs=limit)
+    compiled = torch_xla.compile(lambda x, step: steps(x, step), max_different_graphs=limit)
     for step in [*seen, *seen]:
         compiled(x, step)
     with pytest.raises(RuntimeError) as error:
         compiled(x, new)
     assert str(error.value) == f"{LIMIT}{limit}\n{told}"
+
+
+def test_a_function_that_is_compiled_again_is_the_same_function():
+    def twice(x):
+        return x + x
+
+    torch_xla.compile(twice, max_different_graphs=1)(torch.ones(10, device="xla"))
+    again = torch_xla.compile(twice, max_different_graphs=1)
+    again(torch.ones(10, device="xla"))
+    with pytest.raises(RuntimeError, match=f"{LIMIT}1"):
+        again(torch.ones(5, device="xla"))
 
 
 def test_another_shape_is_another_graph():

@@ -41,6 +41,8 @@ def start() -> None:
     with _lock:
         if _devices:
             return
+        # Scripts set variables after the import; from the first use of a device on they hold.
+        settings.reread()
         _configure()
         with PROGRESS.start():
             world.join()

@@ -104,11 +104,31 @@ def is_same_size(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return args[0].shape == args[1].shape
 
 
+def copy_of_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The view of the same name, copied; torch has no decomposition of these."""
+    name, overload = _VIEWS_OF_COPIES[op.name].split(".")
+    view = getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
+    return view.clone() if isinstance(view, torch.Tensor) else [part.clone() for part in view]
+
+
 def nothing(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     return None
 
 
+_VIEWS_OF_COPIES = {
+    "aten._conj_copy.default": "_conj.default",
+    "aten._neg_view_copy.default": "_neg_view.default",
+    "aten._reshape_alias_copy.default": "_reshape_alias.default",
+    "aten.detach_copy.default": "detach.default",
+    "aten.lift_fresh_copy.default": "lift_fresh.default",
+    "aten.select_copy.int": "select.int",
+    "aten.slice_copy.Tensor": "slice.Tensor",
+    "aten.split_copy.Tensor": "split.Tensor",
+    "aten.view_as_complex_copy.default": "view_as_complex.default",
+    "aten.view_as_real_copy.default": "view_as_real.default",
+}
 HANDLERS = {
+    **dict.fromkeys(_VIEWS_OF_COPIES, copy_of_view),
     "aten._assert_async.default": nothing,
     "aten._assert_async.msg": nothing,
     "aten._local_scalar_dense.default": item,

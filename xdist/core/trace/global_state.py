@@ -9,7 +9,7 @@
 - `torch.manual_seed`, generators: seed and counter are inputs of a program.
 - `torch.use_deterministic_algorithms`: every lowering is deterministic, and `empty` gives zeros.
 - torch's flags of other backends (TF32, cuDNN, MKL, denormals): nothing of them is used here.
-- variables that store dtypes narrower (XLA_USE_BF16, ...): `dtypes.py` reads them once.
+- variables that store dtypes narrower (XLA_USE_BF16, ...): read once for each dtype.
 """
 
 from typing import Any

@@ -267,12 +267,13 @@ def test_a_model_that_was_made_on_the_device_compiles_nothing_in_its_third_step(
     assert not any(train_some(model, 5)[2:])
 
 
-def test_another_precision_of_matrix_products_makes_another_program():
+def test_another_precision_of_matrix_products_makes_another_program(caplog):
     model = torch.nn.Linear(3, 4).to("xla")
     train_some(model, 3)
     before = torch_xla.backends.get_mat_mul_precision()
     try:
         torch_xla.backends.set_mat_mul_precision("highest")
+        assert caplog.messages == [torch_xla.backends._WARNING_MESSAGE]
         assert any(train_some(model, 3))
     finally:
         torch_xla.backends.set_mat_mul_precision(before)
