@@ -18,6 +18,7 @@ from torch_xdist.errors import ArgumentError
 from torch_xdist.export.bundle import (
     StableHLOFunc,
     StableHLOModelBundle,
+    VariableType,
     call_parameters,
     load_bundle,
     save_bundle,
@@ -56,7 +57,8 @@ class StableHLOGraphModule:
         self._bundle = bundle
         self._functions = {func.meta.name: func for func in bundle.stablehlo_funcs}
         self._default_method = bundle.stablehlo_funcs[0].meta.name
-        self._on_device: dict[int, torch.Tensor] = {}
+        # By device, and by the id of an array, which the bundle holds as long as this lives.
+        self._on_devices: dict[tuple[int, int], torch.Tensor] = {}
 
     def evaluate(self, method_name: str, args: Sequence[Any]) -> Any:
         """Call one of its functions; the results are on the device."""
@@ -64,8 +66,10 @@ class StableHLOGraphModule:
         flat = list(args)
         if func.meta.input_pytree_spec is not None:
             flat = pytree.tree_leaves(tuple(args))
-        given = call_parameters(flat, func.meta, self._bundle)
-        results = run_stablehlo(func.bytecode, [self._tensor(value) for value in given])
+        values = call_parameters(flat, func.meta, self._bundle)
+        of_call = [where.type_ is VariableType.INPUT_ARG for where in func.meta.input_locations]
+        given = [_tensor(v) if new else self._kept(v) for v, new in zip(values, of_call)]
+        results = run_stablehlo(func.bytecode, given)
         if func.meta.output_pytree_spec is None:
             return results
         return pytree.tree_unflatten(results, pytree.treespec_loads(func.meta.output_pytree_spec))
@@ -102,14 +106,19 @@ class StableHLOGraphModule:
             )
         return found
 
-    def _tensor(self, value: Any) -> torch.Tensor:
-        """A parameter as a tensor; weights go to the device once."""
-        if not isinstance(value, np.ndarray):
-            return value if isinstance(value, torch.Tensor) else torch.tensor(value)
-        tensor = self._on_device.get(id(value))
-        if tensor is None:
-            tensor = self._on_device[id(value)] = _on_device(value)
-        return tensor
+    def _kept(self, value: np.ndarray) -> torch.Tensor:
+        """A weight or a constant of the bundle as a tensor, which goes to each device once."""
+        key = device.default_index(), id(value)
+        if key not in self._on_devices:
+            self._on_devices[key] = _on_device(value)
+        return self._on_devices[key]
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """An argument of a call as a tensor; an array may hold something else at the next call."""
+    if isinstance(value, np.ndarray):
+        return _on_device(value)
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value)
 
 
 def _on_device(array: np.ndarray) -> torch.Tensor:

@@ -49,6 +49,14 @@ def test_it_takes_tensors_of_the_device_and_gives_such(small, stablehlo):
     close(results, model(*args))
 
 
+def test_an_array_is_read_at_every_call(small, stablehlo):
+    model, args, _ = small
+    array = args[0].numpy().copy()
+    close(stablehlo(array, None)[:1], model(*args)[:1])
+    array[:] = 7
+    close(stablehlo(array, None)[:1], model(torch.full((2, 3), 7.0), args[1])[:1])
+
+
 def test_it_can_be_called_within_a_step_and_its_results_used(small, stablehlo):
     model, args, _ = small
     doubled = stablehlo(*args)[0] * 2
@@ -220,9 +228,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         StableHLOGraphModule.load(tmp_path)
 
 
-def test_numpy_has_no_bfloat16():
+def test_a_dtype_has_numpys_type():
     assert numpy_dtype(torch.float32) is np.float32 and numpy_dtype(torch.int64) is np.int64
-    assert numpy_dtype(torch.bool) is np.bool_
+    assert numpy_dtype(torch.bool) is np.bool_ and numpy_dtype(torch.qint8) is None
 
 
 def test_kinds_of_parameters_have_torch_xlas_names():
