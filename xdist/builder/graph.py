@@ -74,7 +74,7 @@ def operation(
     # Operands that torch_xla hands over among the attributes.
     among = [n for n, v in given.items() if n == "static_operands" or _are_operations(v)]
     operands = [*operands, *(op for n in among for op in given.pop(n))]
-    kept = {n: _kept(v) for n, v in given.items()}
+    kept = {n: snapshot(v) for n, v in given.items()}
     rule = lowerings.find(name)
     try:
         # In a function, for a tuple is one operand.
@@ -148,12 +148,14 @@ def _key(order: Sequence[XlaOp], types: Sequence[Kind]) -> Hashable:
     return rows, frozen(types)
 
 
-def _kept(value: Any) -> Any:
-    """An attribute as an operation keeps it: a tensor of the user's may change later."""
+def snapshot(value: Any) -> Any:
+    """An attribute as it is kept: a tensor or an array of the user's may change later."""
     if isinstance(value, torch.Tensor):
         return np.array(as_numpy(value.cpu()))
+    if isinstance(value, np.ndarray):
+        return value.copy()
     if isinstance(value, list | tuple | torch.Size):
-        return tuple(map(_kept, value))
+        return tuple(map(snapshot, value))
     return value
 
 

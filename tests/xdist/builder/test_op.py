@@ -22,10 +22,20 @@ def test_arithmetic_broadcasts_scalars():
     both = run(lambda a, s: xb.Op.tuple([a + s, a - s, a * s, a / s, a % s, a.max(s)]), A, scalar)
     expected = [A + 2, A - 2, A * 2, A / 2, torch.fmod(A, 2), A.clamp(min=2)]
     torch.testing.assert_close(both, expected)
-    assert run(lambda a: (-a).select(a, -a) if False else (a < a.zeros_like()), A).tolist() == [
-        [False, True, False],
-        [False, False, True],
-    ]
+    assert run(lambda a: a < a.zeros_like(), A).tolist() == (A < 0).tolist()
+
+
+def test_arguments_are_told_apart_by_all_their_values():
+    def shifted(a, table):
+        return a + xb.Op.constant(a.builder(), table[-1])
+
+    operator = xor.register("shifted", shifted)
+    table = torch.zeros(2000)
+    assert operator(torch.ones(2, device="xla"), table=table).tolist() == [1, 1]
+    # Too long a tensor for its text to show every value.
+    table[1000:] = 5
+    assert operator(torch.ones(2, device="xla"), table=table).tolist() == [6, 6]
+    assert len(operator._computations) == 2
 
 
 def test_functions_of_one_array_are_torchs():
