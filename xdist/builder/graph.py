@@ -15,6 +15,7 @@ import torch
 from torch_xdist.builder import lowerings
 from torch_xdist.builder.shapes import Kind
 from torch_xdist.core.devices.transfer import as_numpy
+from torch_xdist.core.run.partial_run import post_order
 from torch_xdist.errors import ArgumentError
 
 PARAMETER = "Parameter"
@@ -104,7 +105,7 @@ def built(name: str, root: XlaOp) -> XlaComputation:
             f"xla_builder: computation {name!r} has the parameters {sorted(found)}; number them"
             f" from 0 to {len(found) - 1}"
         )
-    order = _post_order(root)
+    order = post_order([root], lambda op: op.operands)
     types = [found[number].type for number in range(len(found))]
 
     def function(*arguments: Any) -> Any:
@@ -118,21 +119,6 @@ def built(name: str, root: XlaOp) -> XlaComputation:
         return made[id(root)]
 
     return XlaComputation(name, types, function, _key(order, types))
-
-
-def _post_order(root: XlaOp) -> list[XlaOp]:
-    order: list[XlaOp] = []
-    seen: set[int] = set()
-    stack = [(root, False)]
-    while stack:
-        op, is_done = stack.pop()
-        if is_done:
-            order.append(op)
-        elif id(op) not in seen:
-            seen.add(id(op))
-            stack.append((op, True))
-            stack.extend((operand, False) for operand in op.operands if id(operand) not in seen)
-    return order
 
 
 def _key(order: Sequence[XlaOp], types: Sequence[Kind]) -> Hashable:
