@@ -1,5 +1,6 @@
 """Operations compute what XLA says, and tell at once what does not fit."""
 
+import jax
 import pytest
 import torch
 
@@ -160,6 +161,11 @@ def test_what_does_not_fit_is_told_where_it_is_written(function, words):
 def test_other_comparators_and_updates_are_refused():
     with pytest.raises(NoLoweringError, match="Sort by another computation than Lt, Gt of its two"):
         run(lambda a: xb.Op.sort([a], lambda x, y: y < x), A)
+    scalar = jax.ShapeDtypeStruct((), "float32")
+    module = jax.jit(lambda x, y: x < y).lower(scalar, scalar).compiler_ir("hlo")
+    less = xb.computation_from_module_proto("less", module.as_serialized_hlo_module_proto())
+    with pytest.raises(NoLoweringError, match="Sort by another computation than Lt, Gt of its two"):
+        run(lambda a: xb.Op.sort([a], less), A)
 
 
 def test_parameters_are_numbered_from_0():
