@@ -150,6 +150,8 @@ def test_triangular_systems_are_solved():
         (lambda a: a.dynamic_reshape([1]), "DynamicReshape is not there: sizes are known when"),
         (lambda a: a + a.cast(xb.Type.S32), "xla_builder: Add of ShapeDtypeStruct.*: "),
         (lambda a: a.cast("f33"), "there is no element type 'f33'; use one of f32, f64"),
+        (lambda a: a.to_torch_type("f33"), "there is no element type 'f33'; use one of f32, f64"),
+        (lambda a: a.from_torch_type(torch.qint8), "no element type torch.qint8; use one of torch"),
         (lambda a: xb.mkop("Iota", ()), "mkop: Iota has no operands, so it is in no builder"),
     ],
 )
@@ -188,5 +190,6 @@ def test_shapes_answer_what_they_can():
     bounded = xb.mkshape(xb.Type.F32, [4], dynamic_dimensions=[True])
     with pytest.raises(ArgumentError, match="has dims of unknown size, which JAX does not have"):
         xb.mkparam(xb.create_builder("x"), 0, bounded)
+    assert xb.tensor_shape(torch.ones(2, dtype=torch.float8_e5m2)).dtype == "f8e5m2"
     for name, dtype in xb._XLA_PT_TYPE_MAP.items():
         assert xb.Op.from_torch_type(dtype) == name and xb.Op.to_torch_type(name) is dtype
