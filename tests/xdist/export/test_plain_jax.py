@@ -123,6 +123,8 @@ def test_a_parameter_that_no_array_holds_is_refused():
     }"""
     with pytest.raises(ArgumentError, match="tensor<2xi4>, which no array holds"):
         modules.signature_of(module)
+    with pytest.raises(ArgumentError, match="!stablehlo.token, which no array holds"):
+        modules.signature_of(module.replace("tensor<2xi4>", "!stablehlo.token"))
 
 
 def test_objects_of_json_become_what_they_were():
