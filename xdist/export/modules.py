@@ -15,12 +15,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from torch_xdist.builder.hlo_call import dtype_of
-
-try:
-    # No public name: without it only artifacts with open sizes cannot be run.
-    from jax._src.interpreters.mlir import refine_polymorphic_shapes
-except ImportError:
-    refine_polymorphic_shapes = None  # type: ignore[assignment]
+from torch_xdist.core.programs.jax_internals import with_known_sizes
 
 try:
     # It lowers what refining leaves of JAX's own dialect; without it such a module is refused.
@@ -132,7 +127,7 @@ def with_sizes(module: str, shapes: Sequence[Sequence[int]]) -> str:
         parsed = ir.Module.parse(
             _with_caller(str(parsed), [*map(str, known)], [*map(str, inputs)], results)
         )
-        return str(refine_polymorphic_shapes(parsed))
+        return str(with_known_sizes(parsed))
 
 
 def _with_caller(
