@@ -12,7 +12,7 @@ import numpy as np
 
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import modules
-from torch_xdist.export.bundle import call_parameters, load_bundle
+from torch_xdist.export.bundle import call_parameters, function_of, load_bundle
 
 
 def load(folder: str | os.PathLike[str], method_name: str = "") -> Callable[..., list[jax.Array]]:
@@ -25,8 +25,7 @@ def load(folder: str | os.PathLike[str], method_name: str = "") -> Callable[...,
     called inside `jax.jit`.
     """
     bundle = load_bundle(folder)
-    funcs = {func.meta.name: func for func in bundle.stablehlo_funcs}
-    func = funcs[method_name or next(iter(funcs))]
+    func = function_of(bundle, method_name)
     program = Program(func.bytecode)
 
     def call(*arrays: Any) -> list[jax.Array]:

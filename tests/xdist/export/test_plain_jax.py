@@ -103,6 +103,8 @@ def test_another_shape_is_refused_with_both(folder):
         ArgumentError, match=r"called with .*float32\[2, 4\].*; it takes .*\[2, 3\]"
     ):
         load(folder)(np.zeros((2, 4), "float32"), None)
+    with pytest.raises(ArgumentError, match="it has no function 'backward'; it has forward"):
+        load(folder, "backward")
 
 
 def test_a_program_may_be_made_of_any_artifact():
