@@ -1,4 +1,4 @@
-"""Quantizing: how StableHLO's text shows torch's `quantized_decomposed` operators, and calls of them.
+"""Quantizing: how StableHLO shows torch's `quantized_decomposed` operators, and calls of them.
 
 They compute on integers (`ops/quantized`). In the text of a graph they are `uniform_quantize` and
 `uniform_dequantize` between numbers and a quantized type, where scales and zero points are

@@ -108,9 +108,7 @@ def _xla_dequantize_tensor(
     key = (*scale_list,), (*zero_point_list,), axis
 
     def dequantize(x: jax.Array) -> jax.Array:
-        scale, zero = (
-            _column(v, x.ndim, axis, jnp.float32) for v in (scale_list, zero_point_list)
-        )
+        scale, zero = (_column(v, x.ndim, axis, jnp.float32) for v in (scale_list, zero_point_list))
         return dequantized(x, scale, zero)
 
     row = record_jax("xla::dequantize_tensor", dequantize, [input], key)  # type: ignore[list-item]

@@ -11,8 +11,9 @@ from torch_xdist.core.trace.values import last_write
 from torch_xdist.errors import ArgumentError, ValueLostError
 from torch_xdist.training.scan import scan
 
-# What one layer computes, of layers that are said to be pure, so that `scan` finds the same function
-# again: by the ids of the partitioner, which stands beside it, and of the layer, with which it goes.
+# What one layer computes, of layers that are said to be pure, so that `scan` finds the same
+# function again: by the ids of the partitioner, which stands beside it, and of the layer, with
+# which it goes.
 _ONE_LAYER_CACHE: dict[tuple[int, int], tuple[Callable[..., Any], Partition | None]] = {}
 
 

@@ -102,7 +102,7 @@ def test_a_release_of_jax_without_open_sizes_is_told(monkeypatch):
     a = rand(10, 5).to("xla")
     mark_dynamic(a, 0)
     monkeypatch.setattr(jax_internals, "mlir", None)
-    with pytest.raises(ReleaseError, match="has no way to run an artifact with open sizes; install"):
+    with pytest.raises(ReleaseError, match="no way to run an artifact with open sizes; install j"):
         made(rand(2, 5))
     with pytest.raises(ReleaseError, match="has no sizes that are open in a program; install jax"):
         get_stablehlo([a * a])

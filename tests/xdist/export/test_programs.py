@@ -247,10 +247,14 @@ def edited(folder, name, change):
 def test_files_that_were_changed_are_refused(stablehlo, tmp_path):
     stablehlo.save(tmp_path)
     edited(tmp_path, "forward.meta", lambda text: text.replace('"forward"', '"../forward"'))
-    with pytest.raises(CheckpointError, match="forward.meta does not describe a function 'forward"):
+    with pytest.raises(
+        CheckpointError, match=r"forward.meta does not describe a function 'forward"
+    ):
         StableHLOGraphModule.load(tmp_path)
     edited(tmp_path, "forward.meta", lambda text: "{}")
-    with pytest.raises(CheckpointError, match="forward.meta does not describe a function 'forward"):
+    with pytest.raises(
+        CheckpointError, match=r"forward.meta does not describe a function 'forward"
+    ):
         StableHLOGraphModule.load(tmp_path)
 
 

@@ -101,7 +101,7 @@ def test_a_pure_layer_is_traced_once_and_goes_when_it_is_deleted():
     layers.clear()
     gc.collect()
     assert key not in _ONE_LAYER_CACHE
-    with pytest.raises(ValueLostError, match="scan_layers: .* the first layer is gone; keep it"):
+    with pytest.raises(ValueLostError, match=r"scan_layers: .* the first layer is gone; keep it"):
         torch.autograd.grad(found.sum(), x, create_graph=True)
     del found
     gc.collect()
