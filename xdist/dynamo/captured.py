@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_xdist import settings
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
@@ -101,6 +102,9 @@ class CapturedModule:
         found = self._captures.get(key)
         if found is None:
             found = self._captures[key] = record(self._module, args, inputs)
+            # A number among the arguments may be another one at every call.
+            while len(self._captures) > settings.current().cache_size:
+                self._captures.pop(next(iter(self._captures)), None)
         return found
 
     @staticmethod
