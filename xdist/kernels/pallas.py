@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax.experimental.pallas import tpu as pallas_tpu
 
@@ -64,10 +65,7 @@ def trace_pallas(
     key = (
         jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         kernel,
-        _frozen(static_argnums),
-        _frozen(static_argnames),
-        tuple(abstract),
-        repr(sorted(kwargs.items())),
+        *map(_frozen, (static_argnums, static_argnames, abstract, sorted(kwargs.items()))),
     )
     if use_cache and key in trace_pallas_arg_to_payload:
         metrics.count("trace_pallas_cache_hit")
@@ -82,7 +80,12 @@ def trace_pallas(
 
 
 def _frozen(value: Any) -> Hashable:
-    return value if value is None or isinstance(value, int | str) else tuple(value)
+    """What a kernel is compiled for: arrays by shape and dtype, values by their type too."""
+    if isinstance(value, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
+        return tuple(value.shape), str(value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return type(value), value if isinstance(value, Hashable) else repr(value)
 
 
 def make_kernel_from_pallas(

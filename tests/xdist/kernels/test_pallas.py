@@ -68,6 +68,27 @@ def test_a_kernel_is_compiled_for_a_tpu_once() -> None:
     assert "tpu_custom_call" in module
 
 
+def test_kernels_of_other_arguments_are_compiled_apart() -> None:
+    def shifted(x, by, table=None):
+        def body(x_ref, out_ref):
+            out_ref[...] = x_ref[...] + by if isinstance(by, float) else x_ref[...] * by
+
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    x = torch.zeros(8)
+
+    def payload(by, table):
+        given = {"use_cache": True, "static_argnums": (1,)}
+        return custom_kernel.trace_pallas(shifted, x, by, table=table, **given)[0]
+
+    before = len(custom_kernel.trace_pallas_arg_to_payload)
+    with use_abstract_mesh(SOME_TPU):
+        assert payload(2, None) != payload(2.0, None)
+        # Of operands that are no tensors of torch only the form counts.
+        assert payload(2, np.zeros(2)) == payload(2, np.ones(2))
+    assert len(custom_kernel.trace_pallas_arg_to_payload) == before + 3
+
+
 _ALLOWED = jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")
 Q = np.linspace(-0.1, 0.1, 2 * 130 * 128, dtype="float32").reshape(1, 2, 130, 128)
 WHOLE, LINES = Q[:, :, :128], Q.reshape(260, 128)
