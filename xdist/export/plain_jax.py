@@ -1,5 +1,6 @@
 """StableHLO as JAX functions; needs jax and numpy alone, so a model runs where torch is not."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -13,6 +14,9 @@ import numpy as np
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import modules
 from torch_xdist.export.bundle import call_parameters, function_of, load_bundle
+
+# How many combinations of sizes an artifact with open ones is kept for.
+_KEPT = 64
 
 
 def load(folder: str | os.PathLike[str], method_name: str = "") -> Callable[..., list[jax.Array]]:
@@ -46,7 +50,7 @@ class Program:
         self._bytecode = bytecode
         self._module = modules.module_of(bytecode)
         self._inputs, self._outputs = modules.signature_of(self._module)
-        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._call_of = functools.lru_cache(maxsize=_KEPT)(self._for_shapes)
 
     def checked(self, values: Sequence[Any]) -> list[Any]:
         """Values as arrays of the dtypes it takes.
@@ -70,15 +74,12 @@ class Program:
             )
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        shapes = tuple(tuple(array.shape) for array in arrays)
-        call = self._calls.get(shapes)
-        if call is None:
-            call = self._calls[shapes] = self._for_shapes(shapes)
+        call = self._call_of(tuple(tuple(array.shape) for array in arrays))
         # An artifact may take or give 64 bits, which JAX leaves out where it is not told.
         with jax.enable_x64(True):
             return call(*arrays)  # type: ignore[no-any-return]
 
-    def _for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
+    def _for_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., Any]:
         bytecode, outputs = self._bytecode, self._outputs
         if any(None in wanted.shape for wanted in self._inputs):
             module = modules.with_sizes(self._module, shapes)

@@ -14,7 +14,7 @@ import torch
 from torch.export import Dim
 
 from torch_xdist.errors import ArgumentError
-from torch_xdist.export import bundle, modules
+from torch_xdist.export import bundle, modules, plain_jax
 from torch_xdist.export.plain_jax import Program, load
 from torch_xdist.export.programs import save_as_stablehlo
 
@@ -96,6 +96,23 @@ def test_one_artifact_serves_every_size(tmp_path):
         x = torch.rand(size, 3)
         (result,) = loaded(x.numpy())
         torch.testing.assert_close(torch.from_numpy(np.array(result)), model(x).detach())
+
+
+def test_the_least_recently_used_sizes_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain_jax, "_KEPT", 2)
+    shapes = ({0: Dim("size")},)
+    model = torch.export.export(Negative(), (torch.ones(4),), dynamic_shapes=shapes)
+    save_as_stablehlo(model, tmp_path)
+    (func,) = bundle.load_bundle(tmp_path).stablehlo_funcs
+    program = Program(func.bytecode)
+    for size in (1, 2, 3, 1):
+        assert program(jnp.ones(size, "float32"))[0].tolist() == [-1] * size
+    assert program._call_of.cache_info().currsize == 2
+
+
+class Negative(torch.nn.Module):
+    def forward(self, x):
+        return -x
 
 
 def test_another_shape_is_refused_with_both(folder):
