@@ -8,6 +8,7 @@ from torch import nn
 
 import torch_xla.core.xla_builder as xb
 from torch_xdist.errors import ArgumentError, ImpureError
+from torch_xdist.training import assume_pure as training
 from torch_xla.experimental import assume_pure as ap
 
 
@@ -142,3 +143,12 @@ def test_functions_of_one_name_are_two():
         # What was lowered goes with the function.
         del twice, thrice
         assert len(ap._XLA_COMPUTATION_CACHE) == held
+
+
+def test_the_oldest_forms_of_arguments_are_forgotten(monkeypatch):
+    monkeypatch.setattr(training, "KEPT", 3)
+    pure = training.PureFunction(lambda a, factor: a * factor, is_seeded=False)
+    x = torch.ones(2, device="xla")
+    for factor in (2, 3, 4, 5, 2):
+        assert pure(x, factor).tolist() == [factor] * 2
+    assert len(pure._cache) == 3
