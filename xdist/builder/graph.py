@@ -80,7 +80,7 @@ def operation(
     try:
         # In a function, for a tuple is one operand.
         type_ = jax.eval_shape(lambda *xs: rule(*xs, **kept), *(op.type for op in operands))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         shapes = ", ".join(str(op.type) for op in operands) or "no operands"
         raise ArgumentError(f"xla_builder: {name} of {shapes} with {given}: {error}") from error
     return XlaOp(builder, name, operands, kept, type_)

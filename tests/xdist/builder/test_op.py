@@ -152,6 +152,10 @@ def test_triangular_systems_are_solved():
         (lambda a: a.cast("f33"), "there is no element type 'f33'; use one of f32, f64"),
         (lambda a: a.to_torch_type("f33"), "there is no element type 'f33'; use one of f32, f64"),
         (lambda a: a.from_torch_type(torch.qint8), "no element type torch.qint8; use one of torch"),
+        (
+            lambda a: xb.Op.tuple([a]).get_tuple_element(1),
+            "GetTupleElement of .*'index': 1}: tuple i",
+        ),
         (lambda a: xb.mkop("Iota", ()), "mkop: Iota has no operands, so it is in no builder"),
     ],
 )
