@@ -53,10 +53,7 @@ class Program:
         self._call_of = functools.lru_cache(maxsize=_KEPT)(self._for_shapes)
 
     def checked(self, values: Sequence[Any]) -> list[Any]:
-        """Values as arrays of the dtypes it takes.
-
-        Raises ArgumentError for other shapes, or numbers that would have to be rounded.
-        """
+        """Values as arrays. Raises ArgumentError for other shapes or dtypes than it takes."""
         arrays = [value if hasattr(value, "dtype") else np.asarray(value) for value in values]
         self.check([(tuple(a.shape), np.dtype(a.dtype).name) for a in arrays])
         return arrays
