@@ -113,7 +113,8 @@ def _call(
 ) -> Any:
     is_tensor = tuple(torch.is_tensor(x) for x in args)
     rest = tuple(None if tensor else x for x, tensor in zip(args, is_tensor))
-    form = _filled(kernel, is_tensor, rest, tuple(sorted(kwargs.items())), has_pallas())
+    words = tuple(sorted(kwargs.items()))
+    form = _filled(kernel, is_tensor, rest, words, _frozen((rest, words)), has_pallas())
     name = f"pallas::{getattr(kernel, '__name__', 'kernel')}"
     found = kernel_row(name, form, [x for x in args if torch.is_tensor(x)])
     wanted = output_shape_dtype_fn(*args)
@@ -127,9 +128,13 @@ def _filled(
     is_tensor: tuple[bool, ...],
     rest: tuple[Any, ...],
     words: tuple[tuple[str, Any], ...],
+    kinds: Hashable,
     on_tpu: bool,
 ) -> Callable[..., Any]:
-    """The kernel as a function of arrays alone; interpreted where there is no TPU."""
+    """The kernel as a function of arrays alone; interpreted where there is no TPU.
+
+    `kinds` tells 2, 2.0 and True apart, which are equal, but JAX promotes by their types.
+    """
 
     def call(*arrays: jax.Array) -> Any:
         given = iter(arrays)

@@ -40,6 +40,15 @@ def test_a_kernel_is_one_row_and_is_interpreted_without_a_tpu() -> None:
     assert found.tolist() == [6 * i for i in range(8)]
 
 
+def test_equal_numbers_of_other_types_are_other_kernels() -> None:
+    def scaled(x, y, factor):
+        return [(x.shape, torch.float32 if isinstance(factor, float) else x.dtype)]
+
+    x = torch.ones(8, dtype=torch.int32, device="xla")
+    run = custom_kernel.make_kernel_from_pallas(add, scaled)
+    assert [run(x, x, factor).dtype for factor in (2, 2.0)] == [torch.int32, torch.float32]
+
+
 def test_a_kernel_that_gives_something_else_than_was_said_is_refused() -> None:
     x = torch.zeros(8, device="xla")
     other = custom_kernel.make_kernel_from_pallas(add, lambda *_: [((4,), torch.float32)])
