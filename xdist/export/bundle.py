@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,19 @@ def function_of(bundle: StableHLOModelBundle, name: str | None = None) -> Stable
 
 
 def call_parameters(
-    arguments: Mapping[int, Any] | list[Any], meta: StableHLOFunctionMeta, bundle: Any
+    arguments: Sequence[Any], meta: StableHLOFunctionMeta, bundle: Any
 ) -> list[Any]:
     """The parameters of a function: flat arguments, weights and constants in its order.
 
-    Raises CheckpointError for weights that were not saved.
+    Raises ArgumentError for too few arguments, CheckpointError for weights that were not saved.
     """
+    of_call = [w for w in meta.input_locations if w.type_ is VariableType.INPUT_ARG]
+    last = max((where.position for where in of_call), default=-1)
+    if last >= len(arguments):
+        raise ArgumentError(
+            f"StableHLO {meta.name!r}: called with {len(arguments)} arguments; it reads the one at"
+            f" position {last}; give at least {last + 1}"
+        )
     found = []
     for location in meta.input_locations:
         if location.type_ is VariableType.INPUT_ARG:

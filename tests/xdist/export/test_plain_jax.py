@@ -159,3 +159,7 @@ def test_nested_arguments_are_flattened_in_order():
     locations = [bundle.InputLocation.input_arg(1), bundle.InputLocation.input_arg(0)]
     meta = bundle.StableHLOFunctionMeta("f", "1.0.0", [], [], locations, [])
     assert bundle.call_parameters_of_args(({"x": 1}, [2]), meta, None) == [2, 1]
+    with pytest.raises(
+        ArgumentError, match="'f': called with 1 arguments; it reads the one at pos"
+    ):
+        bundle.call_parameters_of_args(({"x": 1},), meta, None)
