@@ -168,7 +168,8 @@ def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)
-    elif value is not None:
+    else:
+        # None is an argument as well.
         yield value
 
 
