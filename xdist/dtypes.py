@@ -47,6 +47,28 @@ class _Stored(dict[torch.dtype, np.dtype]):
 
 
 _STORED = _Stored()
+# As XLA writes the types of elements.
+XLA_NAMES: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.uint8: "u8",
+    torch.int8: "s8",
+    torch.uint16: "u16",
+    torch.int16: "s16",
+    torch.uint32: "u32",
+    torch.int32: "s32",
+    torch.uint64: "u64",
+    torch.int64: "s64",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.bool: "pred",
+    torch.float8_e4m3fn: "f8e4m3fn",
+    torch.float8_e5m2: "f8e5m2",
+    torch.float8_e4m3fnuz: "f8e4m3fnuz",
+    torch.float8_e5m2fnuz: "f8e5m2fnuz",
+}
 _ADVICE = {torch.complex32: "complex64"} | dict.fromkeys(
     [torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4],
     "an integer tensor with its scale beside it: quantized tensors live on the CPU",

@@ -28,9 +28,6 @@ from torch_xdist.builder.private_names import (
     _xla_op_create_builder as create_builder,
 )
 from torch_xdist.builder.shapes import (
-    FROM_TORCH as _PT_XLA_TYPE_MAP,
-)
-from torch_xdist.builder.shapes import (
     TO_TORCH as _XLA_PT_TYPE_MAP,
 )
 from torch_xdist.builder.shapes import (
@@ -39,6 +36,7 @@ from torch_xdist.builder.shapes import (
     mkshape,
     tensor_shape,
 )
+from torch_xdist.dtypes import XLA_NAMES as _PT_XLA_TYPE_MAP
 from torch_xdist.torch_xla_compat.jax_calls import (
     _JAX_TO_XLA_COMPUTATION_CACHE,
     _jax_to_xla_computation_cache_elements,

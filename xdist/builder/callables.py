@@ -7,6 +7,7 @@ and the values of those that are no tensors.
 import abc
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,10 +85,6 @@ class JaxFlattenedInputFunc(FlattenedInputFunc):
         """The nest of a form with these leaves."""
         return jax.tree.unflatten(spec, flattened)
 
-    def preprocess(self, args: Any, kwargs: Any = None) -> tuple[torch.Tensor, ...]:
-        """The tensors among the arguments; the rest is kept for `flat_call`."""
-        return super().preprocess(args, kwargs)
-
     def kept(self, value: Any) -> Any:
         """A torch dtype becomes JAX's."""
         return to_jax(value) if isinstance(value, torch.dtype) else value
@@ -100,8 +97,16 @@ class CompiledCallableWithCache(abc.ABC):
         self._flat_input_func = flat_input_func
         # One per form: the function as it was flattened then, and what runs it.
         self._cache: dict[Any, tuple[FlattenedInputFunc, Callable[..., Any]]] = {}
+        # `preprocess` leaves the form of a call where that of another thread would be.
+        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            tensors, mine, run = self._found(args, kwargs)
+        return mine.postprocess(run(tensors))
+
+    def _found(self, args: Any, kwargs: Any) -> tuple[Any, FlattenedInputFunc, Callable[..., Any]]:
+        """The tensors of a call, the function as it is flattened for such, and what runs it."""
         flat = self._flat_input_func
         tensors = flat.preprocess(args, kwargs)
         types = tuple((tuple(t.shape), t.dtype) for t in tensors)
@@ -113,8 +118,7 @@ class CompiledCallableWithCache(abc.ABC):
             # What runs is called for every program it is in, so it keeps this form; the next call
             # makes another.
             self._flat_input_func = copy.copy(flat)
-        mine, run = self._cache[key]
-        return mine.postprocess(run(tensors))
+        return tensors, *self._cache[key]
 
     @abc.abstractmethod
     def specialize(self, sample_flat_args: Sequence[torch.Tensor]) -> Callable[..., Any]:

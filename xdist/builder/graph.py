@@ -15,6 +15,7 @@ import torch
 from torch_xdist.builder import lowerings
 from torch_xdist.builder.shapes import Kind
 from torch_xdist.core.devices.transfer import as_numpy
+from torch_xdist.core.run.partial_run import post_order
 from torch_xdist.errors import ArgumentError
 
 PARAMETER = "Parameter"
@@ -74,12 +75,12 @@ def operation(
     # Operands that torch_xla hands over among the attributes.
     among = [n for n, v in given.items() if n == "static_operands" or _are_operations(v)]
     operands = [*operands, *(op for n in among for op in given.pop(n))]
-    kept = {n: _kept(v) for n, v in given.items()}
+    kept = {n: snapshot(v) for n, v in given.items()}
     rule = lowerings.find(name)
     try:
         # In a function, for a tuple is one operand.
         type_ = jax.eval_shape(lambda *xs: rule(*xs, **kept), *(op.type for op in operands))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         shapes = ", ".join(str(op.type) for op in operands) or "no operands"
         raise ArgumentError(f"xla_builder: {name} of {shapes} with {given}: {error}") from error
     return XlaOp(builder, name, operands, kept, type_)
@@ -104,7 +105,7 @@ def built(name: str, root: XlaOp) -> XlaComputation:
             f"xla_builder: computation {name!r} has the parameters {sorted(found)}; number them"
             f" from 0 to {len(found) - 1}"
         )
-    order = _post_order(root)
+    order = post_order([root], lambda op: op.operands)
     types = [found[number].type for number in range(len(found))]
 
     def function(*arguments: Any) -> Any:
@@ -120,21 +121,6 @@ def built(name: str, root: XlaOp) -> XlaComputation:
     return XlaComputation(name, types, function, _key(order, types))
 
 
-def _post_order(root: XlaOp) -> list[XlaOp]:
-    order: list[XlaOp] = []
-    seen: set[int] = set()
-    stack = [(root, False)]
-    while stack:
-        op, is_done = stack.pop()
-        if is_done:
-            order.append(op)
-        elif id(op) not in seen:
-            seen.add(id(op))
-            stack.append((op, True))
-            stack.extend((operand, False) for operand in op.operands if id(operand) not in seen)
-    return order
-
-
 def _key(order: Sequence[XlaOp], types: Sequence[Kind]) -> Hashable:
     place = {id(op): i for i, op in enumerate(order)}
     rows = tuple(
@@ -148,12 +134,14 @@ def _key(order: Sequence[XlaOp], types: Sequence[Kind]) -> Hashable:
     return rows, frozen(types)
 
 
-def _kept(value: Any) -> Any:
-    """An attribute as an operation keeps it: a tensor of the user's may change later."""
+def snapshot(value: Any) -> Any:
+    """An attribute as it is kept: a tensor or an array of the user's may change later."""
     if isinstance(value, torch.Tensor):
         return np.array(as_numpy(value.cpu()))
+    if isinstance(value, np.ndarray):
+        return value.copy()
     if isinstance(value, list | tuple | torch.Size):
-        return tuple(map(_kept, value))
+        return tuple(map(snapshot, value))
     return value
 
 

@@ -15,6 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from torch_xdist.core.programs.jax_internals import stablehlo_of_proto
+from torch_xdist.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,22 @@ def _main_type(code: Any) -> Any:
 
 
 def _type(type_: Any) -> jax.ShapeDtypeStruct:
-    array = ir.RankedTensorType(type_)
-    return jax.ShapeDtypeStruct(tuple(array.shape), _ELEMENTS[str(array.element_type)])
+    dtype = dtype_of(type_)
+    return jax.ShapeDtypeStruct(tuple(ir.RankedTensorType(type_).shape), dtype)
+
+
+def dtype_of(type_: Any) -> str:
+    """numpy's name of what MLIR's tensors of a type hold.
+
+    Raises ArgumentError for types that arrays do not have.
+    """
+    element = str(type_.element_type) if isinstance(type_, ir.RankedTensorType) else ""
+    if element not in _ELEMENTS:
+        raise ArgumentError(
+            f"StableHLO: main has a parameter or a result {type_}, which no array holds; it needs"
+            " numbers or bools"
+        )
+    return _ELEMENTS[element]
 
 
 _ELEMENTS = {

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_xdist.builder import graph
-from torch_xdist.builder.shapes import FROM_TORCH, TO_TORCH, Shape, kind_of, shape_of
+from torch_xdist.builder.shapes import Shape, element_name, kind_of, shape_of, torch_type
 from torch_xdist.builder.window_ops import WindowOps
 from torch_xdist.errors import ArgumentError
 
@@ -350,12 +350,12 @@ class Op(WindowOps):
     @classmethod
     def to_torch_type(cls, dtype: str | None) -> torch.dtype:
         """The torch dtype of "s32" and the like; float32 for None."""
-        return TO_TORCH[dtype] if dtype else torch.float32
+        return torch_type(dtype) if dtype else torch.float32
 
     @classmethod
     def from_torch_type(cls, dtype: torch.dtype) -> str:
         """XLA's name of a torch dtype."""
-        return FROM_TORCH[dtype]
+        return element_name(dtype)
 
 
 def mkop(name: str, ops: Sequence[graph.XlaOp], **kwargs: Any) -> Op:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torch_xdist.builder import graph, hlo_modules, placeholders
-from torch_xdist.builder.shapes import FROM_TORCH, TO_TORCH, kind_of, shape_of
+from torch_xdist.builder.shapes import kind_of, shape_of, tensor_shape, torch_type
 from torch_xdist.core.devices.tensor import XlaTensor
 
 
@@ -44,7 +44,7 @@ def _xla_op_build(name: str, root: graph.XlaOp) -> graph.XlaComputation:
 
 def _xla_op_tensor_shape(tensor: torch.Tensor, device: str = "") -> dict[str, Any]:
     """The shape of a tensor, as `Shape.shape` has it."""
-    return {"type": FROM_TORCH[tensor.dtype], "sizes": tuple(tensor.shape)}
+    return tensor_shape(tensor).shape
 
 
 def _xla_op_computation_from_module_proto(name: str, proto: bytes) -> graph.XlaComputation:
@@ -59,5 +59,5 @@ def _xla_computation_text(computation: graph.XlaComputation) -> str:
 
 def _xla_create_placeholder_tensor(py_shape: Any) -> XlaTensor:
     """A tensor of such a shape without a value."""
-    dtype = TO_TORCH[py_shape["type"]]
+    dtype = torch_type(py_shape["type"])
     return placeholders.create_placeholder_tensor(py_shape["sizes"], dtype)

@@ -9,7 +9,7 @@ import torch
 
 from torch_xdist import settings
 from torch_xdist.builder import hlo_modules
-from torch_xdist.builder.graph import XlaComputation
+from torch_xdist.builder.graph import XlaComputation, frozen, snapshot
 from torch_xdist.builder.op import create_computation
 from torch_xdist.builder.shapes import tensor_shape
 from torch_xdist.builder.user_computation import user_computation
@@ -34,7 +34,7 @@ class Op:
         """The result for these tensors: a tensor, or a list of them."""
         shapes = tensor_shape(args)
         types = tuple((shape.dtype, tuple(shape.sizes)) for shape in shapes)
-        key = types, repr(sorted(kwargs.items()))
+        key = types, frozen({name: snapshot(value) for name, value in kwargs.items()})
         with self._lock:
             computation = self._computations.get(key)
             if computation is None:

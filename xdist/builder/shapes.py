@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist.dtypes import to_jax, to_torch
+from torch_xdist.dtypes import XLA_NAMES, to_jax, to_torch
 from torch_xdist.errors import ArgumentError
 
 # The type of one value: an array's, or those of a tuple's parts.
@@ -33,24 +33,7 @@ class Type:
     PRED = "pred"
 
 
-TO_TORCH = {
-    Type.F32: torch.float32,
-    Type.F64: torch.float64,
-    Type.BF16: torch.bfloat16,
-    Type.F16: torch.float16,
-    Type.U8: torch.uint8,
-    Type.S8: torch.int8,
-    Type.U16: torch.uint16,
-    Type.S16: torch.int16,
-    Type.U32: torch.uint32,
-    Type.S32: torch.int32,
-    Type.U64: torch.uint64,
-    Type.S64: torch.int64,
-    Type.C64: torch.complex64,
-    Type.C128: torch.complex128,
-    Type.PRED: torch.bool,
-}
-FROM_TORCH = {dtype: name for name, dtype in TO_TORCH.items()}
+TO_TORCH = {name: dtype for dtype, name in XLA_NAMES.items()}
 
 
 class Shape:
@@ -149,24 +132,39 @@ def kind_of(shape: Any) -> Kind:
     return jax.ShapeDtypeStruct(tuple(shape["sizes"]), element_type(shape["type"]))
 
 
-def element_type(name: str) -> Any:
-    """JAX's dtype of "f32" and the like."""
+def torch_type(name: str) -> torch.dtype:
+    """The torch dtype of "f32" and the like."""
     if name not in TO_TORCH:
         raise ArgumentError(
             f"xla_builder: there is no element type {name!r}; use one of {', '.join(TO_TORCH)}"
         )
-    return to_jax(TO_TORCH[name])
+    return TO_TORCH[name]
+
+
+def element_type(name: str) -> Any:
+    """JAX's dtype of "f32" and the like."""
+    return to_jax(torch_type(name))
+
+
+def element_name(dtype: torch.dtype) -> str:
+    """XLA's name of a torch dtype, "f32" and the like."""
+    if dtype not in XLA_NAMES:
+        raise ArgumentError(
+            f"xla_builder: XLA has no element type {dtype}; use one of"
+            f" {', '.join(map(str, XLA_NAMES))}"
+        )
+    return XLA_NAMES[dtype]
 
 
 def shape_of(kind: Kind) -> Any:
     """`Shape.shape` of a value's type."""
     if isinstance(kind, list | tuple):
         return [shape_of(part) for part in kind]
-    return {"type": FROM_TORCH[to_torch(kind.dtype)], "sizes": tuple(kind.shape)}
+    return {"type": element_name(to_torch(kind.dtype)), "sizes": tuple(kind.shape)}
 
 
 def tensor_shape(tensor: Any, device: str = "") -> Any:
     """The shape of a tensor; a list of shapes for a list or a tuple of them."""
     if isinstance(tensor, list | tuple):
         return [tensor_shape(one) for one in tensor]
-    return Shape.create(FROM_TORCH[tensor.dtype], tensor.shape)
+    return Shape.create(element_name(tensor.dtype), tensor.shape)

@@ -6,6 +6,7 @@ every run. The private calls of torch_xla find a graph by its hash.
 """
 
 import hashlib
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -202,28 +203,32 @@ def _holding(graph: Graph, trace: DeviceTrace) -> Callable[[int, TensorType, jax
     return holding
 
 
-# By hash, the least recently used first.
+# By hash, the least recently used first; several threads keep and find graphs.
 _graphs: OrderedDict[str, Graph] = OrderedDict()
+_lock = threading.Lock()
 
 
 def remember(graph: Graph) -> str:
     """Keep a graph under its hash, which is returned."""
     key = graph.hash
-    _graphs[key] = graph
-    _graphs.move_to_end(key)
-    while len(_graphs) > settings.current().cache_size:
-        _graphs.popitem(last=False)
+    with _lock:
+        _graphs[key] = graph
+        _graphs.move_to_end(key)
+        while len(_graphs) > settings.current().cache_size:
+            _graphs.popitem(last=False)
     return key
 
 
 def by_hash(key: str) -> Graph:
     """The graph that was kept under a hash. Raises DeviceError where there is none."""
-    graph = _graphs.get(key)
+    with _lock:
+        graph = _graphs.get(key)
+        if graph is not None:
+            _graphs.move_to_end(key)
     if graph is None:
         raise DeviceError(
             f"_run_cached_graph: no graph of hash {key} was compiled, or"
             f" {settings.current().cache_size} others were since (XLA_COMPILATION_CACHE_SIZE); call"
             " _xla_warm_up_cache with its results first"
         )
-    _graphs.move_to_end(key)
     return graph

@@ -6,15 +6,17 @@ inputs' buffers to the compiled graph, writes what the graph wrote, and wraps it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from torch_xdist import settings
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import DeviceTrace
+from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.values import Value
 from torch_xdist.dynamo import cached_graphs
 from torch_xdist.dynamo.cached_graphs import Graph
@@ -56,6 +58,7 @@ class Capture:
         written: the places of inputs that are written, and what each is to hold.
         returned: what a call returns.
         kind: of the container that it returns; None for one element by itself.
+        marked: the places of inputs that the module shards, and how.
     """
 
     graph: Graph
@@ -63,6 +66,7 @@ class Capture:
     written: list[tuple[int, Source]]
     returned: list[Source]
     kind: type | None
+    marked: tuple[tuple[int, Tiling], ...] = ()
 
 
 class CapturedModule:
@@ -77,6 +81,10 @@ class CapturedModule:
     def __call__(self, *args: Any) -> Any:
         inputs = self._inputs(args)
         capture = self._find(args, inputs)
+        for place, tiling in capture.marked:
+            # Those of this call may be others than those it was recorded with.
+            if _tiling(inputs[place].value) is None:
+                marks.mark(inputs[place], tiling)
         buffers = buffers_of_inputs(inputs)
         operands = [
             buffers[source.place] if isinstance(source, Input) else source.value  # type: ignore[union-attr]
@@ -101,6 +109,9 @@ class CapturedModule:
         found = self._captures.get(key)
         if found is None:
             found = self._captures[key] = record(self._module, args, inputs)
+            # A number among the arguments may be another one at every call.
+            while len(self._captures) > settings.current().cache_size:
+                self._captures.pop(next(iter(self._captures)), None)
         return found
 
     @staticmethod
@@ -129,17 +140,22 @@ def record(module: Any, args: Sequence[Any], inputs: Sequence[Any]) -> Capture:
         inputs: the device tensors among the arguments, and those that the module has.
     """
     here = inputs[0].value.trace.device if inputs else device.device_at(device.index_of(None))
-    with stand_ins(inputs) as values:
-        with own_trace(here) as trace, torch.no_grad():
-            before = [(value.generation, id(value.buffer)) for value in values]
-            out = module(*args)
-            capture, buffers = _recorded(trace, inputs, values, before, out)
-            cached_graphs.warm_up(capture.graph, buffers)
-        marked = [getattr(value, "tiling", None) for value in values]
-    for tensor, tiling in zip(inputs, marked):
-        if tiling is not None and getattr(tensor.value, "tiling", None) is None:
-            marks.mark(tensor, tiling)
-    return capture
+    with stand_ins(inputs) as values, own_trace(here) as trace, torch.no_grad():
+        before = [(value.generation, id(value.buffer)) for value in values]
+        out = module(*args)
+        capture, buffers = _recorded(trace, inputs, values, before, out)
+        cached_graphs.warm_up(capture.graph, buffers)
+    marked = [
+        (place, tiling)
+        for place, (tensor, value) in enumerate(zip(inputs, values))
+        if (tiling := _tiling(value)) is not None and _tiling(tensor.value) is None
+    ]
+    return replace(capture, marked=tuple(marked))
+
+
+def _tiling(value: Value) -> Tiling | None:
+    """How a value was said to lie on the logical device."""
+    return getattr(value, "tiling", None)
 
 
 def _recorded(

@@ -137,7 +137,8 @@ def _xla_sync_multi(
             away (`_set_buffer_donation`). Otherwise only into the latter, and only where
             `_xla_set_enable_alias_with_buffer_donor_config` says so.
     """
-    pending = [tensor.value for tensor in tensors if tensor.value.buffer is None]  # type: ignore[attr-defined]
+    given = _of_device(tensors, "_xla_sync_multi") if tensors else []
+    pending = [tensor.value for tensor in given if tensor.value.buffer is None]
     rule = nullcontext() if sync_xla_data else donation.only_given(donation.CONFIG.is_on)
     with rule:
         buffers = [*materialized(pending, "sync_multi").values()]

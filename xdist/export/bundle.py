@@ -11,14 +11,14 @@ import dataclasses
 import enum
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from torch_xdist.errors import CheckpointError
+from torch_xdist.errors import ArgumentError, CheckpointError
 
 # Types numpy does not know are saved as bytes of this kind.
 _BYTES = "V"
@@ -118,13 +118,29 @@ def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
     return dct
 
 
+def function_of(bundle: StableHLOModelBundle, name: str | None = None) -> StableHLOFunc:
+    """A function of a bundle by its name (default: the first)."""
+    funcs = {func.meta.name: func for func in bundle.stablehlo_funcs}
+    found = funcs.get(name or next(iter(funcs)))
+    if found is None:
+        raise ArgumentError(f"StableHLO: it has no function {name!r}; it has {', '.join(funcs)}")
+    return found
+
+
 def call_parameters(
-    arguments: Mapping[int, Any] | list[Any], meta: StableHLOFunctionMeta, bundle: Any
+    arguments: Sequence[Any], meta: StableHLOFunctionMeta, bundle: Any
 ) -> list[Any]:
     """The parameters of a function: flat arguments, weights and constants in its order.
 
-    Raises CheckpointError for weights that were not saved.
+    Raises ArgumentError for too few arguments, CheckpointError for weights that were not saved.
     """
+    of_call = [w for w in meta.input_locations if w.type_ is VariableType.INPUT_ARG]
+    last = max((where.position for where in of_call), default=-1)
+    if last >= len(arguments):
+        raise ArgumentError(
+            f"StableHLO {meta.name!r}: called with {len(arguments)} arguments; it reads the one at"
+            f" position {last}; give at least {last + 1}"
+        )
     found = []
     for location in meta.input_locations:
         if location.type_ is VariableType.INPUT_ARG:
@@ -152,7 +168,8 @@ def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)
-    elif value is not None:
+    else:
+        # None is an argument as well.
         yield value
 
 
@@ -183,7 +200,7 @@ def save_bundle(
 
 
 def load_bundle(stablehlo_dir: str | os.PathLike[str]) -> StableHLOModelBundle:
-    """Read a bundle, ours or torch_xla's.
+    """Read a bundle, ours or torch_xla's; nothing in it is run or unpickled.
 
     Raises CheckpointError where there is none.
     """
@@ -208,8 +225,14 @@ def load_bundle(stablehlo_dir: str | os.PathLike[str]) -> StableHLOModelBundle:
 
 def _load_function(meta: Path) -> StableHLOFunc:
     text = meta.with_suffix(".mlir")
+    found = json.loads(meta.read_text(), object_hook=stablehlo_obj_hook)
+    if not isinstance(found, StableHLOFunctionMeta) or found.name != meta.stem:
+        raise CheckpointError(
+            f"StableHLO: {meta} does not describe a function {meta.stem!r}; give a folder that"
+            " save_as_stablehlo wrote, with its files as they were"
+        )
     return StableHLOFunc(
-        json.loads(meta.read_text(), object_hook=stablehlo_obj_hook),
+        found,
         meta.with_suffix(".bytecode").read_bytes(),
         text.read_text() if text.exists() else None,
     )
@@ -225,7 +248,8 @@ def _save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _load_arrays(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     if folder.is_dir():
         for name, file in entries_of(folder):
-            yield name, np.load(file)
+            # Never pickled objects: a bundle may come from anywhere.
+            yield name, np.load(file, allow_pickle=False)
 
 
 def _as_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:

@@ -28,13 +28,13 @@ _WHOLE = torch.iinfo(torch.int64).max
 
 
 def wrap_func_as_nn_module(f: Callable[..., Any]) -> torch.nn.Module:
-    """A module that calls a function."""
+    """A module, for inference, that calls a function."""
 
     class M(torch.nn.Module):
         def forward(self, *args: Any) -> Any:
             return f(*args)
 
-    return M()
+    return M().eval()
 
 
 def call_function(

@@ -8,11 +8,7 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-try:
-    # No public name: without it only graphs with open sizes cannot be lowered.
-    from jax._src.interpreters.mlir import eval_dynamic_shape_as_tensor
-except ImportError:
-    eval_dynamic_shape_as_tensor = None  # type: ignore[assignment]
+from torch_xdist.core.programs.jax_internals import sizes_at_run_time
 
 
 def broadcast_at_run_time(ctx: Any, x: Any, *, shape: tuple[Any, ...]) -> Sequence[Any]:
@@ -20,7 +16,7 @@ def broadcast_at_run_time(ctx: Any, x: Any, *, shape: tuple[Any, ...]) -> Sequen
     (out,) = ctx.avals_out
     rank = len(ctx.avals_in[0].shape)
     dims = mlir.dense_int_array([*range(len(shape) - rank, len(shape))])
-    sizes = eval_dynamic_shape_as_tensor(ctx, shape)
+    sizes = sizes_at_run_time(ctx, shape)
     type_ = mlir.aval_to_ir_type(ctx.module_context, out)
     return stablehlo.DynamicBroadcastInDimOp(type_, x, sizes, dims).results
 

@@ -14,13 +14,8 @@ from jax.interpreters.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-from torch_xdist.errors import ArgumentError
-
-try:
-    # No public name: without it only artifacts with open sizes cannot be run.
-    from jax._src.interpreters.mlir import refine_polymorphic_shapes
-except ImportError:
-    refine_polymorphic_shapes = None  # type: ignore[assignment]
+from torch_xdist.builder.hlo_call import dtype_of
+from torch_xdist.core.programs.jax_internals import with_known_sizes
 
 try:
     # It lowers what refining leaves of JAX's own dialect; without it such a module is refused.
@@ -31,19 +26,6 @@ except ImportError:
 # Around the text of a location on its way through JAX, as part of a scope's name.
 BEGIN, END = "<XLA_MLIR_DEBUGINFO_BEGIN>", "<XLA_MLIR_DEBUGINFO_END>"
 _CLEANED = "builtin.module(func.func(canonicalize,cse),symbol-dce)"
-_DTYPES = {
-    "i1": "bool",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "complex<f32>": "complex64",
-    "complex<f64>": "complex128",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
-    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-}
 # A location as MLIR writes it in a text: loc("name"(#loc3)) or loc("name").
 _LOCATION = re.compile(r'loc\("((?:[^"\\]|\\.)*)"(?:\(#loc\d*\))?\)')
 
@@ -121,18 +103,12 @@ def signature_of(module: str) -> tuple[list[Signature], list[Signature]]:
 
 
 def _signature(type_: Any) -> Signature:
-    tensor = ir.RankedTensorType(type_)
-    element = str(tensor.element_type)
-    if element not in _DTYPES:
-        raise ArgumentError(
-            f"StableHLO: main has a parameter or a result {type_}, which no array holds; it needs"
-            " numbers or bools"
-        )
+    dtype, tensor = dtype_of(type_), ir.RankedTensorType(type_)
     shape = tuple(
         None if tensor.is_dynamic_dim(dim) else tensor.get_dim_size(dim)
         for dim in range(tensor.rank)
     )
-    return Signature(shape, _DTYPES[element])
+    return Signature(shape, dtype)
 
 
 def with_sizes(module: str, shapes: Sequence[Sequence[int]]) -> str:
@@ -151,7 +127,7 @@ def with_sizes(module: str, shapes: Sequence[Sequence[int]]) -> str:
         parsed = ir.Module.parse(
             _with_caller(str(parsed), [*map(str, known)], [*map(str, inputs)], results)
         )
-        return str(refine_polymorphic_shapes(parsed))
+        return str(with_known_sizes(parsed))
 
 
 def _with_caller(

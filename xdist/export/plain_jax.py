@@ -1,5 +1,6 @@
 """StableHLO as JAX functions; needs jax and numpy alone, so a model runs where torch is not."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -12,7 +13,10 @@ import numpy as np
 
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import modules
-from torch_xdist.export.bundle import call_parameters, load_bundle
+from torch_xdist.export.bundle import call_parameters, function_of, load_bundle
+
+# How many combinations of sizes an artifact with open ones is kept for.
+_KEPT = 64
 
 
 def load(folder: str | os.PathLike[str], method_name: str = "") -> Callable[..., list[jax.Array]]:
@@ -25,8 +29,7 @@ def load(folder: str | os.PathLike[str], method_name: str = "") -> Callable[...,
     called inside `jax.jit`.
     """
     bundle = load_bundle(folder)
-    funcs = {func.meta.name: func for func in bundle.stablehlo_funcs}
-    func = funcs[method_name or next(iter(funcs))]
+    func = function_of(bundle, method_name)
     program = Program(func.bytecode)
 
     def call(*arrays: Any) -> list[jax.Array]:
@@ -47,13 +50,10 @@ class Program:
         self._bytecode = bytecode
         self._module = modules.module_of(bytecode)
         self._inputs, self._outputs = modules.signature_of(self._module)
-        self._calls: dict[Any, Callable[..., Any]] = {}
+        self._call_of = functools.lru_cache(maxsize=_KEPT)(self._for_shapes)
 
     def checked(self, values: Sequence[Any]) -> list[Any]:
-        """Values as arrays of the dtypes it takes.
-
-        Raises ArgumentError for other shapes, or numbers that would have to be rounded.
-        """
+        """Values as arrays. Raises ArgumentError for other shapes or dtypes than it takes."""
         arrays = [value if hasattr(value, "dtype") else np.asarray(value) for value in values]
         self.check([(tuple(a.shape), np.dtype(a.dtype).name) for a in arrays])
         return arrays
@@ -71,15 +71,12 @@ class Program:
             )
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        shapes = tuple(tuple(array.shape) for array in arrays)
-        call = self._calls.get(shapes)
-        if call is None:
-            call = self._calls[shapes] = self._for_shapes(shapes)
+        call = self._call_of(tuple(tuple(array.shape) for array in arrays))
         # An artifact may take or give 64 bits, which JAX leaves out where it is not told.
         with jax.enable_x64(True):
             return call(*arrays)  # type: ignore[no-any-return]
 
-    def _for_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
+    def _for_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., Any]:
         bytecode, outputs = self._bytecode, self._outputs
         if any(None in wanted.shape for wanted in self._inputs):
             module = modules.with_sizes(self._module, shapes)

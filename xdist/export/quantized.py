@@ -1,6 +1,6 @@
-"""Quantizing: torch's `quantized_decomposed` operators, and how StableHLO's text shows them.
+"""Quantizing: how StableHLO shows torch's `quantized_decomposed` operators, and calls of them.
 
-They compute on integers. In the text of a graph they are `uniform_quantize` and
+They compute on integers (`ops/quantized`). In the text of a graph they are `uniform_quantize` and
 `uniform_dequantize` between numbers and a quantized type, where scales and zero points are
 known; jaxlib cannot hold such types, so the bytecode has the arithmetic.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.extend.core import Primitive
@@ -21,74 +20,12 @@ from torch_xdist.core.trace.plans import Param, Plan
 from torch_xdist.dtypes import to_jax
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import jax_lowering
-from torch_xdist.ops.table import lowers
 
 _OPERATORS = "torch.ao.quantization.fx._decomposed"
 _PREFIX = "quantized_decomposed."
 _TARGETS = {"quantize": "uniform_quantize", "dequantize": "uniform_dequantize"}
 # The custom calls that `marked` leaves.
 MARKS = tuple(_TARGETS.values())
-
-
-def _per_axis(values: Any, rank: int, axis: int) -> Any:
-    """One value for each place along an axis, for an array of this rank."""
-    return values.reshape([-1 if dim == axis % rank else 1 for dim in range(rank)])
-
-
-def _quantized(x: Any, scale: Any, zero: Any, low: int, high: int, dtype: Any) -> Any:
-    # torch multiplies by the inverse too, which may round another way than a quotient.
-    return jnp.clip(jnp.round(x * (1.0 / scale)) + zero, low, high).astype(dtype)
-
-
-@lowers(_PREFIX + "quantize_per_tensor.default", _PREFIX + "quantize_per_tensor.tensor")
-def quantize_per_tensor(
-    input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: torch.dtype
-) -> Any:
-    return _quantized(input, scale, zero_point, quant_min, quant_max, to_jax(dtype))
-
-
-@lowers(_PREFIX + "dequantize_per_tensor.default", _PREFIX + "dequantize_per_tensor.tensor")
-def dequantize_per_tensor(
-    input: Any,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    *,
-    out_dtype: torch.dtype | None = None,
-) -> Any:
-    return (input.astype(jnp.float32) - zero_point) * scale
-
-
-@lowers(_PREFIX + "quantize_per_channel.default")
-def quantize_per_channel(
-    input: Any,
-    scales: Any,
-    zero_points: Any,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-) -> Any:
-    scale, zero = (_per_axis(v, input.ndim, axis) for v in (scales, zero_points))
-    return _quantized(input, scale, zero, quant_min, quant_max, to_jax(dtype))
-
-
-@lowers(_PREFIX + "dequantize_per_channel.default")
-def dequantize_per_channel(
-    input: Any,
-    scales: Any,
-    zero_points: Any,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    *,
-    out_dtype: torch.dtype | None = None,
-) -> Any:
-    zero = 0 if zero_points is None else _per_axis(zero_points, input.ndim, axis)
-    return (input.astype(jnp.float32) - zero) * _per_axis(scales, input.ndim, axis)
 
 
 @dataclass(frozen=True, slots=True)

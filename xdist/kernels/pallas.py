@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax.experimental.pallas import tpu as pallas_tpu
 
@@ -64,10 +65,7 @@ def trace_pallas(
     key = (
         jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         kernel,
-        _frozen(static_argnums),
-        _frozen(static_argnames),
-        tuple(abstract),
-        repr(sorted(kwargs.items())),
+        *map(_frozen, (static_argnums, static_argnames, abstract, sorted(kwargs.items()))),
     )
     if use_cache and key in trace_pallas_arg_to_payload:
         metrics.count("trace_pallas_cache_hit")
@@ -82,7 +80,12 @@ def trace_pallas(
 
 
 def _frozen(value: Any) -> Hashable:
-    return value if value is None or isinstance(value, int | str) else tuple(value)
+    """What a kernel is compiled for: arrays by shape and dtype, values by their type too."""
+    if isinstance(value, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
+        return tuple(value.shape), str(value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return type(value), value if isinstance(value, Hashable) else repr(value)
 
 
 def make_kernel_from_pallas(
@@ -110,7 +113,8 @@ def _call(
 ) -> Any:
     is_tensor = tuple(torch.is_tensor(x) for x in args)
     rest = tuple(None if tensor else x for x, tensor in zip(args, is_tensor))
-    form = _filled(kernel, is_tensor, rest, tuple(sorted(kwargs.items())), has_pallas())
+    words = tuple(sorted(kwargs.items()))
+    form = _filled(kernel, is_tensor, rest, words, _frozen((rest, words)), has_pallas())
     name = f"pallas::{getattr(kernel, '__name__', 'kernel')}"
     found = kernel_row(name, form, [x for x in args if torch.is_tensor(x)])
     wanted = output_shape_dtype_fn(*args)
@@ -124,9 +128,13 @@ def _filled(
     is_tensor: tuple[bool, ...],
     rest: tuple[Any, ...],
     words: tuple[tuple[str, Any], ...],
+    kinds: Hashable,
     on_tpu: bool,
 ) -> Callable[..., Any]:
-    """The kernel as a function of arrays alone; interpreted where there is no TPU."""
+    """The kernel as a function of arrays alone; interpreted where there is no TPU.
+
+    `kinds` tells 2, 2.0 and True apart, which are equal, but JAX promotes by their types.
+    """
 
     def call(*arrays: jax.Array) -> Any:
         given = iter(arrays)

@@ -12,7 +12,7 @@ from torch_xdist import dtypes
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.errors import ArgumentError, DeviceError
-from torch_xdist.ops.quantized import four_bits
+from torch_xdist.ops.quantized import along, dequantized, four_bits, quantized
 
 _PLACES = ("first", "second")
 
@@ -68,9 +68,10 @@ def _xla_cast_int4(weight: torch.Tensor, int4_weight_values: Sequence[int]) -> t
     return record_jax("xla::cast_int4", cast, [weight])[0]  # type: ignore[list-item]
 
 
-def _column(values: Sequence[float], rank: int, axis: int) -> Any:
+def _column(values: Sequence[float], rank: int, axis: int, dtype: Any) -> jax.Array:
     """Numbers to be broadcast along `axis`; one number where that is -1."""
-    return values[0] if axis == -1 else jnp.asarray(values).reshape([-1] + [1] * (rank - axis - 1))
+    column = jnp.asarray(values, dtype)
+    return column[0] if axis == -1 else along(column, rank, axis)
 
 
 def _xla_quantize_tensor(
@@ -87,9 +88,9 @@ def _xla_quantize_tensor(
     integer = dtypes.to_jax(getattr(torch, dtype.removeprefix("torch.")))
 
     def quantize(x: jax.Array) -> jax.Array:
-        scale, zero = (_column(v, x.ndim, axis) for v in (scale_list, zero_point_list))
-        inverse = 1 / jnp.asarray(scale, x.dtype)
-        return jnp.clip(jnp.round(x * inverse) + zero, quant_min, quant_max).astype(integer)
+        scale = _column(scale_list, x.ndim, axis, x.dtype)
+        zero = _column(zero_point_list, x.ndim, axis, x.dtype)
+        return quantized(x, scale, zero, quant_min, quant_max, integer)
 
     return record_jax("xla::quantize_tensor", quantize, [input], key)[0]  # type: ignore[list-item]
 
@@ -107,9 +108,8 @@ def _xla_dequantize_tensor(
     key = (*scale_list,), (*zero_point_list,), axis
 
     def dequantize(x: jax.Array) -> jax.Array:
-        scale, zero = (_column(v, x.ndim, axis) for v in (scale_list, zero_point_list))
-        exact = x.astype(jnp.float32) - jnp.asarray(zero, jnp.float32)
-        return exact * jnp.asarray(scale, jnp.float32)
+        scale, zero = (_column(v, x.ndim, axis, jnp.float32) for v in (scale_list, zero_point_list))
+        return dequantized(x, scale, zero)
 
     row = record_jax("xla::dequantize_tensor", dequantize, [input], key)  # type: ignore[list-item]
     return row[0]

@@ -1,6 +1,5 @@
 """Completing a module of torch when somebody imports it: some take too long to import for all."""
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -28,24 +27,30 @@ def is_awaited(name: str) -> bool:
 
 
 class _Completing(MetaPathFinder):
-    """Finds the module once, as everybody else would."""
+    """Finds the module as everybody else would, until it was imported."""
 
     def __init__(self, name: str, complete: Complete) -> None:
         self.name = name
         self._complete = complete
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """The module's spec, with a loader that completes it."""
+        """The module's spec, with a loader that completes it; whoever only asks changes nothing."""
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None
-        execute = spec.loader.exec_module
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._let_complete(spec.loader)
+        return spec
+
+    def _let_complete(self, loader: Any) -> None:
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             self._complete(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        loader.exec_module = exec_module

@@ -190,6 +190,21 @@ PROBES = (
         "xla_builder's SelectAndScatter",
         otherwise="a ReleaseError where it is used",
     ),
+    Probe(
+        "jax._src.interpreters.mlir.eval_dynamic_shape_as_tensor",
+        "exported programs leave sizes open",
+        otherwise="a ReleaseError where one does",
+    ),
+    Probe(
+        "jax._src.interpreters.mlir.refine_polymorphic_shapes",
+        "StableHLO with open sizes runs",
+        otherwise="a ReleaseError where it shall",
+    ),
+    Probe(
+        "jax._src.export._export._module_to_bytecode",
+        "StableHLO with operations of JAX's own is written",
+        otherwise="such a module is refused",
+    ),
     Probe("jax._src.dispatch.wait_for_tokens", _LAUNCHER, otherwise="it is not called at exit"),
     Probe("jax._src.api.clean_up", _LAUNCHER, otherwise="it is not called at exit"),
     Probe("jax._src.xla_bridge.backends_are_initialized", _LAUNCHER),

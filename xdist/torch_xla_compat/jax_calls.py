@@ -12,7 +12,7 @@ from torch_xdist.core.trace import global_state
 # By the function (or `override_hash`) and JAX's settings; bounded, for a user may make functions
 # without end.
 _JAX_TO_XLA_COMPUTATION_CACHE: dict[Any, Any] = {}
-_KEPT = 256
+KEPT = 256
 
 
 def call_jax(
@@ -42,7 +42,7 @@ def call_jax(
 
 def hold(key: Any, called: Any) -> None:
     """Keep what was traced of a function; the oldest goes where there are too many."""
-    if len(_JAX_TO_XLA_COMPUTATION_CACHE) >= _KEPT:
+    if len(_JAX_TO_XLA_COMPUTATION_CACHE) >= KEPT:
         del _JAX_TO_XLA_COMPUTATION_CACHE[next(iter(_JAX_TO_XLA_COMPUTATION_CACHE))]
     _JAX_TO_XLA_COMPUTATION_CACHE[key] = called
 

@@ -15,7 +15,7 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.joint import record_joint
 from torch_xdist.core.trace import global_state
 from torch_xdist.errors import ArgumentError, ImpureError
-from torch_xdist.torch_xla_compat.jax_calls import call_jax, hold
+from torch_xdist.torch_xla_compat.jax_calls import KEPT, call_jax, hold
 from torch_xdist.training.pure_rows import PureRows
 
 
@@ -23,7 +23,7 @@ class PureFunction:
     """A function that is traced once per form of its arguments.
 
     Attributes:
-        _cache: one entry per forward and per backward pass that was traced.
+        _cache: one entry per forward and per backward pass that was traced; the oldest go.
     """
 
     def __init__(self, function: Callable[..., Any], is_seeded: bool) -> None:
@@ -43,6 +43,9 @@ class PureFunction:
         if rows is None:
             rows = self._cache[key, "forward"] = self._traced(leaves, spec, tensors)
             hold(("assume_pure", id(self)), self)
+            # A plain argument may be another one at every call.
+            while len(self._cache) > KEPT:
+                self._cache.pop(next(iter(self._cache)), None)
         backward = (key, "backward")
         results = rows(tensors, seed, lambda: self._cache.setdefault(backward, rows))
         filled = iter(results)

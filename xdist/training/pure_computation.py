@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,9 +15,10 @@ from torch_xdist.builder.user_computation import user_computation
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.errors import ImpureError
 
-# By the function's name: its computation, the form of its result, which input each parameter is,
-# and what the other parameters are.
-_XLA_COMPUTATION_CACHE: dict[str, tuple[Any, Any, dict[int, int], dict[int, Any]]] = {}
+# By the function: its computation, the form of its result, which input each parameter is, and what
+# the other parameters are.
+_XLA_COMPUTATION_CACHE: WeakKeyDictionary[Any, tuple[Any, Any, dict[int, int], dict[int, Any]]]
+_XLA_COMPUTATION_CACHE = WeakKeyDictionary()
 
 
 def make_fake_inputs(input: Any) -> Any:
@@ -57,8 +59,8 @@ def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Call
 
     Args:
         func: takes and returns nests of device tensors.
-        use_cache: lower it once, whatever it is called with afterwards: by the function's name, so
-            give it tensors of the same shapes and dtypes at every call.
+        use_cache: lower it once, whatever it is called with afterwards, so give it tensors of the
+            same shapes and dtypes at every call.
 
     Raises ImpureError while gradients are recorded.
     """
@@ -72,11 +74,11 @@ def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Call
     def inner(*args: Any, **kwargs: Any) -> Any:
         flat_inputs, spec = pytree.tree_flatten((args, kwargs))
         name = f"xla::xb_computation_{func.__name__}"
-        held = _XLA_COMPUTATION_CACHE.get(func.__name__) if use_cache else None
+        held = _XLA_COMPUTATION_CACHE.get(func) if use_cache else None
         if held is None:
             held = _lowered(func, name, flat_inputs, spec)
             if use_cache:
-                _XLA_COMPUTATION_CACHE[func.__name__] = held
+                _XLA_COMPUTATION_CACHE[func] = held
         computation, form, place_of, hoisted = held
         inputs = _inputs(flat_inputs, hoisted, place_of)
         return pytree.tree_unflatten(user_computation(name, inputs, computation), form)

@@ -90,7 +90,7 @@ def value_and_grad_partitioned(
     """
     start, of_carry = flattened(init)
     rows, of_x = flattened(xs)
-    key = id(partition_fn), of_carry, of_x, tuple(map(_type, start)), tuple(map(_type, rows))
+    key = partition_fn, of_carry, of_x, tuple(map(_type, start)), tuple(map(_type, rows))
     if is_fn_pure and key in _SCAN_COMPUTATION_CACHE.get(fn, {}):
         return _SCAN_COMPUTATION_CACHE[fn][key]
     body = _Body(fn, of_carry, of_x)

@@ -1,5 +1,6 @@
 """Layers of one form, as one loop of the program: it is compiled as if there was one."""
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,12 +8,13 @@ import torch
 
 from torch_xdist.core.jax_side.partition import Partition
 from torch_xdist.core.trace.values import last_write
-from torch_xdist.errors import ArgumentError
+from torch_xdist.errors import ArgumentError, ValueLostError
 from torch_xdist.training.scan import scan
 
-# What one layer computes, of layers that are said to be pure: by the ids of the partitioner and of
-# the layer, which it holds, so that `scan` finds the same function again.
-_ONE_LAYER_CACHE: dict[tuple[int, int], Callable[..., Any]] = {}
+# What one layer computes, of layers that are said to be pure, so that `scan` finds the same
+# function again: by the ids of the partitioner, which stands beside it, and of the layer, with
+# which it goes.
+_ONE_LAYER_CACHE: dict[tuple[int, int], tuple[Callable[..., Any], Partition | None]] = {}
 
 
 def scan_layers(
@@ -54,18 +56,27 @@ def _one_layer(
     """(input, tensors of a layer) -> (output, those of the tensors that it wrote)."""
     key = id(partition_fn), id(first)
     if is_pure and key in _ONE_LAYER_CACHE:
-        return _ONE_LAYER_CACHE[key]
-    buffers = dict(first.named_buffers())
+        return _ONE_LAYER_CACHE[key][0]
+    buffers = {name for name, _ in first.named_buffers()}
+    # What is kept must not keep the layer and its weights.
+    layer = weakref.ref(first) if is_pure else lambda: first
 
     def one_layer(value: Any, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
         # A body's tensors may all need gradients, which a buffer may not.
         used = {name: t.detach() if name in buffers else t for name, t in given.items()}
         before = {name: last_write(tensor) for name, tensor in used.items()}
-        value = torch.func.functional_call(first, used, _arguments(value))
+        module = layer()
+        if module is None:
+            raise ValueLostError(
+                "scan_layers: the backward pass is recorded once more, for gradients of gradients,"
+                " and the first layer is gone; keep it until then"
+            )
+        value = torch.func.functional_call(module, used, _arguments(value))
         return value, {n: t.detach() for n, t in used.items() if last_write(t) != before[n]}
 
     if is_pure:
-        _ONE_LAYER_CACHE[key] = one_layer
+        _ONE_LAYER_CACHE[key] = one_layer, partition_fn
+        weakref.finalize(first, _ONE_LAYER_CACHE.pop, key, None).atexit = False
     return one_layer
 
 

@@ -1,6 +1,9 @@
 """Computations as rows, as text, and from HLO modules; tensors without values."""
 
 import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
@@ -119,6 +122,25 @@ def test_functions_of_operations_take_nests():
         found = called({"a": a, "b": b}, factor)["sum"]
         torch.testing.assert_close(found.cpu(), a.cpu() + b.cpu() * factor)
     assert len(called._cache) == 2
+
+
+def test_threads_may_call_a_function_with_forms_of_their_own(monkeypatch):
+    def slowly(self, value):
+        time.sleep(0.05)
+        return value
+
+    monkeypatch.setattr(xb.FlattenedInputFunc, "kept", slowly)
+
+    def scaled(a, factors):
+        return [a * xb.Op.scalar(a.builder(), float(math.prod(factors)))]
+
+    called = xb.XlaCallable(scaled)
+
+    def call(factors):
+        return called(torch.ones(2, device="xla"), factors)[0].tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(call, [(2.0,), (3.0, 5.0)])] == [[2, 2], [15, 15]]
 
 
 def test_the_loops_own_helpers_number_and_slice():

@@ -1,5 +1,6 @@
 """Operations compute what XLA says, and tell at once what does not fit."""
 
+import jax
 import pytest
 import torch
 
@@ -22,10 +23,20 @@ def test_arithmetic_broadcasts_scalars():
     both = run(lambda a, s: xb.Op.tuple([a + s, a - s, a * s, a / s, a % s, a.max(s)]), A, scalar)
     expected = [A + 2, A - 2, A * 2, A / 2, torch.fmod(A, 2), A.clamp(min=2)]
     torch.testing.assert_close(both, expected)
-    assert run(lambda a: (-a).select(a, -a) if False else (a < a.zeros_like()), A).tolist() == [
-        [False, True, False],
-        [False, False, True],
-    ]
+    assert run(lambda a: a < a.zeros_like(), A).tolist() == (A < 0).tolist()
+
+
+def test_arguments_are_told_apart_by_all_their_values():
+    def shifted(a, table):
+        return a + xb.Op.constant(a.builder(), table[-1])
+
+    operator = xor.register("shifted", shifted)
+    table = torch.zeros(2000)
+    assert operator(torch.ones(2, device="xla"), table=table).tolist() == [1, 1]
+    # Too long a tensor for its text to show every value.
+    table[1000:] = 5
+    assert operator(torch.ones(2, device="xla"), table=table).tolist() == [6, 6]
+    assert len(operator._computations) == 2
 
 
 def test_functions_of_one_array_are_torchs():
@@ -139,6 +150,12 @@ def test_triangular_systems_are_solved():
         (lambda a: a.dynamic_reshape([1]), "DynamicReshape is not there: sizes are known when"),
         (lambda a: a + a.cast(xb.Type.S32), "xla_builder: Add of ShapeDtypeStruct.*: "),
         (lambda a: a.cast("f33"), "there is no element type 'f33'; use one of f32, f64"),
+        (lambda a: a.to_torch_type("f33"), "there is no element type 'f33'; use one of f32, f64"),
+        (lambda a: a.from_torch_type(torch.qint8), "no element type torch.qint8; use one of torch"),
+        (
+            lambda a: xb.Op.tuple([a]).get_tuple_element(1),
+            "GetTupleElement of .*'index': 1}: tuple i",
+        ),
         (lambda a: xb.mkop("Iota", ()), "mkop: Iota has no operands, so it is in no builder"),
     ],
 )
@@ -150,6 +167,11 @@ def test_what_does_not_fit_is_told_where_it_is_written(function, words):
 def test_other_comparators_and_updates_are_refused():
     with pytest.raises(NoLoweringError, match="Sort by another computation than Lt, Gt of its two"):
         run(lambda a: xb.Op.sort([a], lambda x, y: y < x), A)
+    scalar = jax.ShapeDtypeStruct((), "float32")
+    module = jax.jit(lambda x, y: x < y).lower(scalar, scalar).compiler_ir("hlo")
+    less = xb.computation_from_module_proto("less", module.as_serialized_hlo_module_proto())
+    with pytest.raises(NoLoweringError, match="Sort by another computation than Lt, Gt of its two"):
+        run(lambda a: xb.Op.sort([a], less), A)
 
 
 def test_parameters_are_numbered_from_0():
@@ -172,5 +194,6 @@ def test_shapes_answer_what_they_can():
     bounded = xb.mkshape(xb.Type.F32, [4], dynamic_dimensions=[True])
     with pytest.raises(ArgumentError, match="has dims of unknown size, which JAX does not have"):
         xb.mkparam(xb.create_builder("x"), 0, bounded)
+    assert xb.tensor_shape(torch.ones(2, dtype=torch.float8_e5m2)).dtype == "f8e5m2"
     for name, dtype in xb._XLA_PT_TYPE_MAP.items():
         assert xb.Op.from_torch_type(dtype) == name and xb.Op.to_torch_type(name) is dtype

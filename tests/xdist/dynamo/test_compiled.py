@@ -1,5 +1,7 @@
 """`torch.compile(backend="openxla")`: what it computes, and how many programs that takes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import torch_xla
 import torch_xla.core.dynamo_bridge as bridge
 import torch_xla.debug.metrics as met
+from torch_xdist import settings
 from torch_xla._dynamo import config, dynamo_backend2
 
 
@@ -136,6 +139,17 @@ def test_a_dynamic_shape_is_compiled_for_each_size_and_traced_once():
         x = torch.ones(size, 2).to("xla")
         assert compiled(x).tolist() == [2 * size] * 2
     assert met.counter_value("DynamoExtractCompiledGraph") == 1 and counts() == [2, 3]
+
+
+def test_recordings_are_as_many_as_programs_may_be(monkeypatch):
+    usual = settings.current()
+    monkeypatch.setattr(settings, "current", lambda: replace(usual, cache_size=2))
+    graph = torch.fx.symbolic_trace(lambda x, number: x * number)
+    x = torch.ones(2).to("xla")
+    run = bridge.extract_compiled_graph(graph, (x, 3))
+    for number in (4, 5, 6, 4):
+        assert run(x, number).tolist() == [number] * 2
+    assert len(run._captures) == 2
 
 
 def test_another_shape_is_another_graph_without_dynamic():

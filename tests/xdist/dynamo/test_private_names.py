@@ -87,6 +87,14 @@ def test_pending_rows_are_forgotten():
         kept.tolist()
 
 
+def test_only_tensors_of_the_device_are_synced():
+    _XLAC._xla_sync_multi([], devices=[])
+    with pytest.raises(
+        RuntimeError, match="_xla_sync_multi: Input tensor is not an XLA tensor: 1 of"
+    ):
+        _XLAC._xla_sync_multi([torch.ones(1, device="xla"), torch.ones(1)], devices=[])
+
+
 def test_tensors_that_hold_the_same_value_have_one_id():
     x = torch.ones(2).to("xla")
     unique = _XLAC._unique_id_for_ir_and_data

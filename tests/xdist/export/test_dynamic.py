@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.export import Dim
 
-from torch_xdist.errors import ArgumentError
+from torch_xdist.core.programs import jax_internals
+from torch_xdist.errors import ArgumentError, ReleaseError
 from torch_xdist.export.bundle import VariableSignature
 from torch_xdist.export.dynamic import mark_dynamic
 from torch_xdist.export.pending import get_stablehlo
@@ -94,6 +95,17 @@ def test_another_size_where_none_is_open_is_refused():
         ArgumentError, match=r"called with float32\[2, 6\]; it takes float32\[\?, 5"
     ):
         made(rand(2, 6))
+
+
+def test_a_release_of_jax_without_open_sizes_is_told(monkeypatch):
+    made = export_of(torch.sin, (rand(4, 5),), (BATCH,))
+    a = rand(10, 5).to("xla")
+    mark_dynamic(a, 0)
+    monkeypatch.setattr(jax_internals, "mlir", None)
+    with pytest.raises(ReleaseError, match="no way to run an artifact with open sizes; install j"):
+        made(rand(2, 5))
+    with pytest.raises(ReleaseError, match="has no sizes that are open in a program; install jax"):
+        get_stablehlo([a * a])
 
 
 def test_a_marked_dim_of_a_tensor_is_open_in_the_text():

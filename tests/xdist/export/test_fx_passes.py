@@ -14,7 +14,7 @@ OPEN = {0: Dim("size")}
 
 def rewritten(function, args, dynamic_shapes, *rewrites):
     """The code of a graph after the rewrites, which left what it computes as it was."""
-    module = fx_passes.wrap_func_as_nn_module(function).eval()
+    module = fx_passes.wrap_func_as_nn_module(function)
     program = export(module, args, dynamic_shapes=(dynamic_shapes,)).run_decompositions({})
     before = program.module()(*args)
     for rewrite in rewrites:

@@ -91,8 +91,8 @@ def test_views_and_writes_in_place_are_as_they_read(pair):
     assert z.tolist() == [[1.0] * 3, [0.0] * 3]
 
 
-def test_equal_random_rows_compute_the_same_as_the_program(pair):
-    torch.manual_seed(3)
+def test_the_text_draws_the_random_numbers_of_the_program(pair):
     z = torch.rand(2, device="xla") + pair[0][:, 0]
-    text = pending.get_stablehlo([z])
-    assert text.count("func.func public @main") == 1
+    bytecode = pending.get_stablehlo_bytecode([z])
+    (again,) = _run_stablehlo(bytecode, [pair[0]])
+    assert again.tolist() == z.tolist()

@@ -14,7 +14,7 @@ import torch
 from torch.export import Dim
 
 from torch_xdist.errors import ArgumentError
-from torch_xdist.export import bundle, modules
+from torch_xdist.export import bundle, modules, plain_jax
 from torch_xdist.export.plain_jax import Program, load
 from torch_xdist.export.programs import save_as_stablehlo
 
@@ -98,11 +98,30 @@ def test_one_artifact_serves_every_size(tmp_path):
         torch.testing.assert_close(torch.from_numpy(np.array(result)), model(x).detach())
 
 
+def test_the_least_recently_used_sizes_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain_jax, "_KEPT", 2)
+    shapes = ({0: Dim("size")},)
+    model = torch.export.export(Negative(), (torch.ones(4),), dynamic_shapes=shapes)
+    save_as_stablehlo(model, tmp_path)
+    (func,) = bundle.load_bundle(tmp_path).stablehlo_funcs
+    program = Program(func.bytecode)
+    for size in (1, 2, 3, 1):
+        assert program(jnp.ones(size, "float32"))[0].tolist() == [-1] * size
+    assert program._call_of.cache_info().currsize == 2
+
+
+class Negative(torch.nn.Module):
+    def forward(self, x):
+        return -x
+
+
 def test_another_shape_is_refused_with_both(folder):
     with pytest.raises(
         ArgumentError, match=r"called with .*float32\[2, 4\].*; it takes .*\[2, 3\]"
     ):
         load(folder)(np.zeros((2, 4), "float32"), None)
+    with pytest.raises(ArgumentError, match="it has no function 'backward'; it has forward"):
+        load(folder, "backward")
 
 
 def test_a_program_may_be_made_of_any_artifact():
@@ -123,6 +142,8 @@ def test_a_parameter_that_no_array_holds_is_refused():
     }"""
     with pytest.raises(ArgumentError, match="tensor<2xi4>, which no array holds"):
         modules.signature_of(module)
+    with pytest.raises(ArgumentError, match=r"!stablehlo.token, which no array holds"):
+        modules.signature_of(module.replace("tensor<2xi4>", "!stablehlo.token"))
 
 
 def test_objects_of_json_become_what_they_were():
@@ -138,3 +159,7 @@ def test_nested_arguments_are_flattened_in_order():
     locations = [bundle.InputLocation.input_arg(1), bundle.InputLocation.input_arg(0)]
     meta = bundle.StableHLOFunctionMeta("f", "1.0.0", [], [], locations, [])
     assert bundle.call_parameters_of_args(({"x": 1}, [2]), meta, None) == [2, 1]
+    with pytest.raises(
+        ArgumentError, match="'f': called with 1 arguments; it reads the one at pos"
+    ):
+        bundle.call_parameters_of_args(({"x": 1},), meta, None)

@@ -1,6 +1,8 @@
 """torch's exported programs as StableHLO: they compute what the model does, and can be kept."""
 
 import re
+from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +10,12 @@ import torch
 
 import torch_xla
 from torch_xdist.errors import ArgumentError, CheckpointError, NoLoweringError
-from torch_xdist.export.bundle import InputLocation, VariableSignature, VariableType
+from torch_xdist.export.bundle import (
+    InputLocation,
+    StableHLOModelBundle,
+    VariableSignature,
+    VariableType,
+)
 from torch_xdist.export.graph_module import StableHLOExportOptions, StableHLOGraphModule
 from torch_xdist.export.parameters import numpy_dtype
 from torch_xdist.export.programs import (
@@ -47,6 +54,14 @@ def test_it_takes_tensors_of_the_device_and_gives_such(small, stablehlo):
     results = stablehlo(*(arg.to("xla") for arg in args))
     assert results[0].device.type == "xla"
     close(results, model(*args))
+
+
+def test_an_array_is_read_at_every_call(small, stablehlo):
+    model, args, _ = small
+    array = args[0].numpy().copy()
+    close(stablehlo(array, None)[:1], model(*args)[:1])
+    array[:] = 7
+    close(stablehlo(array, None)[:1], model(torch.full((2, 3), 7.0), args[1])[:1])
 
 
 def test_it_can_be_called_within_a_step_and_its_results_used(small, stablehlo):
@@ -162,7 +177,7 @@ def test_bfloat16_weights_survive_the_disk(tmp_path):
     close([StableHLOGraphModule.load(tmp_path)(x)], [model(x)])
 
 
-def test_a_tensor_the_model_makes_itself_is_there(tmp_path):
+def test_a_tensor_the_model_makes_itself_is_there():
     made = export_of(lambda x: x + torch.arange(3.0) * 2.5, torch.ones(3))
     assert made(torch.ones(3)).tolist() == [1.0, 3.5, 6.0]
 
@@ -220,9 +235,49 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         StableHLOGraphModule.load(tmp_path)
 
 
-def test_numpy_has_no_bfloat16():
+def test_a_dtype_has_numpys_type():
     assert numpy_dtype(torch.float32) is np.float32 and numpy_dtype(torch.int64) is np.int64
-    assert numpy_dtype(torch.bool) is np.bool_
+    assert numpy_dtype(torch.bool) is np.bool_ and numpy_dtype(torch.qint8) is None
+
+
+def edited(folder, name, change):
+    (folder / "functions" / name).write_text(change((folder / "functions" / name).read_text()))
+
+
+def test_files_that_were_changed_are_refused(stablehlo, tmp_path):
+    stablehlo.save(tmp_path)
+    edited(tmp_path, "forward.meta", lambda text: text.replace('"forward"', '"../forward"'))
+    with pytest.raises(
+        CheckpointError, match=r"forward.meta does not describe a function 'forward"
+    ):
+        StableHLOGraphModule.load(tmp_path)
+    edited(tmp_path, "forward.meta", lambda text: "{}")
+    with pytest.raises(
+        CheckpointError, match=r"forward.meta does not describe a function 'forward"
+    ):
+        StableHLOGraphModule.load(tmp_path)
+
+
+def test_nothing_in_a_bundle_is_unpickled(stablehlo, tmp_path):
+    stablehlo.save(tmp_path)
+    with open(tmp_path / "data" / "layer.bias", "wb") as file:
+        np.save(file, np.array([print, "harm"], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        StableHLOGraphModule.load(tmp_path)
+
+
+def test_a_structure_of_results_that_would_import_or_call_something_is_refused(tmp_path):
+    made = export_of(lambda x: defaultdict(list, {"x": x * 2}), torch.ones(2))
+    assert made(torch.ones(2))["x"].tolist() == [2, 2]
+    made.save(tmp_path)
+    assert StableHLOGraphModule.load(tmp_path)(torch.ones(2))["none"] == []
+    func, constants = made._bundle.stablehlo_funcs[0], made._bundle.additional_constants
+    for before, after in (("builtins", "antigravity"), ("list", "exit")):
+        spec = func.meta.output_pytree_spec.replace(f'"{before}"', f'"{after}"')
+        changed = replace(func, meta=replace(func.meta, output_pytree_spec=spec))
+        other = StableHLOGraphModule(StableHLOModelBundle({}, constants, [changed]))
+        with pytest.raises(CheckpointError, match=f"its results asks for {after}, and what is in"):
+            other(torch.ones(2))
 
 
 def test_kinds_of_parameters_have_torch_xlas_names():

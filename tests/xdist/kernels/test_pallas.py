@@ -40,6 +40,15 @@ def test_a_kernel_is_one_row_and_is_interpreted_without_a_tpu() -> None:
     assert found.tolist() == [6 * i for i in range(8)]
 
 
+def test_equal_numbers_of_other_types_are_other_kernels() -> None:
+    def scaled(x, y, factor):
+        return [(x.shape, torch.float32 if isinstance(factor, float) else x.dtype)]
+
+    x = torch.ones(8, dtype=torch.int32, device="xla")
+    run = custom_kernel.make_kernel_from_pallas(add, scaled)
+    assert [run(x, x, factor).dtype for factor in (2, 2.0)] == [torch.int32, torch.float32]
+
+
 def test_a_kernel_that_gives_something_else_than_was_said_is_refused() -> None:
     x = torch.zeros(8, device="xla")
     other = custom_kernel.make_kernel_from_pallas(add, lambda *_: [((4,), torch.float32)])
@@ -66,6 +75,27 @@ def test_a_kernel_is_compiled_for_a_tpu_once() -> None:
         jnp.zeros(8, "int32")
     ).mlir_module()
     assert "tpu_custom_call" in module
+
+
+def test_kernels_of_other_arguments_are_compiled_apart() -> None:
+    def shifted(x, by, table=None):
+        def body(x_ref, out_ref):
+            out_ref[...] = x_ref[...] + by if isinstance(by, float) else x_ref[...] * by
+
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    x = torch.zeros(8)
+
+    def payload(by, table):
+        given = {"use_cache": True, "static_argnums": (1,)}
+        return custom_kernel.trace_pallas(shifted, x, by, table=table, **given)[0]
+
+    before = len(custom_kernel.trace_pallas_arg_to_payload)
+    with use_abstract_mesh(SOME_TPU):
+        assert payload(2, None) != payload(2.0, None)
+        # Of operands that are no tensors of torch only the form counts.
+        assert payload(2, np.zeros(2)) == payload(2, np.ones(2))
+    assert len(custom_kernel.trace_pallas_arg_to_payload) == before + 3
 
 
 _ALLOWED = jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")

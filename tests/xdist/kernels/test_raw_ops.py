@@ -33,3 +33,18 @@ def test_dot_general_refuses_what_it_cannot_do() -> None:
         ArgumentError, match="precision_config 'high' is not supported; use torch_x"
     ):
         torch_xla._XLAC._xla_dot_general(x, x, (([1], [1]), ()), "high")
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_quantizing_by_lists_of_scales_is_torchs(axis) -> None:
+    x = torch.linspace(-40, 40, 12).reshape(4, 3)
+    count = 1 if axis == -1 else x.shape[axis]
+    scales, zeros = [0.5, 0.25, 2.0, 1.0][:count], [1, -2, 0, 3][:count]
+    told = scales, zeros, -128, 127, "int8", axis
+    integers = torch_xla._XLAC._xla_quantize_tensor(x.to("xla"), *told)
+    shape = [1, 1] if axis == -1 else [count if dim == axis else 1 for dim in range(2)]
+    scale, zero = (torch.tensor(values).reshape(shape) for values in (scales, zeros))
+    expected = ((x / scale).round() + zero).clamp(-128, 127).to(torch.int8)
+    assert integers.dtype == torch.int8 and torch.equal(integers.cpu(), expected)
+    back = torch_xla._XLAC._xla_dequantize_tensor(integers, *told)
+    torch.testing.assert_close(back.cpu(), (expected.float() - zero) * scale)

@@ -34,26 +34,19 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape)
 
 
-def save(folder: Path, state: dict[str, Any], planner: Any = None) -> None:
+def alone(run: Any, folder: Path, state: dict[str, Any], planner: Any) -> None:
+    """Save or load without other ranks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dist_cp.save(
-            state,
-            checkpoint_id=str(folder),
-            planner=planner or SPMDSavePlanner(),
-            no_dist=True,
-        )
+        run(state, checkpoint_id=str(folder), planner=planner, no_dist=True)
+
+
+def save(folder: Path, state: dict[str, Any], planner: Any = None) -> None:
+    alone(dist_cp.save, folder, state, planner or SPMDSavePlanner())
 
 
 def load(folder: Path, state: dict[str, Any], planner: Any = None) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dist_cp.load(
-            state,
-            checkpoint_id=str(folder),
-            planner=planner or SPMDLoadPlanner(),
-            no_dist=True,
-        )
+    alone(dist_cp.load, folder, state, planner or SPMDLoadPlanner())
 
 
 def plan_of(state: dict[str, Any]) -> tuple[SPMDSavePlanner, Any]:

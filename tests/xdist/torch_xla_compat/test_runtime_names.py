@@ -5,6 +5,7 @@ import torch
 
 import torch_xla
 import torch_xla.debug.metrics as met
+from torch_xdist.errors import DeviceError
 from torch_xla import _XLAC
 
 
@@ -55,6 +56,12 @@ def test_where_values_lie():
     x = torch.ones(4).to("xla")
     assert _XLAC._unsafe_buffer_pointer(x) > 0
     assert _XLAC._xla_get_tensor_view_alias_id(x) == _XLAC._xla_get_tensor_view_alias_id(x[1:])
+
+
+@pytest.mark.parametrize("name", ["_unsafe_buffer_pointer", "_xla_get_tensor_view_alias_id"])
+def test_a_tensor_of_the_cpu_is_refused(name):
+    with pytest.raises(DeviceError, match=f"{name}: .*cpu"):
+        getattr(_XLAC, name)(torch.ones(2))
 
 
 def test_modes_by_their_private_names():

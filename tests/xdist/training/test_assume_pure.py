@@ -8,6 +8,7 @@ from torch import nn
 
 import torch_xla.core.xla_builder as xb
 from torch_xdist.errors import ArgumentError, ImpureError
+from torch_xdist.training import assume_pure as training
 from torch_xla.experimental import assume_pure as ap
 
 
@@ -121,6 +122,33 @@ def test_a_forward_pass_is_lowered_once():
             found, same = pure(a, b=a)
             torch.testing.assert_close(found.cpu(), torch.sin(a.cpu() @ a.cpu()) + 10)
             assert same.tolist() == a.tolist()
-        assert runs == [1] and list(ap._XLA_COMPUTATION_CACHE) == ["function"]
+        assert runs == [1] and list(ap._XLA_COMPUTATION_CACHE) == [function]
         ap.assume_pure_torch(function)(a, a)
         assert runs == [1, 1]
+
+
+def test_functions_of_one_name_are_two():
+    def scaled_by(factor):
+        def scaled(a):
+            return a * factor
+
+        return ap.assume_pure_torch(scaled, use_cache=True)
+
+    x = torch.ones(2, device="xla")
+    with torch.no_grad():
+        held = len(ap._XLA_COMPUTATION_CACHE)
+        twice, thrice = scaled_by(2), scaled_by(3)
+        assert twice(x).tolist() == [2, 2] and thrice(x).tolist() == [3, 3]
+        assert len(ap._XLA_COMPUTATION_CACHE) == held + 2
+        # What was lowered goes with the function.
+        del twice, thrice
+        assert len(ap._XLA_COMPUTATION_CACHE) == held
+
+
+def test_the_oldest_forms_of_arguments_are_forgotten(monkeypatch):
+    monkeypatch.setattr(training, "KEPT", 3)
+    pure = training.PureFunction(lambda a, factor: a * factor, is_seeded=False)
+    x = torch.ones(2, device="xla")
+    for factor in (2, 3, 4, 5, 2):
+        assert pure(x, factor).tolist() == [factor] * 2
+    assert len(pure._cache) == 3

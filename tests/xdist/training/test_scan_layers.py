@@ -1,12 +1,14 @@
 """Layers in one loop compute what they compute one after another, on the CPU."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 
-from torch_xdist.errors import ArgumentError
-from torch_xla.experimental.scan_layers import scan_layers
+from torch_xdist.errors import ArgumentError, ValueLostError
+from torch_xla.experimental.scan_layers import _ONE_LAYER_CACHE, scan_layers
 
 
 class Block(torch.nn.Module):
@@ -78,3 +80,29 @@ def test_layers_without_tensors_run_in_turn():
 def test_layers_of_several_forms_are_refused(second, words):
     with pytest.raises(ArgumentError, match=words):
         scan_layers([torch.nn.Linear(2, 2), second], torch.ones(2, device="xla"))
+
+
+def test_a_pure_layer_is_traced_once_and_goes_when_it_is_deleted():
+    runs = []
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x):
+            runs.append(1)
+            return super().forward(x) ** 3
+
+    layers = [Layer(2, 2).to("xla") for _ in range(2)]
+    x = torch.ones(1, 2, device="xla", requires_grad=True)
+    scan_layers(layers, x, is_layer_pure=True)
+    traced = len(runs)
+    found = scan_layers(layers, x, is_layer_pure=True)
+    assert len(runs) == traced
+    key, weight = (id(None), id(layers[0])), weakref.ref(layers[0].weight)
+    assert key in _ONE_LAYER_CACHE
+    layers.clear()
+    gc.collect()
+    assert key not in _ONE_LAYER_CACHE
+    with pytest.raises(ValueLostError, match=r"scan_layers: .* the first layer is gone; keep it"):
+        torch.autograd.grad(found.sum(), x, create_graph=True)
+    del found
+    gc.collect()
+    assert weight() is None

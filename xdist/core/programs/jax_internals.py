@@ -17,6 +17,10 @@ try:
     from jax._src.lax import windowed_reductions
 except ImportError:
     windowed_reductions = None  # type: ignore[assignment]
+try:
+    from jax._src.interpreters import mlir
+except ImportError:
+    mlir = None  # type: ignore[assignment]
 
 
 def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
@@ -72,6 +76,20 @@ def select_and_scatter(*arguments: Any) -> Any:
     of_jax = getattr(windowed_reductions, "_select_and_scatter", None)
     _need(of_jax, "SelectAndScatter")
     return of_jax(*arguments)  # type: ignore[misc]
+
+
+def sizes_at_run_time(ctx: Any, shape: tuple[Any, ...]) -> Any:
+    """A shape with open sizes as the array that it is when the program runs."""
+    of_jax = getattr(mlir, "eval_dynamic_shape_as_tensor", None)
+    _need(of_jax, "sizes that are open in a program")
+    return of_jax(ctx, shape)  # type: ignore[misc]
+
+
+def with_known_sizes(module: Any) -> Any:
+    """A StableHLO module with open sizes, for those that its main function says."""
+    of_jax = getattr(mlir, "refine_polymorphic_shapes", None)
+    _need(of_jax, "way to run an artifact with open sizes")
+    return of_jax(module)  # type: ignore[misc]
 
 
 def _need(found: Any, what: str) -> None:

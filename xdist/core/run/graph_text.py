@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from torch_xdist import settings
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.hlo_text import hlo_text, optimized_text
@@ -21,24 +19,8 @@ from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.core.trace.values import Device, hardware_name
+from torch_xdist.dtypes import XLA_NAMES
 
-_ELEMENTS = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.bool: "pred",
-    torch.uint8: "u8",
-    torch.uint16: "u16",
-    torch.uint32: "u32",
-    torch.uint64: "u64",
-    torch.int8: "s8",
-    torch.int16: "s16",
-    torch.int32: "s32",
-    torch.int64: "s64",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}
 _LABEL_LIMIT = 64
 
 
@@ -61,7 +43,7 @@ def shape_text(type_: TensorType | None) -> str:
     """A type as XLA prints it: f32[3,4]{1,0}."""
     if type_ is None:
         return "token[]"
-    element = _ELEMENTS.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
+    element = XLA_NAMES.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
     sizes = ",".join(map(str, type_.shape))
     layout = ",".join(str(d) for d in reversed(range(len(type_.shape))))
     return f"{element}[{sizes}]" + (f"{{{layout}}}" if type_.shape else "")

@@ -1,9 +1,7 @@
-"""`torch_xla.utils.stablehlo_test_utils`."""
+"""SavedModels of TensorFlow, which torch_xla writes and this package does not."""
 
 import importlib.util
 from typing import Any
-
-import torch
 
 from torch_xdist.errors import ArgumentError
 
@@ -11,16 +9,6 @@ from torch_xdist.errors import ArgumentError
 def has_tf_package() -> bool:
     """Whether TensorFlow is installed."""
     return importlib.util.find_spec("tensorflow") is not None
-
-
-def wrap_func_as_nn_module(f: Any) -> torch.nn.Module:
-    """A module, for inference, that calls a function."""
-
-    class M(torch.nn.Module):
-        def forward(self, *args: Any) -> Any:
-            return f(*args)
-
-    return M().eval()
 
 
 def load_save_model_and_inference(path: str, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -1,0 +1,21 @@
+"""Tensors that are sharded inside a captured graph."""
+
+import torch
+from spmd_process import SpmdProcess
+
+from torch_xla import _XLAC
+
+four = SpmdProcess(4)
+
+
+@four
+def test_an_input_is_sharded_at_every_call():
+    def double(x):
+        marked = torch.ops.xla.dynamo_mark_sharding(x, [0, 1, 2, 3], [4], "('x',)", "('x', None)")
+        return marked * 2
+
+    compiled = torch.compile(double, backend="openxla")
+    for _ in range(2):
+        x = torch.ones(8, 4).to("xla")
+        assert compiled(x).tolist() == [[2.0] * 4] * 8
+        assert _XLAC._get_xla_sharding_spec(x) == "{devices=[4,1]0,1,2,3}"
