@@ -46,6 +46,28 @@ def _handler(device: Kernel) -> dispatch.Handler:
     return call
 
 
+def gradients(
+    function: Kernel, inputs: Sequence[Any], needs: Sequence[bool], grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """The gradients of `function(*inputs)`, None where none is needed.
+
+    In a backward pass under `create_graph=True` they have gradients again.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # As tensors of their own: one input may depend on another one.
+        own = [
+            x if not isinstance(x, torch.Tensor)
+            else x.view_as(x) if again
+            else x.detach().requires_grad_(need)
+            for x, need in zip(inputs, needs)
+        ]  # fmt: skip
+        result = function(*own)
+    wanted = [x for x, need in zip(own, needs) if need]
+    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=again))
+    return [next(found) if need else None for need in needs]
+
+
 def differentiate(name: str, function: Kernel) -> None:
     """Give `torch.ops.xla.NAME` the gradient of a function that computes the same.
 
@@ -61,15 +83,8 @@ def differentiate(name: str, function: Kernel) -> None:
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)
-        with torch.enable_grad():
-            inputs = [
-                next(saved).detach().requires_grad_(need) if tensor else x
-                for x, tensor, need in zip(ctx.rest, ctx.is_tensor, ctx.needs_input_grad)
-            ]
-            result = function(*inputs)
-        wanted = [x for x, need in zip(inputs, ctx.needs_input_grad) if need]
-        found = iter(torch.autograd.grad(result, wanted, grad))
-        return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+        inputs = [next(saved) if tensor else x for x, tensor in zip(ctx.rest, ctx.is_tensor)]
+        return tuple(gradients(function, inputs, ctx.needs_input_grad, grad))
 
     torch.library.register_autograd(f"xla::{name}", backward, setup_context=save, lib=LIBRARY)
 
