@@ -10,10 +10,10 @@ from jax.interpreters import mlir
 
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.torch_side.xla_namespace import LIBRARY, Kernel, define
 from torch_xdist.dtypes import to_jax
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import jax_lowering
-from torch_xdist.kernels.torch_ops import LIBRARY, Kernel, define
 
 # Where XLA puts a buffer, by the value of its frontend attribute.
 _PLACEMENT = "annotate_device_placement"

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.flash_forms import MASK
 from torch_xdist.kernels.flash_ops import BACKWARD, FORWARD, plain_attention
 from torch_xdist.kernels.pallas import to_jax_shape_dtype_struct
-from torch_xdist.kernels.torch_ops import define, differentiate, gradients, non_xla_attetion
+from torch_xdist.kernels.torch_ops import differentiate, gradients, non_xla_attetion
 
 _Maybe = torch.Tensor | None
 

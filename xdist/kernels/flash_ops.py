@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import torch
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels import flash_forms
 from torch_xdist.kernels.rows import axes_of, form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import define
 from torch_xdist.spmd.mesh import Mesh, get_global_mesh
 
 _Maybe = torch.Tensor | None

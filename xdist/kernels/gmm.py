@@ -8,9 +8,10 @@ import torch
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm as gmm_kernel
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm as tgmm_kernel
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.rows import form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import define, differentiate
+from torch_xdist.kernels.torch_ops import differentiate
 from torch_xdist.ops import grouped
 
 _Tiling = tuple[int, int, int]

@@ -5,13 +5,14 @@ from typing import Any
 import jax
 import torch
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.kernels.rows import is_on_device, kernel_row
 from torch_xdist.kernels.splash_forms import (
     SplashAttentionConfig,
     _jax_grad_f,
     splash_attention_jax_wrapper,
 )
-from torch_xdist.kernels.torch_ops import define, gradients
+from torch_xdist.kernels.torch_ops import gradients
 
 _Maybe = torch.Tensor | None
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -362,8 +362,9 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
 
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
-    for part in (device_mesh, functional, torch_fsdp):
-        part.register()
+    device_mesh.register()
+    functional.register(lambda: ProcessGroupXla(range(world.world_size()), "everybody"))
+    torch_fsdp.register()
     if "xla" in dist.Backend.backend_list:
         return
     # What a group of ours does, metrics and the traces of its programs tell.
