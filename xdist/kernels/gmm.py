@@ -233,7 +233,8 @@ class GMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[_Maybe, ...]:
-        lhs, rhs, *rest = *ctx.saved_tensors, ctx.tiling
+        lhs, rhs, group_sizes = ctx.saved_tensors
+        rest = group_sizes, ctx.tiling
         grad_lhs = GMM.apply(grad_output, rhs.transpose(-1, -2), *rest)  # type: ignore
         return grad_lhs, _TGMM.apply(lhs, grad_output, *rest), None, None  # type: ignore
 
@@ -251,7 +252,8 @@ class _TGMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[_Maybe, ...]:
-        lhs, rhs, *rest = *ctx.saved_tensors, ctx.tiling
+        lhs, rhs, group_sizes = ctx.saved_tensors
+        rest = group_sizes, ctx.tiling
         grad_lhs = GMM.apply(rhs, grad_output.transpose(-1, -2), *rest)  # type: ignore
         return grad_lhs, GMM.apply(lhs, grad_output, *rest), None, None  # type: ignore
 
