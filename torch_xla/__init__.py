@@ -13,6 +13,7 @@ from torch_xdist.distribution_name import answer_as_torch_xla, refuse_other_torc
 from torch_xdist.core.devices.device import device, device_count, devices, real_devices
 from torch_xdist.core.devices.steps import sync
 from torch_xdist.core.torch_side import loading as _loading
+from torch_xdist.dynamo import collectives as _traced_collectives
 from torch_xdist.dynamo import custom_ops as _custom_ops
 from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
@@ -26,7 +27,7 @@ refuse_other_torch_xla(__file__)
 answer_as_torch_xla()
 _gru.register()
 _loading.register()
-_custom_ops.register()
+_traced_collectives.register()
 _sync_batch_norm.register()
 _eager.follow_environment()
 
@@ -56,6 +57,7 @@ __all__ = [
     "_gru",
     "_loading",
     "_process_group",
+    "_traced_collectives",
     "amp",
     "backends",
     "compile",

@@ -31,6 +31,7 @@ class Settings:
     sync_wait: bool  # XLA_SYNC_WAIT: every sync waits until the device is done
     eager: bool  # XLA_USE_EAGER_DEBUG_MODE and the older *_OPBYOP names
     fallback: str  # XDIST_FALLBACK: what an operator without a row does, "cpu" or "error"
+    experimental: frozenset[str]  # XLA_EXPERIMENTAL: nonzero and masked_select stay on a CPU device
     trace_limit: int  # XLA_TRIM_GRAPH_SIZE: slots pending before a cut is forced
     always_all_reduce: bool  # XLA_ALWAYS_ALLREDUCE: also with one rank
     bucket_mb: int  # ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB
@@ -178,6 +179,7 @@ def read(env: Mapping[str, str]) -> Settings:
         sync_wait=_flag(env, "XLA_SYNC_WAIT"),
         eager=any(_flag(env, name) for name in _EAGER_NAMES),
         fallback=_word(env, "XDIST_FALLBACK", "cpu", ("cpu", "error")),
+        experimental=frozenset(filter(None, env.get("XLA_EXPERIMENTAL", "").split(":"))),
         trace_limit=_number(env, "XLA_TRIM_GRAPH_SIZE", 100_000, int),
         always_all_reduce=_flag(env, "XLA_ALWAYS_ALLREDUCE"),
         bucket_mb=_number(env, "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", 0, int),

@@ -6,6 +6,8 @@ starts. Bytes are only opened by who has authenticated their sender.
 """
 
 import contextlib
+import importlib
+import io
 import linecache
 import multiprocessing
 import os
@@ -127,9 +129,21 @@ def _is_ours(place: TracebackType) -> bool:
     return os.path.abspath(place.tb_frame.f_code.co_filename).startswith(_OWN_FOLDER)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        # A module of a class of its own, such as torch.ops, which cloudpickle takes for an object.
+        if isinstance(obj, ModuleType) and type(obj).__reduce__ is object.__reduce__:
+            name = obj.__name__
+            if type(obj) is not ModuleType and sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
+        return super().reducer_override(obj)
+
+
 def _pickled(value: Any, named: dict[str, Any], where: str) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        with io.BytesIO() as data:
+            _Pickler(data).dump(value)
+            return data.getvalue()
     except _REFUSALS as error:
         path, culprit, reason = path_of_unpicklable(named, error)
         raise PayloadError(

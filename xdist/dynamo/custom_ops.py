@@ -4,23 +4,13 @@ On tensors of other devices, and on the fake ones of a capture, they do nothing.
 """
 
 import ast
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from torch_xdist.core.record import dispatch
-from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.spmd import marks
 from torch_xdist.spmd.mesh import Mesh, checked_spec
 from torch_xdist.torch_xla_compat.buffer_donation import set_buffer_donation
-
-_SCHEMAS = (
-    "dynamo_mark_sharding(Tensor input, int[] device_ids, int[] mesh_shape, str axis_names,"
-    " str partition_spec) -> Tensor",
-    "dynamo_set_buffer_donor_(Tensor t, bool should_donoate) -> Tensor",
-)
-_keep: list[Any] = []
 
 
 def dynamo_mark_sharding(
@@ -64,24 +54,14 @@ def dynamo_set_buffer_donor_xla_(t: torch.Tensor, should_donoate: bool) -> torch
     return t
 
 
-def _handler(function: Callable[..., Any]) -> dispatch.Handler:
-    def handle(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)
-
-    return handle
-
-
-def register() -> None:
-    """Enter the operators; a second call changes nothing."""
-    if _keep:
-        return
-    library = torch.library.Library("xla", "FRAGMENT")
-    _keep.append(library)
-    for schema in _SCHEMAS:
-        library.define(schema)
-    for name, elsewhere, here in (
-        ("dynamo_mark_sharding", dynamo_mark_sharding, dynamo_mark_sharding_xla),
-        ("dynamo_set_buffer_donor_", dynamo_set_buffer_donor_, dynamo_set_buffer_donor_xla_),
-    ):
-        library.impl(name, elsewhere, "CompositeExplicitAutograd")
-        dispatch.install({f"xla.{name}.default": _handler(here)})
+define(
+    "dynamo_mark_sharding(Tensor input, int[] device_ids, int[] mesh_shape, str axis_names,"
+    " str partition_spec) -> Tensor",
+    dynamo_mark_sharding,
+    device=dynamo_mark_sharding_xla,
+)
+define(
+    "dynamo_set_buffer_donor_(Tensor t, bool should_donoate) -> Tensor",
+    dynamo_set_buffer_donor_,
+    device=dynamo_set_buffer_donor_xla_,
+)

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupport
 from torch.fx.passes.utils.fuser_utils import topo_sort
 
 from torch_xdist import metrics
+from torch_xdist.core.record import cpu_only
 from torch_xdist.dynamo.captured import CapturedModule
 
 _COPY = torch.ops.aten._to_copy.default
@@ -44,7 +46,10 @@ class UnsupportedNodesCollector(torch.fx.Interpreter):
         before = _fallbacks()
         result = super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if _fallbacks() > before or not _all_on_device((result, args, kwargs)):
+        if isinstance(n.target, OpOverload) and cpu_only.is_wanted(n.target, args):
+            # It may run on the device, but its shape is one of these values.
+            self._unsupported.append(n)
+        elif _fallbacks() > before or not _all_on_device((result, args, kwargs)):
             self._unsupported.append(n)
         return result
 

@@ -13,12 +13,13 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.programs.program import live_values
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.trace import donation
+from torch_xdist.core.trace.placeholders import FORGOTTEN, Placeholder
 from torch_xdist.core.trace.trace import Tape, types_of
 from torch_xdist.core.trace.values import Value, root_of
+from torch_xdist.dtypes import to_jax
 from torch_xdist.dynamo import cached_graphs
 from torch_xdist.dynamo.cached_graphs import Graph
 from torch_xdist.dynamo.inputs import buffers_of_inputs, materialized
-from torch_xdist.dynamo.placeholders import Cleared
 from torch_xdist.errors import DeviceError
 
 # The value whose tensor id stands for a buffer, by the buffer's id: who asks first decides.
@@ -155,7 +156,9 @@ def _clear_pending_irs(device_: str = "") -> None:
         tape, trace.tape = trace.tape, Tape()
         trace.finish_writes(tape)
         for value in live_values(tape):
-            value.buffer = Cleared(value.type)  # type: ignore[assignment]
+            type_ = value.type
+            hollow = Placeholder(type_.shape, to_jax(type_.dtype), FORGOTTEN)
+            value.buffer = hollow  # type: ignore[assignment]
 
 
 def _replace_xla_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from jax.interpreters import mlir
 
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax
+from torch_xdist.core.torch_side.xla_namespace import LIBRARY, Kernel, define
 from torch_xdist.dtypes import to_jax
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import jax_lowering
@@ -133,20 +134,6 @@ def place_to_device_impl(a: torch.Tensor) -> torch.Tensor:
     return _placed(a, "device")
 
 
-@torch.library.custom_op("xla::place_to_host", mutates_args=())
-def place_to_host(t: torch.Tensor) -> torch.Tensor:
-    """A device tensor in the memory of the host, for XLA to bring back when it is needed."""
-    return place_to_host_impl(t)
-
-
-@torch.library.custom_op("xla::place_to_device", mutates_args=())
-def place_to_device(t: torch.Tensor) -> torch.Tensor:
-    """What `place_to_host` gave, back in the device's memory."""
-    return place_to_device_impl(t)
-
-
-@place_to_host.register_fake
-@place_to_device.register_fake
 def like(t: torch.Tensor) -> torch.Tensor:
     """What fake tensors say of both."""
     return torch.empty_like(t)
@@ -162,5 +149,14 @@ def to_device_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     return grad
 
 
-place_to_host.register_autograd(to_host_backward)
-place_to_device.register_autograd(to_device_backward)
+def _operator(name: str, kernel: Kernel, backward: Kernel) -> torch._ops.OpOverload:
+    # torch.library.custom_op would read the source of this file whenever torch_xla is imported.
+    define(f"{name}(Tensor t) -> Tensor", kernel, meta=like, device=kernel)
+    torch.library.register_autograd(f"xla::{name}", backward, lib=LIBRARY)
+    return getattr(torch.ops.xla, name).default  # type: ignore[no-any-return]
+
+
+# A device tensor in the memory of the host, for XLA to bring back when it is needed.
+place_to_host = _operator("place_to_host", place_to_host_impl, to_host_backward)
+# What `place_to_host` gave, back in the device's memory.
+place_to_device = _operator("place_to_device", place_to_device_impl, to_device_backward)

@@ -1,16 +1,17 @@
 """Flash attention by torch_xla's names: one function, its gradient, `torch.ops.xla`'s operator."""
 
+import functools
 from typing import Any
 
 import torch
 from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds
-from torch.autograd.function import once_differentiable
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.flash_forms import MASK
-from torch_xdist.kernels.flash_ops import BACKWARD, FORWARD
+from torch_xdist.kernels.flash_ops import BACKWARD, FORWARD, plain_attention
 from torch_xdist.kernels.pallas import to_jax_shape_dtype_struct
-from torch_xdist.kernels.torch_ops import define, differentiate, non_xla_attetion
+from torch_xdist.kernels.torch_ops import differentiate, gradients, non_xla_attetion
 
 _Maybe = torch.Tensor | None
 
@@ -104,9 +105,16 @@ class FlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[_Maybe, ...]:
-        q, k, *_, ab = ctx.saved_tensors
+        q, k, v, *_, q_ids, kv_ids, ab = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            causal, sm_scale = ctx.settings
+            attend = functools.partial(
+                plain_attention, ids=(q_ids, kv_ids), causal=causal, sm_scale=sm_scale
+            )
+            needs = [*ctx.needs_input_grad[:3], ctx.needs_input_grad[7]]
+            *again, bias = gradients(attend, (q, k, v, ab), needs, grad_output)
+            return *again, None, None, None, None, bias, None, None
         shapes = list(q.shape), list(k.shape), None if ab is None else list(ab.shape)
         needed = list(ctx.needs_input_grad)
         *grads, grad_ab = BACKWARD(

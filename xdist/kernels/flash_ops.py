@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import torch
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels import flash_forms
 from torch_xdist.kernels.rows import axes_of, form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import define
 from torch_xdist.spmd.mesh import Mesh, get_global_mesh
 
 _Maybe = torch.Tensor | None
@@ -39,7 +39,7 @@ def _maybe_reshape_input_output_funcs(
 
 
 def _plain_forward(operands: Sequence[Any], causal: bool, sm_scale: float) -> _Tensors:
-    """What the row computes of its operands, in plain torch: for tensors of the CPU."""
+    """What the row computes of its operands, by torch's own operators."""
     q, k, v, ab, q_ids, kv_ids = operands
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
     scores = (scores if ab is None else scores + ab) * sm_scale
@@ -175,6 +175,24 @@ def _backward(
     else:
         found = _plain_backward(first[0], first[1:4], first[4], ids, causal, sm_scale)
     return [*map(apart, found), *([None] * (4 - len(found)))]
+
+
+def plain_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ab: _Maybe,
+    *,
+    ids: Sequence[_Maybe],
+    causal: bool,
+    sm_scale: float,
+) -> torch.Tensor:
+    """The output of the forward pass by torch's own operators, which have every derivative."""
+    together, apart = _maybe_reshape_input_output_funcs(q.shape)
+    operands: list[Any] = [*map(together, (q, k, v, ab)), *map(_flat_ids, ids)]
+    out = apart(_plain_forward(operands, causal, sm_scale)[0])
+    assert out is not None
+    return out
 
 
 def _plain_backward(

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import torch
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm as gmm_kernel
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm as tgmm_kernel
-from torch.autograd.function import once_differentiable
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.rows import form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import define, differentiate
+from torch_xdist.kernels.torch_ops import differentiate
 from torch_xdist.ops import grouped
 
 _Tiling = tuple[int, int, int]
@@ -232,11 +232,30 @@ class GMM(torch.autograd.Function):
         return gmm(lhs, rhs, group_sizes, tiling)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[_Maybe, ...]:
         lhs, rhs, group_sizes = ctx.saved_tensors
-        grads = gmm_backward(grad_output, lhs, rhs, group_sizes, ctx.tiling)
-        return *grads, None, None
+        rest = group_sizes, ctx.tiling
+        grad_lhs = GMM.apply(grad_output, rhs.transpose(-1, -2), *rest)  # type: ignore
+        return grad_lhs, _TGMM.apply(lhs, grad_output, *rest), None, None  # type: ignore
+
+
+class _TGMM(torch.autograd.Function):
+    """`tgmm` with a gradient; `lhs` is [m, k], as that of `gmm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.Tensor, tiling: _Tiling
+    ) -> torch.Tensor:
+        ctx.save_for_backward(lhs, rhs, group_sizes)
+        ctx.tiling = tiling
+        return tgmm(lhs.t(), rhs, group_sizes, tiling)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[_Maybe, ...]:
+        lhs, rhs, group_sizes = ctx.saved_tensors
+        rest = group_sizes, ctx.tiling
+        grad_lhs = GMM.apply(rhs, grad_output.transpose(-1, -2), *rest)  # type: ignore
+        return grad_lhs, GMM.apply(lhs, grad_output, *rest), None, None  # type: ignore
 
 
 def _with_gradient(

@@ -2,9 +2,9 @@
 
 import torch
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.quantized_matmul import quantized_matmul_xla
-from torch_xdist.kernels.torch_ops import define
 
 _Maybe = torch.Tensor | None
 

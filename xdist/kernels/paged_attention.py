@@ -2,10 +2,11 @@
 
 import torch
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.paged_forms import attend_to_pages, pallas_paged, plain_paged
 from torch_xdist.kernels.rows import form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import define, non_xla_attetion
+from torch_xdist.kernels.torch_ops import non_xla_attetion
 
 _MODES = ("kv_head", "batch", None)
 

@@ -9,8 +9,8 @@ with contextlib.suppress(ImportError):
     # Defines torch.ops.quantized_decomposed, which makes the weights; newer torch may lack it.
     import torch.ao.quantization.fx._decomposed
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
-from torch_xdist.kernels.torch_ops import define
 
 _Maybe = torch.Tensor | None
 

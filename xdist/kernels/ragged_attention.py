@@ -2,11 +2,12 @@
 
 import torch
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.flash_forms import MASK
 from torch_xdist.kernels.paged_forms import pallas_ragged, plain_ragged
 from torch_xdist.kernels.rows import form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import define, non_xla_ragged_paged_attention
+from torch_xdist.kernels.torch_ops import non_xla_ragged_paged_attention
 
 # What a TPU's kernel may use of its vector memory, where nobody says.
 _VMEM_BYTES = 120 * 1024 * 1024

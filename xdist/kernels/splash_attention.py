@@ -4,15 +4,15 @@ from typing import Any
 
 import jax
 import torch
-from torch.autograd.function import once_differentiable
 
+from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.kernels.rows import is_on_device, kernel_row
 from torch_xdist.kernels.splash_forms import (
     SplashAttentionConfig,
     _jax_grad_f,
     splash_attention_jax_wrapper,
 )
-from torch_xdist.kernels.torch_ops import define
+from torch_xdist.kernels.torch_ops import gradients
 
 _Maybe = torch.Tensor | None
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -60,13 +60,14 @@ def _in_torch(
     causal: bool,
     cap: float | None,
 ) -> torch.Tensor:
-    """The same in plain torch, for tensors of the CPU."""
+    """The same by torch's own operators."""
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
     scores = q @ k.transpose(-1, -2)
     if cap is not None:
         scores = torch.tanh(scores / cap) * cap
-    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    places = torch.arange(max(q.shape[2], k.shape[2]), device=q.device)
+    distance = places[: q.shape[2], None] - places[: k.shape[2]]
     seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     window = config.window()
     if window is not None:
@@ -186,10 +187,14 @@ class SplashAttention(torch.autograd.Function):
         return _FORWARD(q, k, v, config, decoder_segment_ids, causal, attn_logits_soft_cap)[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[_Maybe, ...]:
         q, k, v, ids = ctx.saved_tensors
         config, causal, cap = ctx.settings
+        if torch.is_grad_enabled():
+            static = SplashAttentionConfig.from_json(config), ids, causal, cap
+            attend = lambda q, k, v: _in_torch(q, k, v, *static)  # noqa: E731
+            again = gradients(attend, (q, k, v), ctx.needs_input_grad, grad_output)
+            return *again, None, None, None, None
         grads = _BACKWARD(grad_output.contiguous(), q, k, v, config, ids, causal, cap)
         return *grads, None, None, None, None
 

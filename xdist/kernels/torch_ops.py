@@ -1,49 +1,34 @@
-"""The namespace `torch.ops.xla`: what it holds, on the CPU, for fake tensors and on the device.
-
-An operator is defined with a form for CPU tensors, in plain torch, and one that says the shape of
-its result. So fake tensors, `torch.compile` and `torch.export` see one operator, whatever it is on
-the device.
-"""
+"""Gradients of the kernels in `torch.ops.xla`, and what they give for tensors without values."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torch_xdist.core.record import dispatch
-from torch_xdist.core.trace.operators import Op
-
-# Operators of other parts of torch_xla are in this namespace as well, so a fragment of it.
-LIBRARY = torch.library.Library("xla", "FRAGMENT")
-Kernel = Callable[..., Any]
+from torch_xdist.core.torch_side.xla_namespace import LIBRARY, Kernel
 
 
-def define(
-    schema: str, cpu: Kernel, *, meta: Kernel | None = None, device: Kernel | None = None
-) -> None:
-    """Define `torch.ops.xla.NAME`.
+def gradients(
+    function: Kernel, inputs: Sequence[Any], needs: Sequence[bool], grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """The gradients of `function(*inputs)`, None where none is needed.
 
-    Args:
-        schema: "name(Tensor x, ...) -> Tensor".
-        cpu: computes it in torch on the CPU.
-        meta: what the result looks like; where `cpu` itself reads no values it is not needed.
-        device: a function of device tensors; without one a lowering has the operator's name.
+    In a backward pass under `create_graph=True` they have gradients again.
     """
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema)
-    LIBRARY.impl(name, cpu, "CompositeExplicitAutograd" if meta is None else "CPU")
-    if meta is not None:
-        LIBRARY.impl(name, meta, "Meta")
-    if device is not None:
-        dispatch.install({f"xla.{name}.default": _handler(device)})
-
-
-def _handler(device: Kernel) -> dispatch.Handler:
-    def call(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return device(*args, **kwargs)
-
-    return call
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # As tensors of their own: one input may depend on another one.
+        own = [
+            x if not isinstance(x, torch.Tensor)
+            else x.view_as(x) if again
+            else x.detach().requires_grad_(need)
+            for x, need in zip(inputs, needs)
+        ]  # fmt: skip
+        result = function(*own)
+    wanted = [x for x, need in zip(own, needs) if need]
+    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=again))
+    return [next(found) if need else None for need in needs]
 
 
 def differentiate(name: str, function: Kernel) -> None:
@@ -61,15 +46,8 @@ def differentiate(name: str, function: Kernel) -> None:
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)
-        with torch.enable_grad():
-            inputs = [
-                next(saved).detach().requires_grad_(need) if tensor else x
-                for x, tensor, need in zip(ctx.rest, ctx.is_tensor, ctx.needs_input_grad)
-            ]
-            result = function(*inputs)
-        wanted = [x for x, need in zip(inputs, ctx.needs_input_grad) if need]
-        found = iter(torch.autograd.grad(result, wanted, grad))
-        return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+        inputs = [next(saved) if tensor else x for x, tensor in zip(ctx.rest, ctx.is_tensor)]
+        return tuple(gradients(function, inputs, ctx.needs_input_grad, grad))
 
     torch.library.register_autograd(f"xla::{name}", backward, setup_context=save, lib=LIBRARY)
 

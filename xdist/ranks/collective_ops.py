@@ -6,6 +6,7 @@ group must record the same ones in the same order. `pin_layout`, `channel_id` an
 """
 
 import atexit
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -24,7 +25,7 @@ from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.jax_ops import record_jax, trace_among
 from torch_xdist.core.run.device_trace import trace_of_thread
-from torch_xdist.ranks import members
+from torch_xdist.ranks import members, traced
 from torch_xdist.ranks.members import GroupLists
 from torch_xdist.ranks.tensor_lists import check_lists, dtype_and_shape, tensors_of
 
@@ -49,6 +50,10 @@ def record(
     `name` and `key` must determine the function.
     """
     count = members.count(tensors)
+    if tensors and traced.has_no_value(tensors[0]):
+        run = functools.partial(record, name, function, key=key)
+        lowering = inside.standing_alone(function, count)
+        return traced.call(name, (count, key), lowering, run, tensors)  # type: ignore[return-value]
     among_ranks = count > 1 and members.devices_by_hand(tensors) is None
     if among_ranks and not _at_exit:
         _run_at_exit()
@@ -87,6 +92,9 @@ def _finish() -> None:
 def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> None:
     """Make each result the value of its target, in place; shapes and dtypes are equal."""
     for target, result in zip(targets, results):
+        if traced.has_no_value(target):
+            traced.overwrite(target, result)
+            continue
         write(target.value, result.value)  # type: ignore[attr-defined]
         torch.autograd.graph.increment_version(target)
 
@@ -346,7 +354,7 @@ def _applied(
     check_lists(name, tensors, outputs)
     if not tensors:
         return tensors if output is None else output
-    if outputs is not None:
+    if outputs is not None and not traced.has_no_value(outputs[0]):
         trace_among(f"{name}: output", outputs)
     results = record(f"xla.{name}", function, tensors, key)
     if outputs is None:

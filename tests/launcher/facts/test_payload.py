@@ -115,6 +115,23 @@ def test_functions_of_a_module_that_no_search_finds_go_by_value(tmp_path, monkey
     assert in_a_fresh_process(payload.dumps(partial), tmp_path) == 10
 
 
+def test_modules_of_a_class_of_their_own_go_by_name(tmp_path):
+    data = run_script(
+        """
+        import sys
+        import torch
+        from torch_xdist.launcher.facts import payload
+
+        def train():
+            return torch.ops.aten.relu(torch.tensor([-1, 2])).tolist()
+
+        open(sys.argv[1], "wb").write(payload.dumps(train))
+        """,
+        tmp_path,
+    )
+    assert in_a_fresh_process(data, tmp_path) == [0, 2]
+
+
 def test_sources_of_a_notebook_cell_travel_for_tracebacks(monkeypatch):
     text = "def cell(rank):\n    raise ValueError('from the cell')\n"
     name = "/nowhere/ipykernel_1/1.py"

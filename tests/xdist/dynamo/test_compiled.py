@@ -10,6 +10,7 @@ import torch_xla
 import torch_xla.core.dynamo_bridge as bridge
 import torch_xla.debug.metrics as met
 from torch_xdist import settings
+from torch_xdist.core.record import mask_counts
 from torch_xla._dynamo import config, dynamo_backend2
 
 
@@ -173,6 +174,15 @@ def test_what_only_the_cpu_runs_parts_the_graph():
     met.clear_all()
     assert compiled(x).tolist() == [4] * 5
     assert counts() == [0, 2]
+
+
+def test_a_size_that_is_read_is_no_part_of_a_program(monkeypatch):
+    monkeypatch.setattr(mask_counts, "_is_cpu", lambda: False)
+    function = torch.compile(lambda x: (x * 2).masked_select(x > 0) + 1, backend="openxla")
+    for x in (torch.tensor([1.0, -1.0, 2.0]), torch.tensor([3.0, -1.0, -2.0])):
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            assert torch.equal(function(x.to("xla")).cpu(), x[x > 0] * 2 + 1)
+    assert met.executed_fallback_ops() == []
 
 
 def test_a_graph_of_numbers_with_such_an_operator_is_not_captured():

@@ -7,6 +7,7 @@ from torch import nn
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xdist.dynamo import cached_graphs
+from torch_xdist.errors import ValueLostError
 from torch_xla import _XLAC
 from torch_xla._dynamo.dynamo_bridge import (
     Deduper,
@@ -83,8 +84,14 @@ def test_pending_rows_are_forgotten():
     _XLAC._clear_pending_irs("xla:0")
     assert "aten::add" not in _XLAC._get_xla_tensors_text([kept])
     assert computed.tolist() == [4] * 3
-    with pytest.raises(RuntimeError, match=r"a tensor float32\[3\] has no value: what should have"):
-        kept.tolist()
+    assert _XLAC._is_placecholder(kept)
+    later, other = kept + 1, x + 5
+    # What does not read it runs.
+    torch_xla.sync()
+    assert other.tolist() == [6] * 3
+    for lost in (kept, later):
+        with pytest.raises(ValueLostError, match="but it was forgotten before it was comp"):
+            lost.tolist()
 
 
 def test_only_tensors_of_the_device_are_synced():

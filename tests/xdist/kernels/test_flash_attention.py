@@ -40,6 +40,26 @@ def test_with_segments_and_a_bias_it_and_its_gradients_equal_plain_torch() -> No
     assert served_by_cpu(attend, *operands(2), bias, SEGMENTS) == []
 
 
+def test_its_gradients_have_gradients() -> None:
+    bias = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+
+    def second(q, k, v, bias):
+        # An operand that depends on another one.
+        out = flash_attention(
+            q, q * k, v, True, SEGMENTS.to(q.device), SEGMENTS.to(q.device), ab=bias
+        )
+        first = torch.autograd.grad(out.square().sum(), (q, k, bias), create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), (q, k, v, bias))
+
+    there = [t.requires_grad_() for t in (*operands(2), bias)]
+    here = [t.detach().to("xla").requires_grad_() for t in there]
+    found, expected = second(*here), second(*there)
+    for grad, want in zip(found, expected):
+        torch.testing.assert_close(grad.cpu(), want)
+    small = torch.rand(1, 1, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: flash_attention(x, x * 2, x * x), small)
+
+
 def test_the_bias_is_scaled_and_segments_are_apart() -> None:
     q, k, v = operands(1)
     bias, ids = torch.randn(1, 3, 5, 5, dtype=q.dtype), SEGMENTS[:1]

@@ -53,6 +53,22 @@ def test_the_transposed_product_sums_over_the_rows_of_each_group(offset) -> None
     assert run(lhs, rhs, SIZES, offset).shape == (count or 3, 8, 5)
 
 
+@pytest.mark.parametrize("product", [GMM.apply, torch.ops.xla.gmm])
+def test_its_gradients_have_gradients(product) -> None:
+    def second(lhs, rhs, sizes):
+        out = product(lhs, rhs, sizes)
+        first = torch.autograd.grad(out.square().sum(), (lhs, rhs), create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), (lhs, rhs))
+
+    there = [t.double().requires_grad_() for t in operands()]
+    small = torch.rand(2, 2, dtype=torch.float64, requires_grad=True)
+    sizes = torch.tensor([2], dtype=torch.int32)
+    assert torch.autograd.gradgradcheck(lambda x: product(x, (x * x)[None], sizes), small)
+    here = [t.detach().to("xla").requires_grad_() for t in there]
+    found = second(*here, SIZES.to("xla"))
+    torch.testing.assert_close([grad.cpu() for grad in found], [*second(*there, SIZES)])
+
+
 def test_the_gradient_by_hand_is_that_of_autograd() -> None:
     lhs, rhs, sizes = (t.to("xla") for t in (*operands(), SIZES))
     lhs.requires_grad_(), rhs.requires_grad_()

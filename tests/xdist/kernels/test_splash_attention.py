@@ -35,6 +35,21 @@ def test_a_window_and_a_soft_cap_equal_plain_torch() -> None:
     assert served_by_cpu(attend, *operands()) == []
 
 
+def test_its_gradients_have_gradients() -> None:
+    def attend(q, k, v):
+        return splash_attention(q, k, v, WINDOW.to_json(), None, True, 2.0)
+
+    def second(*qkv):
+        first = torch.autograd.grad(attend(*qkv).square().sum(), qkv, create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), qkv)
+
+    there = [t.double().requires_grad_() for t in operands()]
+    small = torch.rand(1, 1, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: attend(x, x * 2, x * x), small)
+    found = second(*(t.detach().to("xla").requires_grad_() for t in there))
+    torch.testing.assert_close([grad.cpu() for grad in found], [*second(*there)])
+
+
 def test_causal_attention_of_grouped_heads_is_torchs() -> None:
     q, k, v = operands()
     expected = torch.nn.functional.scaled_dot_product_attention(

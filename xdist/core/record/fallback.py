@@ -17,6 +17,7 @@ from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import mutated_tensors, set_value
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.record import mask_counts
 from torch_xdist.core.record.near_names import nearest
 from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.device_trace import buffers_of, trace_here
@@ -32,6 +33,9 @@ _told: set[tuple[str, str]] = set()
 
 def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> Any:
     """Run one call on the CPU and put its results on the device."""
+    rows = mask_counts.selected(op.name, args, kwargs)
+    if rows is not None:
+        return rows
     where = user_line()
     if settings.current().fallback == "error":
         raise FallbackError(

@@ -1,4 +1,7 @@
-"""Buffers that hold nothing: operands of graphs that are looked at and never run."""
+"""Buffers that hold nothing.
+
+Operands of graphs that are looked at and never run, and tensors whose rows were forgotten.
+"""
 
 import weakref
 from typing import Any
@@ -8,6 +11,10 @@ import numpy as np
 from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.errors import ValueLostError
 
+# Why one has no value, and what to do.
+STANDS_IN = "has none; it only stands for an operand where a graph is lowered"
+FORGOTTEN = "was forgotten before it was computed (_clear_pending_irs); compute it again"
+
 # Those that somebody holds; while there is none, nobody looks for them.
 ALIVE: "weakref.WeakSet[Placeholder]" = weakref.WeakSet()
 
@@ -15,11 +22,12 @@ ALIVE: "weakref.WeakSet[Placeholder]" = weakref.WeakSet()
 class Placeholder:
     """The shape and the dtype of an array, in the place of one."""
 
-    __slots__ = ("__weakref__", "dtype", "shape")
+    __slots__ = ("__weakref__", "_why", "dtype", "shape")
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, why: str = STANDS_IN) -> None:
         self.shape = shape
         self.dtype = dtype
+        self._why = why
         ALIVE.add(self)
 
     def is_deleted(self) -> bool:
@@ -35,8 +43,8 @@ class Placeholder:
 
     def _error(self, where: str) -> ValueLostError:
         return ValueLostError(
-            f"placeholder tensor of shape {self.shape} and dtype {self.dtype}: {where}, but it has"
-            " none; it only stands for an operand where a graph is lowered"
+            f"placeholder tensor of shape {self.shape} and dtype {self.dtype}: {where}, but it"
+            f" {self._why}"
         )
 
 

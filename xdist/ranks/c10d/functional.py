@@ -17,9 +17,18 @@ from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.releases import patches
 
+# What torch_xla's own calls give for a group, which need no init_process_group.
+_NAMES_OF_ALL = ("", "default")
+_everybody: list[Callable[[], Any]] = []
 
-def register() -> None:
-    """Enter the functions under their operators' names."""
+
+def register(everybody: Callable[[], Any]) -> None:
+    """Enter the functions under their operators' names.
+
+    Args:
+        everybody: makes the group of all ranks.
+    """
+    _everybody[:] = [everybody]
     dispatch.install(
         {
             **{f"_c10d_functional.{n}.default": _arriving(f) for n, f in _FUNCTIONS.items()},
@@ -55,6 +64,8 @@ def _arriving(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group(name: Any) -> Any:
+    if name in _NAMES_OF_ALL and not dist.is_initialized():
+        return _everybody[0]()
     return _resolve_process_group(name) if isinstance(name, str) else name  # type: ignore[arg-type]
 
 

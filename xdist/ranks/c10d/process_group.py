@@ -10,6 +10,7 @@ Importing this module registers the backend.
 # mypy: disable-error-code="override,assignment"
 
 from collections.abc import Callable, Hashable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -360,10 +361,21 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
     return ProcessGroupXla(ranks, f"c10d/{options.group_id}")
 
 
+def _everybody() -> ProcessGroupXla:
+    """All ranks as a group, where nobody called init_process_group."""
+    rank, size = world.rank(), world.world_size()
+    return _create(
+        SimpleNamespace(
+            global_ranks_in_group=[], group_size=size, group_rank=rank, group_id="everybody"
+        )
+    )
+
+
 def register() -> None:
     """Make "xla" a backend of torch.distributed; a second call changes nothing."""
-    for part in (device_mesh, functional, torch_fsdp):
-        part.register()
+    device_mesh.register()
+    functional.register(_everybody)
+    torch_fsdp.register()
     if "xla" in dist.Backend.backend_list:
         return
     # What a group of ours does, metrics and the traces of its programs tell.

@@ -4,7 +4,18 @@ import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist import metrics, settings
+from torch_xdist.core.devices import device
 from torch_xdist.core.run import cuts
+
+
+@pytest.fixture
+def on_the_device(monkeypatch):
+    monkeypatch.setenv("XLA_EXPERIMENTAL", "nonzero:masked_select")
+    settings.reread()
+    yield
+    monkeypatch.undo()
+    settings.reread()
 
 
 def written(device, index, values):
@@ -39,3 +50,60 @@ def test_values_that_fit_any_mask_are_written_without_a_read():
     x[x > 1] = torch.ones(1, device="xla")
     assert before == cuts.REASONS
     assert x.tolist() == [0] * 4
+
+
+X = torch.arange(24.0).view(2, 4, 3)
+ROWS = torch.tensor([True, False, True, True])
+READS = {
+    "of all dims": lambda x: x[x > 7],
+    "of one": lambda x: x[:, ROWS.to(x.device)],
+    "of the last ones": lambda x: x[:, (x > 13)[1]],
+    "beside numbers": lambda x: x[torch.tensor([0, 1, 1], device=x.device), ROWS.to(x.device)],
+    "apart": lambda x: x[[True, False], :, ROWS[:3].to(x.device)],
+    "that selects nothing": lambda x: x[x > 99],
+    "of the CPU": lambda x: x[:, ROWS],
+    "in bytes": lambda x: x[:, ROWS.to(x.device).byte()],
+    "selected": lambda x: x.masked_select(ROWS[:, None].to(x.device)),
+    "places": lambda x: (x > 20).nonzero(),
+    "numbers": lambda x: torch.nonzero(x[0, 0], as_tuple=True)[0],
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_a_mask_reads_one_number_and_the_rest_are_rows(read, on_the_device):
+    before = sum(metrics.counter_value(name) or 0 for name in metrics.executed_fallback_ops())
+    x = X.to("xla")
+    found, expected = read(x), read(X)
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    torch.testing.assert_close(found.cpu(), expected)
+    after = sum(metrics.counter_value(name) or 0 for name in metrics.executed_fallback_ops())
+    assert before == after
+    assert found.value.buffer is not None or found.value.parent is not None
+
+
+def test_what_a_mask_reads_has_a_gradient(on_the_device):
+    x = X.to("xla").requires_grad_()
+    (x[x > 7].square().sum() + x.masked_select(x < 3).sum()).backward()
+    y = X.clone().requires_grad_()
+    (y[y > 7].square().sum() + y.masked_select(y < 3).sum()).backward()
+    torch.testing.assert_close(x.grad.cpu(), y.grad)
+
+
+def test_only_where_the_device_is_no_cpu_or_it_is_asked_for(monkeypatch):
+    x = torch.tensor([1.0, 0.0], device="xla")
+    before = metrics.counter_value("aten::nonzero") or 0
+    assert x.nonzero().tolist() == [[0]]
+    assert metrics.counter_value("aten::nonzero") == before + 1
+    monkeypatch.setattr(device, "device_type", lambda: "TPU")
+    assert x.nonzero().tolist() == [[0]]
+    assert metrics.counter_value("aten::nonzero") == before + 1
+
+
+def test_a_mask_of_another_shape_is_torchs_error(on_the_device):
+    with pytest.raises(IndexError, match=r"shape of the mask \[4\] at index 0 does not match"):
+        X.to("xla")[ROWS.to("xla")]
+    with pytest.raises(RuntimeError, match="masked_select: expected BoolTensor for mask"):
+        X.to("xla").masked_select(ROWS[:3].to("xla").float())
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(4\) must match"):
+        X.to("xla").masked_select(ROWS.to("xla"))
