@@ -1,5 +1,6 @@
 """Operators that copy between devices, or read values into Python."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,16 +8,19 @@ import torch
 
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import as_dtype, check_targets
+from torch_xdist import metrics
 from torch_xdist.core.devices import device, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.trace import Trace
 
 
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    metrics.count(metrics.READ_ONE_NUMBER)
     analysis.note_unlowered("_local_scalar_dense")
     return host_value(args[0]).item()
 
@@ -48,12 +52,19 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         host = host_value(source) if source.__class__ is XlaTensor else source
         return host.to(device=target, **named)
     if source.__class__ is not XlaTensor:
-        return transfer.to_device(source.to(**named), target)
+        return _upload(source.to(**named), target)
     index = source.value.trace.device.index
     if target is not None and device.index_of(target) != index:
         source = to_other_device(source, device.index_of(target))
     assert op.general is not None
     return op.general(op, (source,), named)
+
+
+def _upload(source: torch.Tensor, target: Any) -> XlaTensor:
+    started = time.perf_counter()
+    result = transfer.to_device(source, target)
+    metrics.note(op_counts.TO_DEVICE, ("LazyTracing", time.perf_counter() - started, 1))
+    return result
 
 
 def to_other_device(source: XlaTensor, index: int) -> XlaTensor:
@@ -71,7 +82,9 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     slot = -1
     if source.__class__ is not XlaTensor:
         trace = trace_here(there)
+        started = time.perf_counter()
         source = transfer.to_trace(source.to(value.type.dtype), trace)
+        metrics.note(op_counts.COPY_FROM, ("LazyTracing", time.perf_counter() - started, 1))
         slot = value.slot if value.epoch == trace.tape.epoch else -1
     elif source.value.trace.device is not there:
         source = to_other_device(source, there.index)
@@ -94,6 +107,7 @@ def _forget_empty(trace: Trace, slot: int) -> None:
         row: Any = entries[slot]
         if isinstance(row, tuple) and row[0].name == "empty":
             del entries[slot]
+            trace.tape.counted = min(trace.tape.counted, slot)
 
 
 def is_pinned(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
