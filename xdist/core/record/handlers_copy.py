@@ -52,19 +52,12 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         host = host_value(source) if source.__class__ is XlaTensor else source
         return host.to(device=target, **named)
     if source.__class__ is not XlaTensor:
-        return _upload(source.to(**named), target)
+        return transfer.to_device(source.to(**named), target)
     index = source.value.trace.device.index
     if target is not None and device.index_of(target) != index:
         source = to_other_device(source, device.index_of(target))
     assert op.general is not None
     return op.general(op, (source,), named)
-
-
-def _upload(source: torch.Tensor, target: Any) -> XlaTensor:
-    started = time.perf_counter()
-    result = transfer.to_device(source, target)
-    metrics.note(op_counts.TO_DEVICE, ("LazyTracing", time.perf_counter() - started, 1))
-    return result
 
 
 def to_other_device(source: XlaTensor, index: int) -> XlaTensor:
@@ -79,28 +72,28 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     check_targets(op, [target])
     value = target.value
     there = value.trace.device
-    slot = -1
+    slot, started = -1, 0.0
     if source.__class__ is not XlaTensor:
-        trace = trace_here(there)
-        started = time.perf_counter()
+        trace, started = trace_here(there), time.perf_counter()
         source = transfer.to_trace(source.to(value.type.dtype), trace)
-        metrics.note(op_counts.COPY_FROM, ("LazyTracing", time.perf_counter() - started, 1))
         slot = value.slot if value.epoch == trace.tape.epoch else -1
     elif source.value.trace.device is not there:
         source = to_other_device(source, there.index)
     if source.value.type.shape != value.type.shape:
         source = source.expand(value.type.shape)
     write(value, as_dtype(source.value, value.type.dtype))
-    if slot >= 0:
-        _forget_empty(trace, slot)
+    if started:
+        is_new = slot >= 0 and _forget_empty(trace, slot)
+        tally = op_counts.TO_DEVICE if is_new else op_counts.COPY_FROM
+        metrics.note(tally, ("LazyTracing", time.perf_counter() - started, 1))
     return target
 
 
-def _forget_empty(trace: Trace, slot: int) -> None:
+def _forget_empty(trace: Trace, slot: int) -> bool:
     """Take back the row of an empty tensor that a copy from the host has just filled.
 
     torch makes one in `.to`; left on the tape, a step would be another program than the next one,
-    which uploads nothing.
+    which uploads nothing. Returns whether it was one.
     """
     entries = trace.tape.entries
     if slot == len(entries) - 1 and not trace.is_symbolic:
@@ -108,6 +101,8 @@ def _forget_empty(trace: Trace, slot: int) -> None:
         if isinstance(row, tuple) and row[0].name == "empty":
             del entries[slot]
             trace.tape.counted = min(trace.tape.counted, slot)
+            return True
+    return False
 
 
 def is_pinned(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

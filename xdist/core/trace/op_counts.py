@@ -83,7 +83,9 @@ def tally_of(rows: Iterable[Row]) -> metrics.Tally:
     """What rows count: their operators, and the tensors that were made."""
     counts: Counter[str] = Counter()
     for plan, times in Counter(row[0] for row in rows).items():
-        counts[counter_of(plan.name)] += times
+        # An operator of a library has the library's name before its own.
+        name = plan.name if plan.op is None else plan.name.partition(".")[2]
+        counts[counter_of(name)] += times
         counts[CREATED] += times * _made(plan)
     return tuple((name, n) for name, n in counts.items() if n)
 
