@@ -122,7 +122,7 @@ def _use_cache() -> None:
 
 
 def _count_cached(event: str, **named: Any) -> None:
-    """Count which of our programs were in the folder; JAX compiles small ones of its own besides."""
+    """Count which of our programs were in the folder; JAX compiles others of its own besides."""
     if PROGRESS.compiling and event.startswith(_CACHE_EVENTS):
         if event.endswith("/compile_requests_use_cache"):
             metrics.count("PersistentCacheMiss")

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from torch_xdist import metrics
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import as_dtype, check_targets
-from torch_xdist import metrics
 from torch_xdist.core.devices import device, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value

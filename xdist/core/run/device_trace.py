@@ -26,7 +26,7 @@ from torch_xdist.core.run.tape_run import TapeRun
 from torch_xdist.core.sharding.layout import unpadded
 from torch_xdist.core.trace import op_counts, placeholders
 from torch_xdist.core.trace.trace import Tape, Trace
-from torch_xdist.core.trace.values import Device, RootValue, Value, ViewValue, root_of
+from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
 from torch_xdist.errors import CutError, ValueLostError, in_forked_child
 
 _STUCK = (
@@ -330,43 +330,18 @@ def trace_here(device: Device) -> Trace:
 
 
 def traces_of(device: Device) -> list[DeviceTrace]:
-    """The traces of a device, of all threads, also of ended ones whose values live on."""
-    with _traces_lock:
-        return [trace for trace in _traces if trace.device is device]
+    """The traces of a device."""
+    return [trace for trace in all_traces() if trace.device is device]
 
 
 _traces: weakref.WeakSet[DeviceTrace] = weakref.WeakSet()
 _traces_lock = threading.Lock()
 
 
-def _all_traces() -> list[DeviceTrace]:
+def all_traces() -> list[DeviceTrace]:
+    """The traces of all devices and threads, also of ended ones whose values live on."""
     with _traces_lock:
         return list(_traces)
-
-
-def _count_pending() -> None:
-    """Count what no tape that ran had, for somebody who reads the metrics."""
-    for trace in _all_traces():
-        # One that runs counts its rows itself.
-        if trace.lock.acquire(blocking=False):
-            try:
-                op_counts.count_rows(trace.tape)
-            finally:
-                trace.lock.release()
-
-
-def _tensors_alive() -> int:
-    """How many values with storages there are that something besides a tape refers to.
-
-    Counted from some number, which does not change.
-    """
-    tapes = [trace.tape for trace in _all_traces()]
-    dead = sum(len(tape.values) - len(program.held_values(tape)) for tape in tapes)
-    return sys.getrefcount(RootValue) - dead
-
-
-metrics.before_reading(_count_pending)
-metrics.count_gone("DestroyXlaTensor", op_counts.CREATED, _tensors_alive)
 
 
 def buffer_of(value: Value, reason: str = cuts.READ) -> jax.Array:
