@@ -20,10 +20,10 @@ def both(function: Callable[..., Any], *inputs: Any) -> None:
 
 def served_by_cpu(function: Callable[..., Any], *inputs: Any) -> list[str]:
     """The operators that ran on the CPU while the function ran on the device."""
-    before = {name: metrics.counter_value(name) for name in metrics.counter_names()}
+    before = {name: metrics.counter_value(name) for name in metrics.missing_lowerings()}
     both(function, *inputs)
-    after = {name: metrics.counter_value(name) for name in metrics.counter_names()}
-    return [n for n in after if n.startswith("aten::") and after[n] != before.get(n)]
+    after = {name: metrics.counter_value(name) for name in metrics.missing_lowerings()}
+    return [name for name in after if after[name] != before.get(name)]
 
 
 def _run(function: Callable[..., Any], inputs: Any, device: str) -> list[torch.Tensor]:

@@ -278,13 +278,7 @@ RANDOM = frozenset(
 
 
 def fallback_counts() -> Counter[str]:
-    return Counter(
-        {
-            n: metrics.counter_value(n) or 0
-            for n in metrics.counter_names()
-            if n.startswith("aten::")
-        }
-    )
+    return Counter({n: metrics.counter_value(n) or 0 for n in metrics.missing_lowerings()})
 
 
 def full_name(op: Any) -> str:

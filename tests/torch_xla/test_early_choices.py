@@ -15,17 +15,23 @@ CACHED = """
     xr.initialize_cache(sys.argv[1], readonly=sys.argv[2] == "readonly")
     assert (torch.ones(3, device="xla") + int(sys.argv[3])).sum().item() == 3 + 3 * int(sys.argv[3])
     (torch.ones(int(sys.argv[3]), device="xla") * 2).tolist()
+    import torch_xla.debug.metrics as met
+    print(met.counter_value("PersistentCacheMiss"), met.counter_value("PersistentCacheHit"))
 """
 
 
 def test_programs_are_kept_between_runs(tmp_path):
     first = run(CACHED, tmp_path, "write", 2)
     assert first.returncode == 0, first.stderr
+    assert first.stdout.split() == ["2", "None"]
     kept = {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
     assert kept
     again = run(CACHED, tmp_path, "readonly", 5)
     assert again.returncode == 0, again.stderr
+    assert again.stdout.split() == ["2", "None"]
     assert {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")} == kept
+    known = run(CACHED, tmp_path, "readonly", 2)
+    assert known.stdout.split() == ["None", "2"], known.stderr
 
 
 IMPORTED = """

@@ -1,6 +1,9 @@
 """The registry of counters and metrics, and its text."""
 
 import threading
+import time
+import weakref
+from collections import deque
 
 import pytest
 
@@ -10,8 +13,10 @@ from torch_xdist import metrics, settings
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
     """An empty registry for each test; the process' own one comes back afterwards."""
-    monkeypatch.setattr(metrics, "_counters", {})
-    monkeypatch.setattr(metrics, "_metrics", {})
+    for name in ("_counters", "_metrics", "_gone"):
+        monkeypatch.setattr(metrics, name, {})
+    for name in ("_notes", "_running", "_sources"):
+        monkeypatch.setattr(metrics, name, deque())
     yield
     settings.reread()
 
@@ -23,32 +28,8 @@ def put(name, samples):
         metric.add(int(at_s * 1e9), value)
 
 
-@pytest.mark.parametrize(
-    ("ns", "text"),
-    [
-        (0, "000.000us"),
-        (999, "000.999us"),
-        (1_234_567, "001ms234.567us"),
-        (1.7e9, "02s700ms000.000us"),
-        (59.9999e9, "60s1000ms900.000us"),
-        (369_001_746_001, "06m09s002ms746.001us"),
-        (90_000e9, "01d01h00m00s000ms000.000us"),
-    ],
-)
-def test_a_duration_reads_as_in_torch_xla(ns, text):
-    assert metrics.time_text(ns) == text
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"),
-    [(0, "0.00B"), (4638.7, "4.53KB"), (3 * 1024**2, "3.00MB"), (1024**5, "1.00PB")],
-)
-def test_bytes_read_as_in_torch_xla(amount, text):
-    assert metrics.bytes_text(amount) == text
-
-
 def test_the_report_has_the_exact_form():
-    put("CompileTime", [(10.0, 1_000_000), (12.0, 3_000_000)])
+    put("CompileTime", [(10.0, 0.001), (12.0, 0.003)])
     put("InboundData", [(1.0, 4638.7)])
     metrics.count("MarkStep", 3)
     metrics.count("CachedCompile")
@@ -115,10 +96,11 @@ def test_clearing_forgets_counters_and_metrics_apart():
     assert metrics.report() == ""
 
 
-def test_reading_one_number_is_no_fallback():
+def test_reading_one_number_is_a_fallback_but_no_missing_lowering():
     metrics.count(metrics.READ_ONE_NUMBER)
     metrics.count("aten::nonzero")
-    assert metrics.executed_fallback_ops() == ["aten::nonzero"]
+    assert metrics.executed_fallback_ops() == ["aten::_local_scalar_dense", "aten::nonzero"]
+    assert metrics.missing_lowerings() == ["aten::nonzero"]
 
 
 def test_a_timed_block_that_raises_is_still_observed():
@@ -144,3 +126,95 @@ def test_counting_from_many_threads_loses_nothing():
 def test_times_are_given_in_seconds_and_kept_in_nanoseconds():
     metrics.observe("ExecuteTime", 0.25)
     assert metrics.metric_data("ExecuteTime")[1] == 0.25e9
+
+
+def test_what_is_noted_is_counted_when_somebody_reads():
+    tally = ("xla::add", 2), ("CreateXlaTensor", 3)
+    for _ in range(3):
+        metrics.note(tally, ("TensorsGraphSize", 5, 1))
+    assert metrics._counters == {} and metrics._metrics == {}
+    assert metrics.counter_value("xla::add") == 6
+    assert metrics.counter_value("CreateXlaTensor") == 9
+    assert metrics.metric_data("TensorsGraphSize")[:2] == (3, 15)
+
+
+def test_notes_that_nobody_reads_are_counted_before_they_are_many():
+    for _ in range(3 * metrics._MOST_NOTES):
+        metrics.note((("xla::add", 1),))
+    assert len(metrics._notes) <= metrics._MOST_NOTES
+    assert metrics.counter_value("xla::add") == 3 * metrics._MOST_NOTES
+
+
+def test_samples_of_one_note_share_what_they_took(monkeypatch):
+    monkeypatch.setenv("XLA_METRICS_SAMPLES", "3")
+    settings.reread()
+    metrics.note((), ("LazyTracing", 2.0, 4))
+    total, nanoseconds, kept = metrics.metric_data("LazyTracing")
+    assert (total, nanoseconds) == (4, 2e9)
+    assert [value for _, value in kept] == [0.5e9] * 3
+
+
+def test_what_was_noted_before_a_clearing_is_forgotten():
+    metrics.note((("xla::add", 1),), ("TensorsGraphSize", 1, 1))
+    metrics.clear_all()
+    assert metrics.report() == ""
+
+
+def test_a_source_is_asked_before_a_reading_and_before_a_clearing():
+    metrics.before_reading(lambda: metrics.note((("Pending", 1),)))
+    assert metrics.counter_value("Pending") == 1
+    metrics.clear_counters()
+    assert metrics._counters == {}
+
+
+def test_what_is_gone_is_what_was_made_less_what_is_alive():
+    alive = [5]
+    metrics.count_gone("Gone", "Made", lambda: alive[0])
+    metrics.count("Made", 3)
+    alive[0] = 6
+    assert metrics.counter_value("Gone") == 2 and metrics.counter_names() == ["Gone", "Made"]
+    metrics.clear_counters()
+    assert metrics.counter_value("Gone") is None
+    alive[0] = 2
+    assert metrics.counter_value("Gone") == 4
+
+
+class Result:
+    """Stands for an array of a program that runs."""
+
+    done = deleted = False
+
+    def is_ready(self):
+        return self.done
+
+    def is_deleted(self):
+        return self.deleted
+
+
+def test_a_program_that_runs_is_a_sample_of_so_far_and_then_of_the_whole():
+    result = Result()
+    metrics.launched("ExecuteTime", time.perf_counter() - 1, result)
+    total, before, _ = metrics.metric_data("ExecuteTime")
+    assert total == 1 and before >= 1e9
+    total, after, _ = metrics.metric_data("ExecuteTime")
+    assert total == 1 and after > before
+    result.done = True
+    metrics.look()
+    _, whole, _ = metrics.metric_data("ExecuteTime")
+    assert metrics.metric_data("ExecuteTime")[:2] == (1, whole)
+
+
+def test_a_program_whose_result_is_taken_or_dropped_counts_as_done():
+    taken, dropped = Result(), Result()
+    metrics.launched("ExecuteTime", time.perf_counter(), taken)
+    metrics.launched("ExecuteTime", time.perf_counter(), dropped)
+    taken.deleted, gone = True, weakref.ref(dropped)
+    del dropped
+    assert gone() is None
+    metrics.look()
+    assert not metrics._running and metrics.metric_data("ExecuteTime")[0] == 2
+
+
+def test_a_program_that_is_done_at_once_took_its_call():
+    metrics.launched("ExecuteTime", time.perf_counter(), None)
+    assert not metrics._running and metrics.metric_data("ExecuteTime")[0] == 1

@@ -24,7 +24,7 @@ from torch_xdist.core.run import analysis, cuts, reports
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.partial_run import copy_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.trace import donation, global_state
+from torch_xdist.core.trace import donation, global_state, op_counts
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
@@ -87,6 +87,7 @@ def capture(
     """
     slots = [trace.slot_of(value) for value in values]
     tape = trace.tape
+    op_counts.count_rows(tape)
     part = Tape()
     # In an order that does not depend on when an operand was first used.
     places = copy_rows(tape, _in_post_order(tape, slots), part)

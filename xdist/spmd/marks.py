@@ -78,6 +78,7 @@ def mark(tensor: XlaTensor, tiling: Tiling, *, of: str = "mark_sharding") -> Non
     another way already.
     """
     here = layout(of)
+    metrics.count("XlaMarkSharding")
     value = tensor.value
     said = getattr(value, "tiling", None)
     if said is not None and said != tiling and not said.is_replicated:
@@ -93,11 +94,13 @@ def mark(tensor: XlaTensor, tiling: Tiling, *, of: str = "mark_sharding") -> Non
         write(value, constrained(tensor, tiling).value)
     if value.parent is None:
         value.tiling = tiling
+        metrics.count("SetShardingSpec")
 
 
 def annotate(tensor: XlaTensor, tiling: Tiling) -> None:
     """Shard a tensor in another way from here on, in the program, also where it is sharded."""
     _check_whole(tensor, "annotate_custom_sharding")
+    metrics.count("XlaAnnotateCustomSharding")
     write(tensor.value, constrained(tensor, tiling).value)
     if tensor.value.parent is None:
         tensor.value.tiling = tiling

@@ -24,7 +24,9 @@ def _init_computation_client() -> None:
 
 
 def _init_xla_lazy_backend() -> None:
-    """Nothing: `import torch_xla` has given torch the device."""
+    """Count what `import torch_xla` has done once: it has given torch the device."""
+    if not metrics.counter_value("RegisterXLAFunctions"):
+        metrics.count("RegisterXLAFunctions")
 
 
 def _prepare_to_exit() -> None:

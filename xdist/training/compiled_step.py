@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -73,6 +74,10 @@ class CompiledStep:
             )
         with self:
             return self._function(*args, **kwargs)
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """As a function is: a method where it stands in a class."""
+        return self if owner is None else types.MethodType(self, owner)
 
     def __enter__(self) -> "CompiledStep":
         with analysis.graph_named(f"{self.name}_clear_pending"):

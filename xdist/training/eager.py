@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_xdist import settings
 from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.record import jax_ops
 from torch_xdist.core.record.dispatch import dispatch
 from torch_xdist.core.run.cuts import EAGER
 from torch_xdist.core.run.device_trace import HERE
@@ -25,16 +26,21 @@ def _at_once(
     func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     result = dispatch(func, types, args, kwargs)
+    _run_now()
+    return result
+
+
+def _run_now() -> None:
     if HERE.symbolic is None and not _here.deferred:
         for trace in HERE.by_device.values():
             if trace.tape.entries:
                 trace.cut(EAGER)
-    return result
 
 
 def eager_mode(enable: bool) -> None:
     """Switch eager mode on or off, for every thread. Off, nothing is paid for it."""
     XlaTensor.__torch_dispatch__ = staticmethod(_at_once if enable else dispatch)  # type: ignore
+    jax_ops.AFTER_ROW[:] = [_run_now] if enable else []
 
 
 def defer() -> None:

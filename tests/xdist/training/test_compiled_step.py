@@ -73,6 +73,19 @@ def test_eager_mode_stays_on_whatever_order_threads_leave_their_functions_in():
         assert is_eager_mode()
 
 
+def test_a_compiled_function_of_a_class_is_a_method():
+    class Model:
+        factor = 3
+
+        @torch_xla.compile
+        def step(self, x):
+            """Some factor of x."""
+            return x * self.factor
+
+    assert Model().step(torch.ones(1, device="xla")).tolist() == [3]
+    assert Model.step.__doc__ == "Some factor of x."
+
+
 def test_a_function_that_calls_itself_runs():
     @torch_xla.compile
     def countdown(x, turns):

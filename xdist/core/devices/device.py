@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist import settings, world
+from torch_xdist import metrics, settings, world
 from torch_xdist.core.devices import plugins
 from torch_xdist.core.run.device_trace import (
     HERE,
@@ -27,6 +27,7 @@ from torch_xdist.progress import PROGRESS
 from torch_xdist.system.rank import Rank
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
+_CACHE_EVENTS = "/jax/compilation_cache/"
 _lock = threading.RLock()
 _devices: list[Device] = []
 _default = threading.local()
@@ -144,6 +145,18 @@ def _use_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", path)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.monitoring.register_event_listener(_count_cached)
+
+
+def _count_cached(event: str, **named: Any) -> None:
+    """Count which of our programs were in the folder; JAX compiles others of its own besides."""
+    if PROGRESS.compiling and event.startswith(_CACHE_EVENTS):
+        if event.endswith("/compile_requests_use_cache"):
+            metrics.count("PersistentCacheMiss")
+        elif event.endswith("/cache_hits"):
+            # The request for it was counted as a miss.
+            metrics.count("PersistentCacheMiss", -1)
+            metrics.count("PersistentCacheHit")
 
 
 def _addressable() -> list[jax.Device]:

@@ -40,6 +40,7 @@ def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
     for value in outputs:
         if value.buffer is not None:
             value.buffer.block_until_ready()
+    metrics.look()
     reports.at_sync()
     closures.run_step_closures()
 
@@ -76,3 +77,4 @@ def wait_device_ops(devices: Sequence[object] = ()) -> None:
     for array in jax.live_arrays():
         if not array.is_deleted():
             array.block_until_ready()
+    metrics.look()

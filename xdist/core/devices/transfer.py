@@ -18,9 +18,10 @@ from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer
+from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
-from torch_xdist.core.trace.values import Device, Value
+from torch_xdist.core.trace.values import Device, RootValue, Value
 from torch_xdist.errors import NoLoweringError
 
 try:
@@ -31,6 +32,9 @@ except ImportError:
 
 _BITS_IN_NUMPY = {torch.int16: np.int16, torch.uint8: np.uint8}
 _ALIGNMENT = 64
+# What the metrics count of one array that goes to a device, and of one that is a number.
+_UPLOADED: metrics.Tally = ((op_counts.CREATED, 1), ("CreateDataHandles", 1))
+_NUMBER_UPLOADED: metrics.Tally = (("DeviceDataCacheMiss", 1),)
 # torch dtypes numpy does not know, by the integer type of their bits.
 _BITS = {
     torch.bfloat16: torch.int16,
@@ -62,17 +66,27 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 def put(array: np.ndarray, there: Device) -> Buffer:
     """A copy of a host array on a device; the caller may write to its own afterwards."""
     started = time.perf_counter()
+    if not array.ndim:
+        metrics.note(_NUMBER_UPLOADED)
     (buffer,) = _on_device([_private_copy(array)], there, started)
     return buffer
 
 
 def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> list[Buffer]:
     """Arrays that nobody writes to, on a device; on the logical one when they are needed."""
+    metrics.look()
+    made = _UPLOADED if len(arrays) == 1 else tuple((name, len(arrays)) for name, _ in _UPLOADED)
     if there.layout is not None:
+        metrics.note(made, ("TensorToData", time.perf_counter() - started, 1))
         return [HostArray(array) for array in arrays]
     buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
-    metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
-    metrics.observe("OutboundData", sum(array.nbytes for array in arrays))
+    took_s = time.perf_counter() - started
+    metrics.note(
+        made,
+        ("TensorToData", took_s, 1),
+        ("TransferToDeviceTime", took_s, 1),
+        ("OutboundData", sum(array.nbytes for array in arrays), 1),
+    )
     return buffers
 
 
@@ -135,7 +149,7 @@ def value_of(tensor: torch.Tensor, trace: Trace) -> Value:
 
 def _holding(tensor: torch.Tensor, trace: Trace, buffer: Buffer) -> Value:
     """A value of the tensor's type that holds a buffer."""
-    value = Value(dense_type(tuple(tensor.shape), tensor.dtype), trace)
+    value = RootValue(dense_type(tuple(tensor.shape), tensor.dtype), trace)
     value.buffer = buffer  # type: ignore[assignment]
     return value
 
@@ -147,6 +161,7 @@ def to_trace(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
 
 def host_value(tensor: XlaTensor) -> torch.Tensor:
     """A CPU copy of a device tensor; cuts where the value is pending."""
+    metrics.note(op_counts.TO_CPU)
     return to_host(buffer_of(tensor.value), tensor.value.type.dtype)
 
 
@@ -162,8 +177,7 @@ def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
     else:
         result = torch.empty(array.shape, dtype=dtype, device="cpu")
         (result if bits is None else result.view(bits)).numpy()[...] = in_numpy
-    metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
-    metrics.observe("InboundData", array.nbytes)
+    _note_read(array.nbytes, started)
     return result
 
 
@@ -174,9 +188,14 @@ def host_bytes(buffer: Buffer, dtype: torch.dtype) -> np.ndarray:
     """
     started = time.perf_counter()
     array = _read(buffer)[0].astype(dtypes.nominal(dtype), copy=False)
-    metrics.observe("TransferFromDeviceTime", time.perf_counter() - started)
-    metrics.observe("InboundData", array.nbytes)
+    _note_read(array.nbytes, started)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _note_read(size_bytes: int, started: float) -> None:
+    took_s = time.perf_counter() - started
+    metrics.note((), ("TransferFromDeviceTime", took_s, 1), ("InboundData", size_bytes, 1))
+    metrics.look()
 
 
 def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:

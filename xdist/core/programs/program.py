@@ -27,7 +27,7 @@ from torch_xdist.core.programs.manual_region import interpret_regions, manual_sl
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.trace import donation, global_state, placeholders
+from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
 from torch_xdist.core.trace.plans import PLANS, Plan
 from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
@@ -76,20 +76,22 @@ def export(buffer: jax.Array) -> jax.Array:
     return buffer
 
 
-def live_values(tape: Tape) -> list[Value]:
-    """The pending values of a tape that something besides it still refers to, in order."""
+def held_values(tape: Tape) -> list[Value]:
+    """The values a tape lists that something besides it still refers to, in order."""
     # Stands for a value that only the tape refers to. How many references `getrefcount` counts
     # then depends on the release of Python and on debuggers, so it is measured, not known.
     unreferenced = [Value.__new__(Value)]
     listed = [*tape.values, unreferenced[0]]
     counts = [*map(sys.getrefcount, listed)]
-    least, epoch = counts[-1], tape.epoch
-    return [
-        value
-        for value, count in zip(listed, counts)
-        # One that was written since, or whose storage was freed, is of another epoch.
-        if count > least and value.epoch == epoch and value.buffer is None
-    ]
+    least = counts[-1]
+    return [value for value, count in zip(listed, counts) if count > least]
+
+
+def live_values(tape: Tape) -> list[Value]:
+    """The values of a tape that a run of it gives buffers: pending, and held by something."""
+    epoch = tape.epoch
+    # One that was written since, or whose storage was freed, is of another epoch.
+    return [v for v in held_values(tape) if v.epoch == epoch and v.buffer is None]
 
 
 def prepare(
@@ -154,6 +156,7 @@ def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
         metrics.count("StableHloCompile")
     if launch.placement is not None and settings.auto_spmd() is not None:
         metrics.count("CompileWithAutoSharding")
+    metrics.count("CreateCompileHandles")
     program = make(launch)
     PROGRESS.compiling = True
     started = time.perf_counter()
@@ -206,7 +209,16 @@ def make(launch: Launch) -> Program:
         rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
         scalars=(len(floats), len(ints)),
+        tally=op_counts.tally_of(row for _, row in rows),
+        run_tally=_run_tally(launch, len(floats) + len(ints)),
     )
+
+
+def _run_tally(launch: Launch, scalars: int) -> metrics.Tally:
+    """What one run of a program counts: its results, and the numbers it is fed with."""
+    kind = "ExecuteComputation" if launch.placement is None else "ExecuteReplicated"
+    counts = (kind, 1), ("CreateDataHandles", len(launch.outs)), ("DeviceDataCacheMiss", scalars)
+    return tuple(pair for pair in counts if pair[1])
 
 
 def _constraints(launch: Launch) -> Callable[[Any, int], Any]:
@@ -328,10 +340,9 @@ def execute(
     so it hands the results over without coming back to Python, where Ctrl-C could drop them.
     """
     floats, ints = scalar_arrays(launch, program)
+    metrics.look()
     started = time.perf_counter()
     in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
-    name = f"{kind}ExecuteTime"
-    if launch.placement is not None:
-        name = "ExecuteReplicatedTime"
-        metrics.count("ExecuteReplicated")
-    metrics.observe(name, time.perf_counter() - started)
+    metrics.note(program.run_tally)
+    name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
+    metrics.launched(name, started, results[0][0] if results[0] else None)

@@ -37,6 +37,7 @@ class Program:
         rows: how many it has.
         plans: of its rows.
         scalars: how many floats and ints it takes.
+        tally, run_tally: what the metrics count when its rows were recorded, and when it runs.
         run: `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars,
             and returns the value of each slot of `outs`.
     """
@@ -48,6 +49,8 @@ class Program:
     rows: int
     plans: frozenset[Any]
     scalars: tuple[int, int]
+    tally: metrics.Tally
+    run_tally: metrics.Tally
     run: Any = None
     # When it was last asked for, by the clock of the cache.
     used: int = 0

@@ -31,7 +31,7 @@ from torch_xdist.core.trace.plans import (
     Plan,
 )
 from torch_xdist.core.trace.trace import OtherDevice, Row, Tape, Trace
-from torch_xdist.core.trace.values import Value
+from torch_xdist.core.trace.values import RootValue, Value
 from torch_xdist.errors import NoLoweringError
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
@@ -114,7 +114,7 @@ def dispatch(
         if path is RESULTS:
             result = pack(plan, trace.new_values(plan.types, tape, slot))
         else:
-            value = _new(Value)
+            value = _new(RootValue)
             value.type, value.trace, value.slot = type_, trace, slot
             value.epoch = value.listed = epoch
             value.buffer, value.generation = None, 0

@@ -22,6 +22,7 @@ from torch_xdist.core.record.near_names import nearest
 from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.device_trace import buffers_of, trace_here
 from torch_xdist.core.run.user_frames import user_line
+from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import CpuOnly, flat
 from torch_xdist.core.trace.trace import Trace
@@ -46,6 +47,7 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> 
     tensors = [t for t in flat((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
     trace = trace_here(tensors[0].value.trace.device)
     buffers = buffers_of([t.value for t in tensors], cuts.FALLBACK)
+    metrics.note(op_counts.TO_CPU)
     hosts = {id(t): transfer.to_host(b, t.value.type.dtype) for t, b in zip(tensors, buffers)}
     for tensor in _written(op, args, kwargs):
         # Memory that numpy has seen cannot be resized, as out= may have to.

@@ -1,10 +1,12 @@
 """Operators that copy between devices, or read values into Python."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from torch_xdist import metrics
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import as_dtype, check_targets
 from torch_xdist.core.devices import device, transfer
@@ -12,11 +14,13 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.trace import Trace
 
 
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    metrics.count(metrics.READ_ONE_NUMBER)
     analysis.note_unlowered("_local_scalar_dense")
     return host_value(args[0]).item()
 
@@ -68,9 +72,9 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     check_targets(op, [target])
     value = target.value
     there = value.trace.device
-    slot = -1
+    slot, started = -1, 0.0
     if source.__class__ is not XlaTensor:
-        trace = trace_here(there)
+        trace, started = trace_here(there), time.perf_counter()
         source = transfer.to_trace(source.to(value.type.dtype), trace)
         slot = value.slot if value.epoch == trace.tape.epoch else -1
     elif source.value.trace.device is not there:
@@ -78,22 +82,27 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if source.value.type.shape != value.type.shape:
         source = source.expand(value.type.shape)
     write(value, as_dtype(source.value, value.type.dtype))
-    if slot >= 0:
-        _forget_empty(trace, slot)
+    if started:
+        is_new = slot >= 0 and _forget_empty(trace, slot)
+        tally = op_counts.TO_DEVICE if is_new else op_counts.COPY_FROM
+        metrics.note(tally, ("LazyTracing", time.perf_counter() - started, 1))
     return target
 
 
-def _forget_empty(trace: Trace, slot: int) -> None:
+def _forget_empty(trace: Trace, slot: int) -> bool:
     """Take back the row of an empty tensor that a copy from the host has just filled.
 
     torch makes one in `.to`; left on the tape, a step would be another program than the next one,
-    which uploads nothing.
+    which uploads nothing. Returns whether it was one.
     """
     entries = trace.tape.entries
     if slot == len(entries) - 1 and not trace.is_symbolic:
         row: Any = entries[slot]
         if isinstance(row, tuple) and row[0].name == "empty":
             del entries[slot]
+            trace.tape.counted = min(trace.tape.counted, slot)
+            return True
+    return False
 
 
 def is_pinned(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

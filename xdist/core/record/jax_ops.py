@@ -18,6 +18,8 @@ from torch_xdist.core.trace.trace import Trace
 from torch_xdist.dtypes import to_jax, to_torch
 from torch_xdist.errors import CutError, DeviceError
 
+# Called after a row that does not arrive in dispatch.py; eager mode runs it at once.
+AFTER_ROW: list[Callable[[], None]] = []
 _ABSTRACT = {float: jax.ShapeDtypeStruct((), "float64"), int: jax.ShapeDtypeStruct((), "int64")}
 
 
@@ -54,7 +56,15 @@ def record_jax(
     plan = jax_op(name, lowering, tensors, key, scalar_types, collective=collective)
     where = user_line() if collective else ""
     values = trace.record(plan, [t.value for t in tensors], tuple(scalars), where)
-    return [wrap(value) for value in values]  # type: ignore[arg-type]
+    results = [wrap(value) for value in values]  # type: ignore[arg-type]
+    after_row()
+    return results
+
+
+def after_row() -> None:
+    """A row was recorded, and its results are the caller's."""
+    for call in AFTER_ROW:
+        call()
 
 
 def trace_among(name: str, tensors: Sequence[XlaTensor]) -> Trace:

@@ -9,13 +9,14 @@ that is pending in another thread's trace is computed there when it is needed.
 import copy
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence, Set
 
 import jax
 
-from torch_xdist import settings
+from torch_xdist import metrics, settings
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import analysis, cuts
@@ -23,7 +24,7 @@ from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.run.tape_run import TapeRun
 from torch_xdist.core.sharding.layout import unpadded
-from torch_xdist.core.trace import placeholders
+from torch_xdist.core.trace import op_counts, placeholders
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
 from torch_xdist.errors import CutError, ValueLostError, in_forked_child
@@ -72,9 +73,11 @@ class DeviceTrace(Trace):
         while True:
             tape = self.tape
             slots = [self.slot_of(value) for value in wanted]
+            asked_s = time.perf_counter()
             with self.lock:
                 if self.tape is not tape:
                     continue
+                metrics.note((), ("DeviceLockWait", time.perf_counter() - asked_s, 1))
                 if slots and (tape.collectives or self._is_stuck):
                     needed = needed_rows(tape, slots)
                     if not has_collective(tape, needed):
@@ -105,11 +108,14 @@ class DeviceTrace(Trace):
     ) -> list[jax.Array]:
         """Run a tape in whose place a new one goes."""
         run = TapeRun(self, tape, ())
+        started_s = time.perf_counter()
         try:
             self.tape = Tape()
             self.finish_writes(tape)
             run.live = program.live_values(tape)
-            return run.results(slots, reason, cause)
+            results = run.results(slots, reason, cause)
+            self._count(run, started_s)
+            return results
         except BaseException as error:
             if run.is_done:
                 raise
@@ -127,12 +133,22 @@ class DeviceTrace(Trace):
             self._restore(tape)
             raise
 
+    def _count(self, run: TapeRun, started_s: float) -> None:
+        """Let the metrics count the rows of a tape that ran; the next one is recorded from now."""
+        tape, made = run.tape, run.program
+        if made is None or tape.counted:
+            op_counts.count_rows(tape)
+        else:
+            metrics.note(made.tally, ("LazyTracing", started_s - tape.since_s, made.rows))
+        self.tape.since_s = time.perf_counter()
+
     def _drop_unneeded(self, hollow: Set[int] = frozenset()) -> None:
         """Leave out the rows that no living value and no collective needs.
 
         What stands in the hollow slots goes to a trace of its own, which never runs.
         """
         tape = self.tape
+        op_counts.count_rows(tape)
         try:
             self.tape = Tape()
             self.finish_writes(tape)
@@ -141,6 +157,7 @@ class DeviceTrace(Trace):
             live = [value for value in live if value.slot not in hollow]
             kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])
             self._absorb(tape, live, kept)
+            self.tape.counted = len(self.tape.entries)
             if apart:
                 aside = DeviceTrace(self.device)
                 aside._absorb(tape, apart, needed_rows(tape, [v.slot for v in apart]))
@@ -313,13 +330,18 @@ def trace_here(device: Device) -> Trace:
 
 
 def traces_of(device: Device) -> list[DeviceTrace]:
-    """The traces of a device, of all threads, also of ended ones whose values live on."""
-    with _traces_lock:
-        return [trace for trace in _traces if trace.device is device]
+    """The traces of a device."""
+    return [trace for trace in all_traces() if trace.device is device]
 
 
 _traces: weakref.WeakSet[DeviceTrace] = weakref.WeakSet()
 _traces_lock = threading.Lock()
+
+
+def all_traces() -> list[DeviceTrace]:
+    """The traces of all devices and threads, also of ended ones whose values live on."""
+    with _traces_lock:
+        return list(_traces)
 
 
 def buffer_of(value: Value, reason: str = cuts.READ) -> jax.Array:

@@ -15,6 +15,7 @@ from torch_xdist.core.run.user_frames import user_frames
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Device
 from torch_xdist.errors import CutError
+from torch_xdist.metric_text import NS_PER_S, time_text
 
 _TOO_OFTEN = 0.5
 _WARM_UP_STEPS = 10
@@ -88,12 +89,12 @@ def findings() -> Iterator[str]:
     for name, limit_s in _SLOW_S.items():
         data = metrics.metric_data(name)
         longest = max((value for _, value in data[2]), default=0) if data else 0
-        if longest > limit_s * metrics.NS_PER_S:
+        if longest > limit_s * NS_PER_S:
             yield (
-                f"{name} too slow: longest instance took {metrics.time_text(longest)}. Please open"
+                f"{name} too slow: longest instance took {time_text(longest)}. Please open"
                 " a GitHub issue with the graph dump for our team to optimize."
             )
-    missing = metrics.executed_fallback_ops()
+    missing = metrics.missing_lowerings()
     if missing:
         names = "".join(f"{name}, " for name in missing)
         yield (

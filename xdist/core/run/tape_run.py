@@ -1,11 +1,14 @@
 """One tape on its way through XLA: compiled if that is needed, run, its results handed out."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from torch_xdist import metrics
 from torch_xdist.core.programs import program
+from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import analysis, cuts, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
@@ -26,7 +29,7 @@ class TapeRun:
         is_compiling: whether its program is being made.
         is_entered: whether XLA began to run it.
         is_done: whether the live values have their buffers.
-        cut: its record, once it is compiled.
+        cut, program: its record and its program, once it is compiled.
     """
 
     def __init__(self, trace: Any, tape: Tape, live: Sequence[Value]) -> None:
@@ -37,6 +40,7 @@ class TapeRun:
         self.is_entered = False
         self.is_done = False
         self.cut: Cut | None = None
+        self.program: Program | None = None
 
     def results(self, slots: Sequence[int], reason: str, cause: str) -> list[jax.Array]:
         """The buffers of these slots; the living values get theirs."""
@@ -53,11 +57,14 @@ class TapeRun:
         trace = self.trace
         reports.before_run(tape, trace.device, outs)
         tilings = self._tilings() if trace.device.layout is not None else {}
+        started = time.perf_counter()
         launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
+        unwrapped_s = time.perf_counter() - started
         self.is_compiling = True
         # In eager mode the metrics count operators apart, so that programs stand out.
         kind = _EAGER_OP if reason == cuts.EAGER else ""
         compiled, is_new = program.find(launch, kind)
+        self.program = compiled
         self.is_compiling = False
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
         if reason != cuts.OTHER_THREAD:
@@ -71,9 +78,16 @@ class TapeRun:
             program.execute(compiled, launch, results, kind)
         finally:
             # Also where Ctrl-C came in between: the operands are gone.
+            started = time.perf_counter()
             if results:
                 found.update(zip(outs, results[0]))
                 self._hand_over(found)
+        metrics.note(
+            (),
+            ("TensorsGraphSize", compiled.rows + len(launch.leaves), 1),
+            ("UnwrapXlaData", unwrapped_s, 1),
+            ("WrapXlaData", time.perf_counter() - started, 1),
+        )
         if is_new:
             PLANS.sweep()
         return [found[slot] for slot in slots]

@@ -13,6 +13,7 @@ import torch
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap_roomy
 from torch_xdist.core.record.handlers_copy import copy_
+from torch_xdist.core.record.jax_ops import after_row
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import PLANS, Plan, jax_plan
 from torch_xdist.core.trace.tensor_types import (
@@ -42,7 +43,9 @@ def fresh(type_: TensorType, where: Any = None) -> XlaTensor:
 def _record(plan: Plan, where: Any) -> XlaTensor:
     trace = device.trace_of(device.index_of(_index(where)))
     (value,) = trace.record(plan, [])
-    return wrap_roomy(value)  # type: ignore[arg-type]
+    result = wrap_roomy(value)  # type: ignore[arg-type]
+    after_row()
+    return result
 
 
 def _index(where: Any) -> int | None:

@@ -23,6 +23,7 @@ from torch_xdist.core.devices import precision, rng, torch_generator
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side import control_flow
 from torch_xdist.core.record import dispatch, handlers_copy, handlers_schema, handlers_storage
+from torch_xdist.core.run import recorded_metrics
 from torch_xdist.core.torch_side import (
     autocast,
     device_module,
@@ -44,6 +45,7 @@ def register() -> None:
     for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse):
         dispatch.install(handlers.HANDLERS)
     XlaTensor.__torch_dispatch__ = staticmethod(dispatch.dispatch)  # type: ignore[method-assign]
+    recorded_metrics.register()
     tensor_methods.register()
     _share_guard()
     factories.register()

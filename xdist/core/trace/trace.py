@@ -11,6 +11,7 @@ such stores, which neither call, nor jump back, nor make a container.
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import jax
 
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
-from torch_xdist.core.trace.values import Device, Value, ViewValue
+from torch_xdist.core.trace.values import Device, RootValue, Value, ViewValue
 
 # Of all tapes of all traces: a value's epoch tells the tape.
 _epochs = itertools.count(1)
@@ -95,7 +96,8 @@ class Tape:
     """
 
     __slots__ = (
-        "buffers", "collectives", "entries", "epoch", "moved", "scalars", "values", "writes",
+        "buffers", "collectives", "counted", "entries", "epoch", "moved", "scalars", "since_s",
+        "values", "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -112,6 +114,9 @@ class Tape:
         self.values: list[Value] = []
         # Of several values at once; those that began.
         self.writes: list[Writes] = []
+        # How many of the entries the metrics have counted, and since when the others came.
+        self.counted = 0
+        self.since_s = time.perf_counter()
 
     def append(self, row: Row, further: tuple[None, ...] = ()) -> int:
         """Append a row and return the slot of its first result; `further` stands for the others."""
@@ -218,8 +223,8 @@ class Trace:
             if type_ is None:
                 values.append(None)
                 continue
-            # `Value(...)`, without its frame.
-            value = _new(Value)
+            # `RootValue(...)`, without its frame.
+            value = _new(RootValue)
             value.type, value.trace, value.slot = type_, self, place
             value.epoch = value.listed = epoch
             value.buffer, value.generation = None, 0
@@ -229,7 +234,7 @@ class Trace:
 
     def new_value(self, type_: TensorType, tape: Tape, slot: int) -> Value:
         """A value that is pending at a slot of a tape."""
-        value = Value(type_, self, slot, tape.epoch)
+        value = RootValue(type_, self, slot, tape.epoch)
         tape.values.append(value)
         return value
 

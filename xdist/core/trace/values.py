@@ -75,6 +75,15 @@ class Value:
         self.generation = 0
 
 
+class RootValue(Value):
+    """One that a row or an upload made.
+
+    Each refers to this class, so its number of references tells how many there are.
+    """
+
+    __slots__ = ()
+
+
 class ViewValue(Value):
     """A value that reads and writes through `parent` by one view step, a plan of a view operator.
 

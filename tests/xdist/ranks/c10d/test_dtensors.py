@@ -12,8 +12,8 @@ def operations(rank, size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    import torch_xla.debug.metrics as met
     import torch_xla.distributed.xla_backend  # noqa: F401
+    from torch_xdist import metrics
 
     mesh = init_device_mesh("xla", (size,))
     left, right = torch.arange(12.0).reshape(4, 3), torch.arange(12.0).reshape(3, 4)
@@ -66,7 +66,7 @@ def operations(rank, size):
     check("from each rank", put(left + rank, Shard(0), src_data_rank=None), own)
     assert str(put(left, Shard(0)).device) == "xla:0"
     wrong = [name for name, found, want in checks if not torch.allclose(found.cpu(), want)]
-    return wrong, [name for name in met.counter_names() if name.startswith("aten::")]
+    return wrong, metrics.missing_lowerings()
 
 
 def test_operations_and_placements_equal_those_of_plain_tensors(two):

@@ -1,0 +1,1 @@
+../../xdist/metric_text.py
