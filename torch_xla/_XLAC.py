@@ -41,6 +41,9 @@ from torch_xdist.core.run.analysis import (
 from torch_xdist.core.run.analysis import (
     set_graph_name as _set_current_graph_name,
 )
+from torch_xdist.core.trace.notes import (
+    is_noting as _get_ir_debug,
+)
 from torch_xdist.dynamo.private_names import (
     _check_device_tensor_need_materialization,
     _check_tensor_need_materialization,
@@ -190,6 +193,18 @@ from torch_xdist.torch_xla_compat.graphs import (
 )
 from torch_xdist.torch_xla_compat.graphs import (
     hlo_of as _get_xla_tensors_hlo,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    hlo_proto_of as _get_xla_tensors_hlo_proto,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    set_custom_op_name_prefix as _set_xla_custom_op_name_prefix,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    set_ir_debug as _set_ir_debug,
+)
+from torch_xdist.torch_xla_compat.graphs import (
+    tensors_report as _xla_tensors_report,
 )
 from torch_xdist.torch_xla_compat.graphs import (
     text_of as _get_xla_tensors_text,
@@ -394,6 +409,11 @@ __all__ = [
     "_xla_metric_data",
     "_get_xla_tensors_text",
     "_get_xla_tensors_hlo",
+    "_get_xla_tensors_hlo_proto",
+    "_set_xla_custom_op_name_prefix",
+    "_get_ir_debug",
+    "_set_ir_debug",
+    "_xla_tensors_report",
     "_get_xla_tensors_dot",
     "_get_graph_hash",
     "_get_xla_tensor_dimension_size",

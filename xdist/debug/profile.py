@@ -9,7 +9,8 @@ import jax
 
 from torch_xdist import world
 from torch_xdist.core.devices import steps
-from torch_xdist.core.run import analysis, reports
+from torch_xdist.core.run import analysis
+from torch_xdist.core.trace.notes import enter_scope, leave_scope
 
 F = TypeVar("F", bound=Callable[..., Any])
 _running: list[str] = []
@@ -82,12 +83,12 @@ class Trace(jax.profiler.TraceAnnotation):
         self.name = name
 
     def __enter__(self) -> "Trace":
-        reports.open_scopes().append(self.name)
+        enter_scope(self.name)
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        reports.open_scopes().remove(self.name)
+        leave_scope()
         super().__exit__(*failure)
 
 

@@ -20,14 +20,17 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
 
     Args:
       wait: return only when the device is done.
-      reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
+      reset_scope: number the profiler's blocks anew; no block may be open then.
     """
-    end_step(analysis.USER, wait=wait, device_=device_)
+    end_step(analysis.USER, wait=wait, device_=device_, reset_scope=reset_scope)
 
 
-def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
+def end_step(
+    cause: str, *, wait: bool = False, device_: object = None, reset_scope: bool = True
+) -> None:
     """`sync`, called by a part of this project; `cause` says which (see `analysis`)."""
-    reports.check_no_open_scope()
+    if reset_scope:
+        reports.reset_scopes()
     trace = trace_of_thread(device.device_at(device.index_of(device_)))
     metrics.count("MarkStep")
     now = settings.current()

@@ -18,6 +18,7 @@ from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer
+from torch_xdist.core.trace.notes import is_noting, note_buffer
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Device, Value
@@ -71,6 +72,9 @@ def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> l
     if there.layout is not None:
         return [HostArray(array) for array in arrays]
     buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
+    if is_noting():
+        for buffer in buffers:
+            note_buffer(buffer)
     metrics.observe("TransferToDeviceTime", time.perf_counter() - started)
     metrics.observe("OutboundData", sum(array.nbytes for array in arrays))
     return buffers

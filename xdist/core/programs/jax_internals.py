@@ -1,8 +1,8 @@
 """What is asked of JAX beside its public interface, each with what is done where it is gone."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import config
@@ -13,6 +13,10 @@ try:
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
+try:
+    from jaxlib.mlir import ir
+except ImportError:
+    ir = None
 try:
     from jax._src.lax import windowed_reductions
 except ImportError:
@@ -34,16 +38,80 @@ def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if state is None else state(False)
 
 
-def hlo_of_module(module: str, *, in_tuple: bool = False) -> str | None:
+class Location(NamedTuple):
+    """Where an operation comes from.
+
+    Attributes:
+        type, name: the op_type and the op_name of XLA's metadata.
+        places: (function, file, line) of each frame, innermost first.
+    """
+
+    type: str
+    name: str
+    places: Sequence[tuple[str, str, int]]
+
+
+def relocate(lowered: Any, location_of: Callable[[str], Location | None]) -> None:
+    """Give the operations of a lowered program other locations, by the names JAX gave them.
+
+    One without a new location keeps its name alone. Where JAX cannot, all stay as they are.
+    """
+    if ir is None or not hasattr(ir, "NameLoc"):
+        return
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        nowhere = ir.Location.unknown()
+        made: dict[str, Any] = {}
+
+        def moved(old: Any) -> Any:
+            name = old.name_str if isinstance(old, ir.NameLoc) else ""
+            if name not in made:
+                found = location_of(name)
+                made[name] = _named(name, nowhere) if found is None else _mlir_location(found)
+            return made[name]
+
+        _relocate_inside(module.operation, moved, nowhere)
+
+
+def _relocate_inside(operation: Any, moved: Callable[[Any], Any], nowhere: Any) -> None:
+    for region in operation.regions:
+        for block in region.blocks:
+            for argument in block.arguments:
+                argument.set_location(nowhere)
+            for inner in block.operations:
+                inner.operation.location = moved(inner.location)
+                _relocate_inside(inner.operation, moved, nowhere)
+
+
+def _named(name: str, child: Any) -> Any:
+    return ir.Location.name(name, childLoc=child) if name else child
+
+
+def _mlir_location(location: Location) -> Any:
+    """As XLA reads it: the type with a colon, the name, and the frames."""
+    frames = [
+        ir.Location.name(function, childLoc=ir.Location.file(file, line, 0))
+        for function, file, line in location.places
+    ]
+    inner = ir.Location.unknown()
+    if frames:
+        inner = ir.Location.callsite(frames[0], frames[1:]) if frames[1:] else frames[0]
+    return _named(f"{location.type}:", _named(location.name, inner))
+
+
+def hlo_of_module(
+    module: str, *, in_tuple: bool = False, with_metadata: bool = False
+) -> str | None:
     """A StableHLO module as HLO text with the shapes of operands; None where JAX cannot.
 
     Args:
         in_tuple: one result is a tuple as well.
+        with_metadata: the text says where operations come from.
     """
     try:
         options = _hlo.HloPrintOptions()
         options.print_percent = options.print_operand_shape = True
-        options.print_metadata = False
+        options.print_metadata = with_metadata
         computation = _jax.mlir.mlir_module_to_xla_computation(
             module, use_tuple_args=False, return_tuple=in_tuple
         )

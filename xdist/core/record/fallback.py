@@ -20,7 +20,7 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record.near_names import nearest
 from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.device_trace import buffers_of, trace_here
-from torch_xdist.core.run.user_frames import user_line
+from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import CpuOnly, flat
 from torch_xdist.core.trace.trace import Trace

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch_xdist import settings, world
 from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.programs.program_cache import Program
-from torch_xdist.core.run.user_frames import called_by_user, user_frames, user_line
+from torch_xdist.core.trace.user_frames import called_by_user, user_frames, user_line
 from torch_xdist.core.trace.trace import rows_of
 from torch_xdist.errors import CutError
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from torch_xdist import metrics, settings, world
 from torch_xdist.core.run import graph_text
 from torch_xdist.core.run.analysis import append, graph_name, tell
-from torch_xdist.core.run.user_frames import user_frames
+from torch_xdist.core.trace.user_frames import user_frames
+from torch_xdist.core.trace import notes
+from torch_xdist.core.trace.notes import current_scope
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Device
 from torch_xdist.errors import CutError
@@ -52,20 +54,18 @@ def before_run(tape: Tape, device: Device, outs: Sequence[int], *, is_dynamo: bo
         append(f"{target}.{world.rank() or device.index}", text)
 
 
-def open_scopes() -> list[str]:
-    """The names of the profiler's `Trace` blocks this thread is in, outermost first."""
-    if not hasattr(_thread, "scopes"):
-        _thread.scopes = []
-    return _thread.scopes
+def reset_scopes() -> None:
+    """Number the blocks of the next step anew.
 
-
-def check_no_open_scope() -> None:
-    """Raise CutError where a step would end inside a profiler's `Trace` block."""
-    if open_scopes():
+    Raises CutError where a step would end inside a profiler's `Trace` block.
+    """
+    scope = current_scope()
+    if scope:
         raise CutError(
-            f"sync: Expecting scope to be empty but it is {'.'.join(open_scopes())}; end the step"
-            " after the Trace block, or use StepTrace"
+            f"sync: Expecting scope to be empty but it is {scope}; end the step after the Trace"
+            " block, or use StepTrace"
         )
+    notes.reset_scopes()
 
 
 def at_sync() -> None:

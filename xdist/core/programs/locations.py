@@ -1,0 +1,69 @@
+"""Where rows were recorded, told to XLA: the metadata of a program's operations.
+
+While a row with a note is lowered, JAX is in a scope that holds its slot. The lowered module is then
+gone through once, and the location of each operation in such a scope becomes the row's: operator,
+block and frames, which XLA hands to profiles and to HLO. Where no notes were taken nothing is done.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from torch_xdist.core.programs.jax_internals import Location, relocate
+from torch_xdist.core.trace.notes import notes_of
+from torch_xdist.core.trace.plans import Plan
+from torch_xdist.core.trace.trace import Entry, rows_of
+
+_ROW = re.compile(r"<row (\d+)>")
+_NOWHERE = contextlib.nullcontext()
+# What torch_xla calls the operators that are one to it.
+_ONE_OF = {"t": "permute", "transpose": "permute"}
+# The scope in which JAX shall lower the row of a slot.
+Scope = Callable[[int], contextlib.AbstractContextManager[Any]]
+
+
+def op_name(plan: Plan) -> str:
+    """The operator of a row as torch_xla names it, such as aten::add."""
+    if plan.name.startswith("aten."):
+        name = plan.name.split(".")[1]
+        return f"aten::{_ONE_OF.get(name, name)}"
+    return "xla::" + plan.name.split(".")[-1]
+
+
+def locations_of(entries: Sequence[Entry]) -> dict[int, Location]:
+    """Where the rows of a tape were recorded, by slot; empty where that was not noted."""
+    notes = notes_of(entries)
+    if not notes:
+        return {}
+    found = {}
+    for slot, row in rows_of(entries):
+        note = notes.get(slot)
+        if note is not None:
+            op = op_name(row[0]).replace(":", "_")
+            found[slot] = Location(op, note.name(op), note.places)
+    return found
+
+
+def no_scope(slot: int) -> contextlib.AbstractContextManager[Any]:
+    """For rows without notes."""
+    return _NOWHERE
+
+
+def row_scope(slot: int) -> contextlib.AbstractContextManager[Any]:
+    """For rows whose operations shall be found again by `located`."""
+    return jax.named_scope(f"<row {slot}>")
+
+
+def located(lowered: Any, locations: Mapping[int, Location]) -> Any:
+    """What JAX lowered, its operations at the locations of their rows."""
+    if locations:
+        relocate(lowered, lambda name: _of_name(name, locations))
+    return lowered
+
+
+def _of_name(name: str, locations: Mapping[int, Location]) -> Location | None:
+    found = _ROW.search(name)
+    return locations.get(int(found[1])) if found else None
