@@ -44,6 +44,9 @@ from torch_xdist.core.run.analysis import (
 from torch_xdist.core.trace.notes import (
     is_noting as _get_ir_debug,
 )
+from torch_xdist.debug import (
+    native_profiler as profiler,
+)
 from torch_xdist.dynamo.private_names import (
     _check_device_tensor_need_materialization,
     _check_tensor_need_materialization,
@@ -412,6 +415,7 @@ __all__ = [
     "_get_xla_tensors_hlo_proto",
     "_set_xla_custom_op_name_prefix",
     "_get_ir_debug",
+    "profiler",
     "_set_ir_debug",
     "_xla_tensors_report",
     "_get_xla_tensors_dot",

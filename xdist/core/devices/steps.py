@@ -15,6 +15,20 @@ from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.progress import PROGRESS
 
 
+_was_traced = False
+
+
+def set_tracer_marked_step(value: bool) -> None:
+    """Whether a profiler's `StepTrace` ends the present step, so that a loader need not."""
+    global _was_traced
+    _was_traced = bool(value)
+
+
+def get_tracer_marked_step() -> bool:
+    """Whether a profiler's `StepTrace` ends the present step."""
+    return _was_traced
+
+
 def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -> None:
     """Run what is pending on this thread's device: the end of a training step.
 

@@ -14,6 +14,7 @@ from torch_xdist import dtypes, metrics
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.programs.jax_internals import in_profile
 from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
@@ -71,7 +72,8 @@ def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> l
     """Arrays that nobody writes to, on a device; on the logical one when they are needed."""
     if there.layout is not None:
         return [HostArray(array) for array in arrays]
-    buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
+    with in_profile("PjRtComputationClient::TransferToDevice"):
+        buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
     if is_noting():
         for buffer in buffers:
             note_buffer(buffer)

@@ -14,6 +14,10 @@ try:
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
 try:
+    from jaxlib import _profiler
+except ImportError:
+    _profiler = None
+try:
     from jaxlib.mlir import ir
 except ImportError:
     ir = None
@@ -36,6 +40,29 @@ def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     """Inside it JAX lowers shardings as HLO has them, not for Shardy, where it still can."""
     state = getattr(config, "use_shardy_partitioner", None)
     return contextlib.nullcontext() if state is None else state(False)
+
+
+_UNTOLD = contextlib.nullcontext()
+
+
+def in_profile(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A named block in the profile that runs; where none does, nothing."""
+    block = jax.profiler.TraceAnnotation
+    return block(name) if block.is_enabled() else _UNTOLD
+
+
+def profiler_server(port: int) -> Any:
+    """A server from which others fetch profiles of this process, for as long as it is kept."""
+    _need(hasattr(_profiler, "start_server"), "server of its profiler that can be ended")
+    return _profiler.start_server(port)
+
+
+def profiler_session() -> Any:
+    """A profile that begins now: `stop()` gives an XSpace, `export(xspace, folder)` writes it."""
+    _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
+    options = _profiler.ProfileOptions()
+    options.python_tracer_level, options.enable_hlo_proto = 1, True
+    return _profiler.ProfilerSession(options)
 
 
 class Location(NamedTuple):

@@ -22,7 +22,7 @@ import numpy as np
 from torch_xdist import metrics, settings
 from torch_xdist.core.programs import collective_program
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
-from torch_xdist.core.programs.jax_internals import Location, in_one_call
+from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
@@ -159,7 +159,8 @@ def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
-        program.run = program.executable.compile(_signature(launch, program))
+        with in_profile("PjRtComputationClient::Compile"):
+            program.run = program.executable.compile(_signature(launch, program))
     finally:
         PROGRESS.compiling = False
     metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
@@ -342,7 +343,8 @@ def execute(
     """
     floats, ints = scalar_arrays(launch, program)
     started = time.perf_counter()
-    in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
+    with in_profile("PjRtComputationClient::ExecuteComputation"):
+        in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
     name = f"{kind}ExecuteTime"
     if launch.placement is not None:
         name = "ExecuteReplicatedTime"
