@@ -1,5 +1,6 @@
 """Pending graphs as functions of their leaves, lowered and never run."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from torch_xdist.core.run.graph_text import part_of
 from torch_xdist.core.trace.notes import notes_of
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Device
+
+_MODULE_NAME = re.compile(r"^module @\S+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ def lower_graph(tape: Tape, device: Device, roots: Sequence[int], name: str) -> 
         lowered = program.lowered(program.prepare(part, device, outs, may_donate=False))
     with shardings_in_hlo():
         module = module_text(lowered, with_locations=bool(notes_of(part.entries)))
+    module = _MODULE_NAME.sub(lambda _: f'module @"jit_{name}"', module, count=1)
     return LoweredGraph(tuple(part.buffers.values()), proto_of_module(module))
 
 

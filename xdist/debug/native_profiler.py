@@ -1,7 +1,6 @@
 """`torch_xla._XLAC.profiler`: what torch_xla's profiler is made of, on JAX's."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 

@@ -14,7 +14,6 @@ from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.progress import PROGRESS
 
-
 _was_traced = False
 
 

@@ -1,8 +1,8 @@
 """Where rows were recorded, told to XLA: the metadata of a program's operations.
 
-While a row with a note is lowered, JAX is in a scope that holds its slot. The lowered module is then
-gone through once, and the location of each operation in such a scope becomes the row's: operator,
-block and frames, which XLA hands to profiles and to HLO. Where no notes were taken nothing is done.
+While a row with a note is lowered, JAX is in a scope that holds its slot. The lowered module is
+then gone through once, and the location of each operation in such a scope becomes the row's:
+operator, block and frames, which XLA hands to profiles and to HLO. Without notes nothing is done.
 """
 
 import contextlib

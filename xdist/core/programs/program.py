@@ -7,6 +7,7 @@ A cut asks `prepare` for a launch, `find` for its program (which compiles where 
 import hashlib
 import itertools
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -21,6 +22,7 @@ import numpy as np
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.programs import collective_program
+from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
@@ -161,6 +163,9 @@ def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
     try:
         with in_profile("PjRtComputationClient::Compile"):
             program.run = program.executable.compile(_signature(launch, program))
+    except Exception as error:
+        _tell_failure(launch, error)
+        raise
     finally:
         PROGRESS.compiling = False
     metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
@@ -320,6 +325,25 @@ def _signature(launch: Launch, program: Program) -> tuple[Any, ...]:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
 
 
+def _tell_failure(launch: Launch, error: Exception) -> None:
+    """A program could not be compiled or run: show its HLO where a variable asks for it.
+
+    XLA_SAVE_HLO_FILE gets it; with XLA_DUMP_HLO_GRAPH the error holds it.
+    """
+    now = settings.current()
+    if now.hlo_file is None and not now.hlo_in_errors:
+        return
+    try:
+        text = hlo_text(lowered(launch), in_tuple=True)
+    except Exception as reason:
+        text = f"no HLO: it cannot be lowered ({type(reason).__name__}: {reason})"
+    if now.hlo_file is not None:
+        with open(now.hlo_file, "a") as file:
+            file.write(f"[HLO Graph 0 From Thread {threading.get_ident()}]\n{text}\n")
+    if now.hlo_in_errors:
+        error.add_note(f">>> Dumping Computation 0\n{text}")
+
+
 def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndarray]:
     """What the rows are fed with, as the program takes it."""
     scalars = launch.tape.scalars
@@ -344,7 +368,11 @@ def execute(
     floats, ints = scalar_arrays(launch, program)
     started = time.perf_counter()
     with in_profile("PjRtComputationClient::ExecuteComputation"):
-        in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
+        try:
+            in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
+        except Exception as error:
+            _tell_failure(launch, error)
+            raise
     name = f"{kind}ExecuteTime"
     if launch.placement is not None:
         name = "ExecuteReplicatedTime"

@@ -74,6 +74,7 @@ class TapeRun:
             if results:
                 found.update(zip(outs, results[0]))
                 self._hand_over(found)
+        reports.after_run(tape, trace.device, outs, results[0])
         if is_new:
             PLANS.sweep()
         return [found[slot] for slot in slots]

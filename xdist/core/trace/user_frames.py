@@ -31,7 +31,13 @@ _OURS_AND_TORCH = _OURS + _prefixes("torch")
 _UNTOLD = _OURS + tuple(
     folder + name
     for folder in _prefixes("torch")
-    for name in ("_ops.py", "_decomp" + os.sep, "_refs" + os.sep, "_prims", "utils/_python_dispatch")
+    for name in (
+        "_ops.py",
+        "_decomp" + os.sep,
+        "_refs" + os.sep,
+        "_prims",
+        "utils/_python_dispatch",
+    )
 )
 
 
@@ -66,6 +72,16 @@ def user_line() -> str:
 def user_frames() -> list[str]:
     """Every such frame, innermost first: `function (file:line)`."""
     return [str(_place(frame)) for frame in _user_frames()]
+
+
+def frames_of_user() -> list[str]:
+    """The innermost such frame and all that lead to it, also ours and torch's, innermost first."""
+    frame = next(_user_frames(), None)
+    found = []
+    while frame is not None:
+        found.append(str(_place(frame)))
+        frame = frame.f_back
+    return found
 
 
 def called_by_user() -> str:
