@@ -1,4 +1,4 @@
-"""Profiles by JAX's profiler, under torch_xla's names; XProf, TensorBoard and Perfetto read them."""
+"""Profiles by JAX's profiler, by torch_xla's names; XProf, TensorBoard and Perfetto read them."""
 
 import functools
 import os

@@ -54,8 +54,8 @@ def collect(
         if not all(map(is_empty, answers)):
             return
     raise RuntimeError(
-        f"trace: nothing happened at {addresses} in {attempts} times {duration_ms} ms; profile while"
-        " steps run, or longer"
+        f"trace: nothing happened at {addresses} in {attempts} times {duration_ms} ms; profile"
+        " while steps run, or longer"
     )
 
 

@@ -132,7 +132,7 @@ def set_custom_op_name_prefix(
 
 
 def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
-    """The pending graphs of more than `nodes_threshold` nodes, each with the living tensor it makes.
+    """The pending graphs of more than so many nodes, each with the living tensor it makes.
 
     Args:
         device: whose tensors; "" for all.
@@ -154,7 +154,8 @@ def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
 def _pending() -> Iterator[tuple[XlaTensor, Tape, int]]:
     """The living tensors that are pending, or whose buffer is known to be new."""
     for tensor in gc.get_objects():
-        if tensor.__class__ is not XlaTensor or not hasattr(tensor, "value"):
+        # Some objects do something when they are asked for an attribute.
+        if type(tensor) is not XlaTensor or not hasattr(tensor, "value"):
             continue
         value: Value = tensor.value
         tape = value.trace.tape

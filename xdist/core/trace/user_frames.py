@@ -31,13 +31,7 @@ _OURS_AND_TORCH = _OURS + _prefixes("torch")
 _UNTOLD = _OURS + tuple(
     folder + name
     for folder in _prefixes("torch")
-    for name in (
-        "_ops.py",
-        "_decomp" + os.sep,
-        "_refs" + os.sep,
-        "_prims",
-        "utils/_python_dispatch",
-    )
+    for name in ("_ops.py", "_decomp", "_refs", "_prims", "utils/_python_dispatch.py")
 )
 
 
