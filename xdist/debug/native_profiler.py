@@ -1,5 +1,6 @@
 """`torch_xla._XLAC.profiler`: what torch_xla's profiler is made of, on JAX's."""
 
+import time
 from collections.abc import Mapping
 
 import jax
@@ -11,11 +12,30 @@ from torch_xdist.debug import remote_profile
 TraceMe = jax.profiler.TraceAnnotation
 
 
+# How long the end of a server waits for a profile that runs, and for its files to be written.
+_RUNNING_S, _WRITING_S, _LOOK_S = 60, 1, 0.02
+
+
 class ProfilerServer:
-    """A server of profiles; it ends with the object."""
+    """A server of profiles; it ends with the object, after the profile that runs."""
 
     def __init__(self, port: int) -> None:
+        # The first operator would load these, which takes longer than many a profile.
+        import grpc  # noqa: F401
+        import torch._dynamo  # noqa: F401
+
         self._server = profiler_server(port)
+
+    def __del__(self) -> None:
+        # The native server waits as well, but lets nobody else into Python, which a profile needs
+        # to end.
+        if not TraceMe.is_enabled():
+            return
+        until = time.monotonic() + _RUNNING_S
+        while time.monotonic() < until and (TraceMe.is_enabled() or remote_profile.RUNNING):
+            time.sleep(_LOOK_S)
+        # What another process asked for is written after its end.
+        time.sleep(_WRITING_S)
 
 
 class ScopePusher:

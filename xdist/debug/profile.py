@@ -10,10 +10,10 @@ import jax
 
 from torch_xdist import world
 from torch_xdist.core.devices import steps
-from torch_xdist.core.programs.jax_internals import profiler_server
 from torch_xdist.core.run import analysis
 from torch_xdist.core.trace.notes import enter_scope, leave_scope
 from torch_xdist.debug import remote_profile
+from torch_xdist.debug.native_profiler import ProfilerServer
 
 F = TypeVar("F", bound=Callable[..., Any])
 _running: list[str] = []
@@ -27,7 +27,7 @@ def start_server(port: int, only_on_master: bool = True) -> Any:
     """
     if only_on_master and world.current().local_rank:
         return None
-    return profiler_server(port)
+    return ProfilerServer(port)
 
 
 def start_trace(log_dir: os.PathLike[str] | str) -> None:

@@ -17,6 +17,8 @@ _EVENTS = 1_000_000
 # The numbers of the fields of ProfileOptions that are set.
 _OPTIONS = {"host_tracer_level": 2, "device_tracer_level": 3, "python_tracer_level": 4}
 _VERSION, _HAS_HLO, _DURATION, _IS_EMPTY = 5, 7, 9, 7
+# What this process asks for at present.
+RUNNING: list[Sequence[str]] = []
 # How long the server may take to write what it collected.
 _WRITING_S = 60
 
@@ -69,6 +71,7 @@ def _ask(
     """What the servers answer, all asked at once."""
     import grpc
 
+    RUNNING.append(addresses)
     channels = [grpc.insecure_channel(address) for address in addresses]
     try:
         until = time.monotonic() + timeout_s
@@ -83,6 +86,7 @@ def _ask(
     finally:
         for channel in channels:
             channel.close()
+        RUNNING.remove(addresses)
 
 
 def _wait_for(grpc: Any, address: str, channel: Any, until: float, interval_s: float) -> None:

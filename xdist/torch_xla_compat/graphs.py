@@ -103,10 +103,11 @@ def set_ir_debug(ir_debug: bool) -> None:
     if ir_debug:
         traces: list[Trace] = [*HERE.by_device.values()]
         for trace in traces if HERE.symbolic is None else [*traces, HERE.symbolic]:
-            # As another object: whoever is recording sees it, and records anew.
-            noted = copy.copy(trace.tape)
-            noted.entries = notes.NotedEntries(noted.entries)
-            trace.tape = noted
+            if not isinstance(trace.tape.entries, notes.NotedEntries):
+                # As another object: whoever is recording sees it, and records anew.
+                noted = copy.copy(trace.tape)
+                noted.entries = notes.NotedEntries(noted.entries)
+                trace.tape = noted
 
 
 def set_custom_op_name_prefix(

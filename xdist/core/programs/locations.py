@@ -7,7 +7,7 @@ operator, block and frames, which XLA hands to profiles and to HLO. Without note
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from torch_xdist.core.programs.jax_internals import Location, relocate
 from torch_xdist.core.trace.notes import notes_of
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.trace import Entry, rows_of
+from torch_xdist.ops import naming
 
 _ROW = re.compile(r"<row (\d+)>")
 _NOWHERE = contextlib.nullcontext()
@@ -52,9 +53,11 @@ def no_scope(slot: int) -> contextlib.AbstractContextManager[Any]:
     return _NOWHERE
 
 
-def row_scope(slot: int) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def row_scope(slot: int) -> Iterator[None]:
     """For rows whose operations shall be found again by `located`."""
-    return jax.named_scope(f"<row {slot}>")
+    with jax.named_scope(f"<row {slot}>"), naming.asked():
+        yield
 
 
 def located(lowered: Any, locations: Mapping[int, Location]) -> Any:
@@ -65,5 +68,9 @@ def located(lowered: Any, locations: Mapping[int, Location]) -> Any:
 
 
 def _of_name(name: str, locations: Mapping[int, Location]) -> Location | None:
-    found = _ROW.search(name)
-    return locations.get(int(found[1])) if found else None
+    row = _ROW.search(name)
+    found = locations.get(int(row[1])) if row else None
+    part = naming.part_of(name)
+    if found is None or part is None:
+        return found
+    return Location(part, found.name.removesuffix(found.type) + part, found.places)

@@ -94,9 +94,12 @@ def notes_of(entries: Sequence[Any]) -> dict[int, Note]:
 
 def carry(source: Sequence[Any], slot: int, target: Sequence[Any], place: int) -> None:
     """Let an entry that was copied from one tape to another have the note it had there."""
-    note = notes_of(source).get(slot)
-    if note is not None and isinstance(target, NotedEntries):
-        target.notes[place] = note
+    if isinstance(target, NotedEntries):
+        note = notes_of(source).get(slot)
+        if note is not None:
+            target.notes[place] = note
+        else:
+            target.notes.pop(place, None)
 
 
 def set_prefix(entries: Sequence[Any], slots: Iterable[int], prefix: str, depth: int) -> None:
