@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from torch_xdist.core.trace.user_frames import is_told
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # JSON has the numbers of 32 bits as such; its numbers are floats, so protobuf writes those of 64 as
 # text.
@@ -90,10 +92,20 @@ def _add_sources(module: dict[str, Any]) -> None:
         for instruction in computation.get("instructions", []):
             about = instruction.get("metadata", {})
             if "stackFrameId" in about and "sourceFile" not in about:
-                frame = index["stackFrames"][about["stackFrameId"] - 1]
-                place = index["fileLocations"][frame["fileLocationId"] - 1]
-                about["sourceFile"] = index["fileNames"][place["fileNameId"] - 1]
-                about["sourceLine"] = place["line"]
+                about["sourceFile"], about["sourceLine"] = _source(index, about["stackFrameId"])
+
+
+def _source(index: dict[str, Any], number: int) -> tuple[str, int]:
+    """The file and the line of a frame; of one above it where it is none that says something."""
+    file, line = "", 0
+    while number:
+        frame = index["stackFrames"][number - 1]
+        place = index["fileLocations"][frame["fileLocationId"] - 1]
+        file, line = index["fileNames"][place["fileNameId"] - 1], place["line"]
+        if is_told(file):
+            break
+        number = frame.get("parentFrameId", 0)
+    return file, line
 
 
 def _lines(data: bytes, message: str, indent: str) -> Iterator[str]:

@@ -27,11 +27,14 @@ OUR_PACKAGES = (
 )
 _OURS = _prefixes(*OUR_PACKAGES)
 _OURS_AND_TORCH = _OURS + _prefixes("torch")
-# Where torch takes an operator apart: no line of these says what the user wrote.
-_UNTOLD = _OURS + tuple(
-    folder + name
-    for folder in _prefixes("torch")
-    for name in ("_ops.py", "_decomp", "_refs", "_prims", "utils/_python_dispatch.py")
+# Where torch takes an operator apart, or wraps a function: no line of these says what the user wrote.
+_WRAPPERS = (
+    "_ops.py", "_compile.py", "_dynamo", "_decomp", "_refs", "_prims", "utils/_python_dispatch.py",
+)  # fmt: skip
+_UNTOLD = (
+    *_OURS,
+    *(folder + name for folder in _prefixes("torch") for name in _WRAPPERS),
+    "<frozen",
 )
 
 
@@ -99,7 +102,12 @@ def all_places() -> tuple[Place, ...]:
 
 def told(places: tuple[Place, ...]) -> tuple[Place, ...]:
     """The places without our own and those where torch takes operators apart."""
-    return tuple(p for p in places if not p.file.startswith(_UNTOLD) and p.file[:7] != "<frozen")
+    return tuple(place for place in places if is_told(place.file))
+
+
+def is_told(file: str) -> bool:
+    """Whether lines of this file say what the user, or a module of torch, wrote."""
+    return not file.startswith(_UNTOLD)
 
 
 def _place(frame: FrameType) -> Place:
