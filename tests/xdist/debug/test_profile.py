@@ -9,6 +9,7 @@ import torch
 
 import torch_xla
 import torch_xla.debug.profiler as xp
+import torch_xla.distributed.parallel_loader as pl
 from torch_xdist import metrics, world
 from torch_xdist.core.trace import notes
 from torch_xdist.debug import remote_profile
@@ -26,14 +27,16 @@ def port():
     del server
 
 
-def stepping(until):
-    while not until.wait(0.01):
+def stepping(until, steps=10_000):
+    while steps and not until.wait(0.01):
+        steps -= 1
         with xp.StepTrace("train", step_num=1), xp.Trace("build_graph"):
             x = torch.ones(3, 3).to("xla") + 1
         assert x.shape == (3, 3)
 
 
 def test_a_server_hands_out_what_happens(port, tmp_path):
+    stepping(threading.Event(), steps=1)
     done = threading.Event()
     work = threading.Thread(target=stepping, args=(done,))
     work.start()
@@ -65,9 +68,7 @@ def test_a_profile_in_which_nothing_happens_is_asked_for_again(monkeypatch, tmp_
         return [b"\x38\x01"]
 
     monkeypatch.setattr(remote_profile, "_ask", nothing)
-    with pytest.raises(
-        RuntimeError, match="nothing happened at a:1 in 2 times 5 ms; profile while"
-    ):
+    with pytest.raises(RuntimeError, match="nothing happened at a:1 in 2 times 5 ms; profile"):
         xp.trace("a:1", str(tmp_path), duration_ms=5, num_tracing_attempts=2)
     assert len(asked) == 2
 
@@ -90,9 +91,7 @@ def test_a_request_is_written_as_protobuf_does():
 
 
 def test_only_the_first_rank_of_a_host_has_a_server(monkeypatch):
-    other = world.current()._replace(local_rank=1) if hasattr(world.current(), "_replace") else None
-    if other is None:
-        other = type("Rank", (), {"local_rank": 1})
+    other = type("Rank", (), {"local_rank": 1})
     monkeypatch.setattr(world, "current", lambda: other)
     assert xp.start_server(1) is None
 
@@ -137,9 +136,8 @@ def test_a_scope_ends_with_its_object():
 
 
 def test_a_step_trace_takes_the_place_of_the_loaders_step():
-    import torch_xla.distributed.parallel_loader as pl
-
     batches = [torch.ones(2)] * 3
+    xp.set_tracer_marked_step(False)
     before = metrics.counter_value("MarkStep") or 0
     for batch in pl.MpDeviceLoader(batches, torch_xla.device()):
         with xp.StepTrace("train"):

@@ -27,7 +27,7 @@ OUR_PACKAGES = (
 )
 _OURS = _prefixes(*OUR_PACKAGES)
 _OURS_AND_TORCH = _OURS + _prefixes("torch")
-# Where torch takes an operator apart, or wraps a function: no line of these says what the user wrote.
+# Where torch takes an operator apart, or wraps a function: nothing there is the user's.
 _WRAPPERS = (
     "_ops.py", "_compile.py", "_dynamo", "_decomp", "_refs", "_prims", "utils/_python_dispatch.py",
 )  # fmt: skip
