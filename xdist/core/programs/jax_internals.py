@@ -14,13 +14,13 @@ try:
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
 try:
-    from jaxlib import _profiler
+    from jaxlib import _profiler  # type: ignore[attr-defined]
 except ImportError:
     _profiler = None
 try:
     from jaxlib.mlir import ir
 except ImportError:
-    ir = None
+    ir = None  # type: ignore[assignment]
 try:
     from jax._src.lax import windowed_reductions
 except ImportError:
@@ -120,7 +120,7 @@ def _mlir_location(location: Location) -> Any:
         ir.Location.name(function, childLoc=ir.Location.file(file, line, 0))
         for function, file, line in location.places
     ]
-    inner = ir.Location.unknown()
+    inner: Any = ir.Location.unknown()
     if frames:
         inner = ir.Location.callsite(frames[0], frames[1:]) if frames[1:] else frames[0]
     return _named(f"{location.type}:", _named(location.name, inner))

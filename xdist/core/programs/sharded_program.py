@@ -75,9 +75,8 @@ class OnLayout:
         of_leaves, of_results = shapes
         self._layout = layout
         self._parts = parts
-from torch_xdist.core.programs.jax_internals import Location, callable_of
-from torch_xdist.core.programs.locations import located
-from torch_xdist.core.sharding import together
+        self._locations = locations
+        self._told = told
 
         def inner(given: Any, held: Any, floats: Any, ints: Any) -> list[Any]:
             given = [unpadded(x, of_leaves[place]) for x, place in zip(given, donated)]

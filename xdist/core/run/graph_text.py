@@ -261,7 +261,7 @@ def block(
     """What XLA_SAVE_TENSORS_FILE gets of a graph: where it was run, its hashes, and its text."""
     graph = render(tape, device, roots, settings.current().graph_format)
     of_roots = ", ".join(root_hashes(tape, roots))
-    named = f"[Graph Name: {name}\n]" if name else ""
+    named = f"Graph Name: {name}\n" if name else ""
     lines = "".join(f"  {frame}\n" for frame in frames)
     return (
         f"{named}TensorsGraphInfo:\n{lines}\n"
