@@ -41,12 +41,7 @@ from torch_xdist.core.run.analysis import (
 from torch_xdist.core.run.analysis import (
     set_graph_name as _set_current_graph_name,
 )
-from torch_xdist.core.trace.notes import (
-    is_noting as _get_ir_debug,
-)
-from torch_xdist.debug import (
-    native_profiler as profiler,
-)
+from torch_xdist.debug import native_profiler as profiler
 from torch_xdist.dynamo.private_names import (
     _check_device_tensor_need_materialization,
     _check_tensor_need_materialization,
@@ -201,16 +196,13 @@ from torch_xdist.torch_xla_compat.graphs import (
     hlo_proto_of as _get_xla_tensors_hlo_proto,
 )
 from torch_xdist.torch_xla_compat.graphs import (
-    set_custom_op_name_prefix as _set_xla_custom_op_name_prefix,
-)
-from torch_xdist.torch_xla_compat.graphs import (
-    set_ir_debug as _set_ir_debug,
-)
-from torch_xdist.torch_xla_compat.graphs import (
-    tensors_report as _xla_tensors_report,
-)
-from torch_xdist.torch_xla_compat.graphs import (
     text_of as _get_xla_tensors_text,
+)
+from torch_xdist.torch_xla_compat.ir_debug import (
+    _get_ir_debug,
+    _set_ir_debug,
+    _set_xla_custom_op_name_prefix,
+    _xla_tensors_report,
 )
 from torch_xdist.torch_xla_compat.plugins import (
     DevicePlugin as PjRtPlugin,
