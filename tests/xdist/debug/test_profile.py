@@ -4,6 +4,7 @@ import threading
 import time
 
 import grpc
+import jax
 import pytest
 import torch
 
@@ -115,7 +116,12 @@ def test_a_session_gives_and_writes_a_profile(tmp_path):
     found = session.stop()
     assert b"my_block" in found
     session.export(found, str(tmp_path))
-    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    # As XProf and TensorBoard read it.
+    planes = jax.profiler.ProfileData.from_file(str(file)).planes
+    events = [event for plane in planes for line in plane.lines for event in line.events]
+    (block,) = [event for event in events if event.name == "my_block"]
+    assert dict(block.stats) == {"number": "3", "more": "4"} and block.duration_ns > 0
     assert not profiler.TraceMe.is_enabled()
 
 

@@ -83,7 +83,8 @@ def relocate(lowered: Any, location_of: Callable[[str], Location | None]) -> Non
 
     One without a new location keeps its name alone. Where JAX cannot, all stay as they are.
     """
-    if ir is None or not hasattr(ir, "NameLoc"):
+    settable = getattr(getattr(ir, "_OperationBase", None), "location", None)
+    if getattr(settable, "fset", None) is None:
         return
     module = lowered.compiler_ir("stablehlo")
     with module.context:
