@@ -19,6 +19,10 @@ from torch_xdist.core.trace.trace import Entry, rows_of
 from torch_xdist.ops import naming
 
 _ROW = re.compile(r"<row (\d+)>")
+_INNER = re.compile(r"<inner (\d+)>")
+# Of the rows of functions: JAX keeps what it traced, with the numbers, for later programs.
+_numbers: dict[Location, int] = {}
+_made: list[Location] = []
 _NOWHERE = contextlib.nullcontext()
 # What torch_xla calls the operators that are one to it.
 _ONE_OF = {"t": "permute", "transpose": "permute"}
@@ -60,6 +64,26 @@ def row_scope(slot: int) -> Iterator[None]:
         yield
 
 
+def inner_scope(entries: Sequence[Entry]) -> Scope:
+    """For the rows of a function inside a row; those without a note are told as that row."""
+    found = locations_of(entries) if naming.is_asked() else {}
+
+    def scope(slot: int) -> contextlib.AbstractContextManager[Any]:
+        if slot not in found:
+            return _NOWHERE
+        return jax.named_scope(f"<inner {_number_of(found[slot])}>")
+
+    return scope if found else no_scope
+
+
+def _number_of(location: Location) -> int:
+    number = _numbers.get(location)
+    if number is None:
+        number = _numbers[location] = len(_made)
+        _made.append(location)
+    return number
+
+
 def located(lowered: Any, locations: Mapping[int, Location]) -> Any:
     """What JAX lowered, its operations at the locations of their rows."""
     if locations:
@@ -68,8 +92,11 @@ def located(lowered: Any, locations: Mapping[int, Location]) -> Any:
 
 
 def _of_name(name: str, locations: Mapping[int, Location]) -> Location | None:
-    row = _ROW.search(name)
+    row, inner = _ROW.search(name), _INNER.findall(name)
     found = locations.get(int(row[1])) if row else None
+    if inner:
+        # Also without a row: what JAX calls as a function is named for itself.
+        found = _made[int(inner[-1])]
     part = naming.part_of(name)
     if found is None or part is None:
         return found

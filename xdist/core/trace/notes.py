@@ -64,6 +64,12 @@ class NotedEntries(list[Any]):
         return self
 
 
+class NotedTuple(tuple[Any, ...]):
+    """The entries of a recorded function, with notes; equal to a plain tuple of the same."""
+
+    notes: dict[int, Note]
+
+
 class _Asked:
     """Whether notes are taken; None until somebody asks."""
 
@@ -89,7 +95,17 @@ def new_entries() -> list[Any]:
 
 def notes_of(entries: Sequence[Any]) -> dict[int, Note]:
     """The notes of a tape's entries, by slot; none where none were taken."""
-    return entries.notes if isinstance(entries, NotedEntries) else {}
+    return entries.notes if isinstance(entries, NotedEntries | NotedTuple) else {}
+
+
+def with_notes_of(source: Sequence[Any], entries: Sequence[Any]) -> tuple[Any, ...]:
+    """The entries, which stand in the slots they have in `source`, with the notes from there."""
+    notes = notes_of(source)
+    if not notes:
+        return tuple(entries)
+    noted = NotedTuple(entries)
+    noted.notes = notes
+    return noted
 
 
 def carry(source: Sequence[Any], slot: int, target: Sequence[Any], place: int) -> None:

@@ -30,6 +30,7 @@ _OURS_AND_TORCH = _OURS + _prefixes("torch")
 # Where torch takes an operator apart, or wraps a function: nothing there is the user's.
 _WRAPPERS = (
     "_ops.py", "_compile.py", "_dynamo", "_decomp", "_refs", "_prims", "utils/_python_dispatch.py",
+    "autograd/function.py",
 )  # fmt: skip
 _UNTOLD = (
     *_OURS,

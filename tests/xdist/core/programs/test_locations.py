@@ -13,6 +13,7 @@ from torch_xdist.core.programs.program import PROGRAMS
 from torch_xdist.core.run import cuts
 from torch_xdist.errors import ReleaseError
 from torch_xdist.torch_xla_compat import graphs
+from torch_xla.experimental.scan import scan
 
 _XLAC = torch_xla._XLAC
 
@@ -110,3 +111,26 @@ def test_without_its_mlir_jaxs_own_locations_stay(monkeypatch):
         jax_internals.profiler_session()
     with pytest.raises(ReleaseError, match="has no server of its profiler that can be ended"):
         jax_internals.profiler_server(1)
+
+
+def test_the_rows_of_a_loop_have_their_own_lines(noting):
+    def body(carry, x):
+        carry = carry + x.sin()
+        return carry, x.cosh()
+
+    xs = torch.ones(3, 2).to("xla").requires_grad_()
+    carry, ys = scan(body, torch.zeros(2).to("xla"), xs)
+    text = _XLAC._get_xla_tensors_hlo([carry, ys])
+    lines = {
+        op: (file, int(line))
+        for op, file, line in re.findall(
+            r'op_name="(\w+)" source_file="([^"]*)" source_line=(\d+)', text
+        )
+    }
+    first = body.__code__.co_firstlineno
+    assert lines["aten__sin"] == (__file__, first + 1)
+    assert lines["aten__cosh"] == (__file__, first + 2)
+    assert lines["xla__scan"] == (__file__, first + 5)
+    (carry.sum() + ys.sum()).backward()
+    torch_xla.sync()
+    assert torch.allclose(xs.grad.cpu(), torch.cos(torch.ones(3, 2)) + torch.sinh(torch.ones(3, 2)))
