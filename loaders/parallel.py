@@ -195,7 +195,9 @@ class PerDeviceLoader:
         if self._ended:
             raise StopIteration
         loader = self._loader
-        if self._number % loader.batches_per_execution == 0:
+        if steps.get_tracer_marked_step():
+            steps.set_tracer_marked_step(False)
+        elif self._number % loader.batches_per_execution == 0:
             steps.end_step(analysis.LOADER, device_=self._device)
         asked_s = time.perf_counter()
         if self._number:

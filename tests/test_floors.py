@@ -63,6 +63,8 @@ LATE = {
         "tensorboardX",
     },
     "xdist/debug/training_log.py": {"tensorboardX"},
+    "xdist/debug/native_profiler.py": {"grpc", "torch._dynamo"},
+    "xdist/debug/remote_profile.py": {"grpc"},
     "xdist/world.py": {"torch_xdist.collectives"},
     "loaders/sharing.py": {"torch_xdist.collectives"},
     "xdist/ranks/c10d/device_mesh.py": {"torch_xdist.ranks.c10d.dtensors"},

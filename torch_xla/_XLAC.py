@@ -41,6 +41,7 @@ from torch_xdist.core.run.analysis import (
 from torch_xdist.core.run.analysis import (
     set_graph_name as _set_current_graph_name,
 )
+from torch_xdist.debug import native_profiler as profiler
 from torch_xdist.dynamo.private_names import (
     _check_device_tensor_need_materialization,
     _check_tensor_need_materialization,
@@ -192,7 +193,16 @@ from torch_xdist.torch_xla_compat.graphs import (
     hlo_of as _get_xla_tensors_hlo,
 )
 from torch_xdist.torch_xla_compat.graphs import (
+    hlo_proto_of as _get_xla_tensors_hlo_proto,
+)
+from torch_xdist.torch_xla_compat.graphs import (
     text_of as _get_xla_tensors_text,
+)
+from torch_xdist.torch_xla_compat.ir_debug import (
+    _get_ir_debug,
+    _set_ir_debug,
+    _set_xla_custom_op_name_prefix,
+    _xla_tensors_report,
 )
 from torch_xdist.torch_xla_compat.plugins import (
     DevicePlugin as PjRtPlugin,
@@ -394,6 +404,12 @@ __all__ = [
     "_xla_metric_data",
     "_get_xla_tensors_text",
     "_get_xla_tensors_hlo",
+    "_get_xla_tensors_hlo_proto",
+    "_set_xla_custom_op_name_prefix",
+    "_get_ir_debug",
+    "profiler",
+    "_set_ir_debug",
+    "_xla_tensors_report",
     "_get_xla_tensors_dot",
     "_get_graph_hash",
     "_get_xla_tensor_dimension_size",

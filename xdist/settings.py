@@ -7,6 +7,7 @@ names that start with XDIST_ are ours. This module imports neither torch nor jax
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,12 @@ class Settings:
     metrics_percentiles: tuple[float, ...]  # XLA_METRICS_PERCENTILES, 0.01:0.5:...
     graph_file: str | None  # XLA_SAVE_TENSORS_FILE
     graph_format: str  # XLA_SAVE_TENSORS_FMT: text, dot, hlo or stablehlo
+    hlo_file: str | None  # XLA_SAVE_HLO_FILE: where programs go that fail
+    hlo_in_errors: bool  # XLA_DUMP_HLO_GRAPH: their errors hold them too
+    notes_frames: bool  # XLA_IR_DEBUG or XLA_HLO_DEBUG: rows know where they were recorded
+    tracker_file: str | None  # XLA_FNTRACKER_FILE: where operators on the CPU are told
+    tracker_level: int  # XLA_FNTRACKER_LEVEL: below 3 none are
+    tracker_list: tuple[str, ...]  # XLA_FNTRACKER_LIST: only these, such as nonzero:unique
     debug: bool  # PT_XLA_DEBUG
     debug_level: int  # PT_XLA_DEBUG_LEVEL: 0 off, 1 compilations, 2 executions too
     debug_file: str | None  # PT_XLA_DEBUG_FILE
@@ -194,6 +201,12 @@ def read(env: Mapping[str, str]) -> Settings:
         metrics_percentiles=_percentiles(env),
         graph_file=env.get("XLA_SAVE_TENSORS_FILE") or None,
         graph_format=_word(env, "XLA_SAVE_TENSORS_FMT", "text", GRAPH_FORMATS),
+        hlo_file=env.get("XLA_SAVE_HLO_FILE") or None,
+        hlo_in_errors=_flag(env, "XLA_DUMP_HLO_GRAPH"),
+        notes_frames=_flag(env, "XLA_IR_DEBUG") or _flag(env, "XLA_HLO_DEBUG"),
+        tracker_file=env.get("XLA_FNTRACKER_FILE") or None,
+        tracker_level=_number(env, "XLA_FNTRACKER_LEVEL", sys.maxsize, int),
+        tracker_list=tuple(filter(None, env.get("XLA_FNTRACKER_LIST", "").split(":"))),
         debug=debug,
         debug_level=_number(env, "PT_XLA_DEBUG_LEVEL", _DEBUG_LEVEL_OF_DEBUG if debug else 0, int),
         debug_file=env.get("PT_XLA_DEBUG_FILE") or None,

@@ -84,7 +84,11 @@ FACE = {
     "torch_xla.debug.profiler": """
         start_server(port,only_on_master) start_trace(log_dir) stop_trace()
         trace(service_addr,logdir,duration_ms,num_tracing_attempts,host_tracer_level) trace_detached
-        Trace(name) StepTrace(name,step_num) trace_me(scope)""",
+        Trace(name) StepTrace(name,step_num) trace_me(scope)
+        get_tracer_marked_step() set_tracer_marked_step(value)""",
+    "torch_xla.debug.frame_parser_util": """
+        create_report(frames) parse_frame_content(line) parse_frames(lines)
+        process_frames(fname)""",
     "torch_xla.debug.graph_saver": "save_tensors_graph(save_dir,name,tensors)",
     "torch_xla.debug.metrics_saver": "save_metrics(metrics_file)",
     "torch_xla.debug.metrics_compare_utils": """

@@ -1,5 +1,9 @@
 """`xp`: profiles."""
 
+from torch_xdist.core.devices.steps import (
+    get_tracer_marked_step,
+    set_tracer_marked_step,
+)
 from torch_xdist.debug.profile import (
     StepTrace,
     Trace,
@@ -22,4 +26,6 @@ __all__ = [
     "Trace",
     "StepTrace",
     "trace_me",
+    "get_tracer_marked_step",
+    "set_tracer_marked_step",
 ]

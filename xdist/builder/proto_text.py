@@ -10,11 +10,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from torch_xdist.core.trace.user_frames import is_told
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_TEXT, _NUMBER, _NUMBERS = "text", "number", "numbers"
+# JSON has the numbers of 32 bits as such; its numbers are floats, so protobuf writes those of 64 as
+# text.
+_TEXT, _NUMBER, _NUMBERS, _SMALL = "text", "number", "numbers", "small number"
 _REPEATED = {
     "computations", "instructions", "parameters", "parameter_names", "tuple_shapes",
-    "tuple_shardings",
+    "tuple_shardings", "file_names", "function_names", "file_locations", "stack_frames",
 }  # fmt: skip
 # message -> number -> (name, what it is)
 _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
@@ -22,7 +26,7 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
         1: ("name", _TEXT), 2: ("entry_computation_name", _TEXT),
         3: ("computations", "Computation"),
         4: ("host_program_shape", "ProgramShape"), 5: ("id", _NUMBER),
-        6: ("entry_computation_id", _NUMBER),
+        6: ("entry_computation_id", _NUMBER), 17: ("stack_frame_index", "StackFrameIndex"),
     },
     "Computation": {
         1: ("name", _TEXT), 2: ("instructions", "Instruction"),
@@ -46,8 +50,17 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
     },
     "Metadata": {
         1: ("op_type", _TEXT), 2: ("op_name", _TEXT), 3: ("source_file", _TEXT),
-        4: ("source_line", _NUMBER),
+        4: ("source_line", _SMALL), 15: ("stack_frame_id", _SMALL),
     },
+    "StackFrameIndex": {
+        1: ("file_names", _TEXT), 2: ("function_names", _TEXT),
+        3: ("file_locations", "FileLocation"), 4: ("stack_frames", "StackFrame"),
+    },
+    "FileLocation": {
+        1: ("file_name_id", _SMALL), 2: ("function_name_id", _SMALL), 3: ("line", _SMALL),
+        4: ("column", _SMALL), 5: ("end_line", _SMALL), 6: ("end_column", _SMALL),
+    },
+    "StackFrame": {1: ("file_location_id", _SMALL), 2: ("parent_frame_id", _SMALL)},
     "Sharding": {
         1: ("type", _NUMBER), 2: ("tile_shape", "Shape"),
         3: ("tile_assignment_dimensions", _NUMBERS), 4: ("tile_assignment_devices", _NUMBERS),
@@ -65,7 +78,34 @@ def as_text(proto: bytes) -> str:
 
 def as_json(proto: bytes) -> str:
     """A serialized HLO module in protobuf's JSON form."""
-    return json.dumps(_object(proto, "HloModule"))
+    module = _object(proto, "HloModule")
+    _add_sources(module)
+    return json.dumps(module)
+
+
+def _add_sources(module: dict[str, Any]) -> None:
+    """The file and line of each instruction, beside its stack frame, where XLA wrote that alone."""
+    index = module.get("stackFrameIndex")
+    if index is None:
+        return
+    for computation in module.get("computations", []):
+        for instruction in computation.get("instructions", []):
+            about = instruction.get("metadata", {})
+            if "stackFrameId" in about and "sourceFile" not in about:
+                about["sourceFile"], about["sourceLine"] = _source(index, about["stackFrameId"])
+
+
+def _source(index: dict[str, Any], number: int) -> tuple[str, int]:
+    """The file and the line of a frame; of one above it where it is none that says something."""
+    file, line = "", 0
+    while number:
+        frame = index["stackFrames"][number - 1]
+        place = index["fileLocations"][frame["fileLocationId"] - 1]
+        file, line = index["fileNames"][place["fileNameId"] - 1], place["line"]
+        if is_told(file):
+            break
+        number = frame.get("parentFrameId", 0)
+    return file, line
 
 
 def _lines(data: bytes, message: str, indent: str) -> Iterator[str]:
@@ -86,8 +126,10 @@ def _object(data: bytes, message: str) -> dict[str, Any]:
             continue
         first, *rest = name.split("_")
         key = first + "".join(part.capitalize() for part in rest)
-        # JSON's numbers are floats, so protobuf writes those of 64 bits as text.
-        shown = _object(value, kind) if kind in _FIELDS else str(value)
+        if kind in _FIELDS:
+            shown: Any = _object(value, kind)
+        else:
+            shown = value if kind == _SMALL else str(value)
         if kind == _NUMBERS or name in _REPEATED:
             found.setdefault(key, []).append(shown)
         else:

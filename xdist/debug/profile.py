@@ -1,6 +1,7 @@
-"""Profiles by JAX's profiler, under torch_xla's names; TensorBoard and Perfetto read the files."""
+"""Profiles by JAX's profiler, by torch_xla's names; XProf, TensorBoard and Perfetto read them."""
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,20 +10,27 @@ import jax
 
 from torch_xdist import world
 from torch_xdist.core.devices import steps
-from torch_xdist.core.run import analysis, reports
+from torch_xdist.core.run import analysis
+from torch_xdist.core.trace.notes import enter_scope, leave_scope
+from torch_xdist.debug import remote_profile
+from torch_xdist.debug.native_profiler import ProfilerServer
 
 F = TypeVar("F", bound=Callable[..., Any])
 _running: list[str] = []
 
 
 def start_server(port: int, only_on_master: bool = True) -> Any:
-    """Let a TensorBoard fetch profiles at `port`. Keep the returned object: it is the server."""
+    """Let `trace`, or TensorBoard, fetch profiles at `port` for as long as the result is kept.
+
+    Args:
+        only_on_master: on other ranks than the first of a host nothing is started.
+    """
     if only_on_master and world.current().local_rank:
         return None
-    return jax.profiler.start_server(port)
+    return ProfilerServer(port)
 
 
-def start_trace(log_dir: str) -> None:
+def start_trace(log_dir: os.PathLike[str] | str) -> None:
     """Profile this process into `log_dir` until `stop_trace`.
 
     Raises RuntimeError while another profile runs.
@@ -33,7 +41,7 @@ def start_trace(log_dir: str) -> None:
             " call stop_trace first"
         )
     jax.profiler.start_trace(log_dir)
-    _running.append(log_dir)
+    _running.append(str(log_dir))
 
 
 def stop_trace() -> None:
@@ -55,16 +63,27 @@ def trace(
     timeout_s: int = 120,
     interval_s: int = 5,
 ) -> None:
-    """Profile this process for `duration_ms` after `delay_ms`, into `logdir`; blocks meanwhile.
+    """Profile the processes whose `start_server` listens at these addresses; blocks meanwhile.
 
-    The other arguments are torch_xla's and change nothing here: the profiler of this process
-    needs no service and no second attempt.
+    Args:
+        service_addr: such as "localhost:9012"; several are separated by commas.
+        logdir: a folder that those processes can write to.
+        num_tracing_attempts: how often to ask again for a profile in which nothing happened.
+        host_tracer_level: 1 for the most important events, 2, or 3 for all.
+        device_tracer_level: 0 without the device's events.
+        delay_ms: how long to wait before.
+        timeout_s, interval_s: how long, and how often, to try servers that do not answer.
+
+    Raises RuntimeError where a server does not answer, or nothing happened.
     """
-    pause = threading.Event()
-    pause.wait(delay_ms / 1e3)
-    start_trace(logdir)
-    pause.wait(duration_ms / 1e3)
-    stop_trace()
+    options = {
+        "host_tracer_level": host_tracer_level,
+        "device_tracer_level": device_tracer_level,
+        "delay_ms": delay_ms,
+    }
+    remote_profile.collect(
+        service_addr, logdir, duration_ms, num_tracing_attempts, timeout_s, interval_s, options
+    )
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
@@ -75,37 +94,45 @@ def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
 
 
 class Trace(jax.profiler.TraceAnnotation):
-    """A named block in the profile. A step may not end inside it: `sync` raises."""
+    """A named block in the profile, and with XLA_HLO_DEBUG in what XLA knows of operators.
+
+    A step may not end inside it: `sync` raises.
+    """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
         self.name = name
 
     def __enter__(self) -> "Trace":
-        reports.open_scopes().append(self.name)
+        enter_scope(self.name)
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        reports.open_scopes().remove(self.name)
+        leave_scope()
         super().__exit__(*failure)
 
 
-class StepTrace(jax.profiler.StepTraceAnnotation):
+class StepTrace(Trace):
     """A block that is one training step in the profile; the step ends (`sync`) with it."""
 
     def __init__(self, name: str, step_num: int | None = None, **kwargs: Any) -> None:
         if step_num is not None:
             kwargs["step_num"] = step_num
-        super().__init__(name, **kwargs)
+        # What tells profiles that it is a step.
+        super().__init__(name, _r=1, **kwargs)
 
     def __enter__(self) -> "StepTrace":
+        steps.set_tracer_marked_step(True)
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        steps.end_step(analysis.STEP_TRACE)
-        super().__exit__(*failure)
+        leave_scope()
+        try:
+            steps.end_step(analysis.STEP_TRACE)
+        finally:
+            super(Trace, self).__exit__(*failure)
 
 
 def trace_me(scope: str) -> Callable[[F], F]:

@@ -13,6 +13,7 @@ import torch
 from jax import lax
 
 from torch_xdist.dtypes import to_jax
+from torch_xdist.ops import naming
 from torch_xdist.ops.operands import opmath, wide
 from torch_xdist.ops.table import add_rows, lowers
 
@@ -195,6 +196,12 @@ def addmm_activation(
 @lowers("aten.linear.default")
 def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """`input` [..., k] times `weight` [n, k] or [k]: [..., n] or [...]."""
+    if naming.is_asked() and weight.ndim == 2:
+        with naming.part("permute"):
+            weight = weight.T
+        with naming.part("mm" if bias is None else "addmm"):
+            out = product(input, weight, ((input.ndim - 1,), (0,)))
+            return out if bias is None else out + bias.astype(out.dtype)
     out = product(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
     return out if bias is None else out + bias.astype(out.dtype)
 

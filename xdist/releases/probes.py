@@ -205,6 +205,16 @@ PROBES = (
         "StableHLO with operations of JAX's own is written",
         otherwise="such a module is refused",
     ),
+    Probe(
+        "jaxlib.mlir.ir._OperationBase.location",
+        "operations of programs have the user's lines (XLA_HLO_DEBUG)",
+        otherwise="they have those of JAX",
+    ),
+    Probe(
+        "jaxlib._profiler.ProfilerSession",
+        "sessions and servers of the profiler",
+        otherwise="a ReleaseError where one is started",
+    ),
     Probe("jax._src.dispatch.wait_for_tokens", _LAUNCHER, otherwise="it is not called at exit"),
     Probe("jax._src.api.clean_up", _LAUNCHER, otherwise="it is not called at exit"),
     Probe("jax._src.xla_bridge.backends_are_initialized", _LAUNCHER),

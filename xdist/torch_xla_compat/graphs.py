@@ -6,7 +6,7 @@ Nothing here runs a graph: asking for the text of a tensor leaves it pending.
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,8 @@ import torch
 from torch_xdist import settings
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
-from torch_xdist.core.run.graph_text import render
+from torch_xdist.core.run.graph_text import proto, render
+from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.errors import DeviceError
 
 _numbers = itertools.count()
@@ -41,9 +42,13 @@ def trace_and_roots(tensors: Sequence[torch.Tensor]) -> tuple[DeviceTrace, list[
 
 def _graph(tensors: Sequence[torch.Tensor], format: str) -> str:
     trace, roots = trace_and_roots(tensors)
+    return render(trace.tape, trace.device, roots, format, _tilings(tensors, roots))
+
+
+def _tilings(tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> Mapping[int, Tiling]:
+    """How the user wants the tensors to lie, by slot."""
     said = {slot: getattr(t.value, "tiling", None) for slot, t in zip(roots, tensors)}  # type: ignore[attr-defined]
-    tilings = {slot: tiling for slot, tiling in said.items() if tiling is not None}
-    return render(trace.tape, trace.device, roots, format, tilings)
+    return {slot: tiling for slot, tiling in said.items() if tiling is not None}
 
 
 def text_of(tensors: Sequence[torch.Tensor]) -> str:
@@ -59,6 +64,12 @@ def dot_of(tensors: Sequence[torch.Tensor]) -> str:
 def hlo_of(tensors: Sequence[torch.Tensor]) -> str:
     """The pending graph of the tensors as XLA's HLO text."""
     return _graph(tensors, "hlo")
+
+
+def hlo_proto_of(tensors: Sequence[torch.Tensor]) -> bytes:
+    """The pending graph of the tensors as a serialized HloModuleProto."""
+    trace, roots = trace_and_roots(tensors)
+    return proto(trace.tape, trace.device, roots, _tilings(tensors, roots))
 
 
 def stablehlo_of(tensors: Sequence[torch.Tensor]) -> str:

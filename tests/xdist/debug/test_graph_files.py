@@ -6,7 +6,7 @@ from torch_xdist.debug.graph_files import Graph, graph_report, parse_graphs
 def block(frames, graph, hashes="ab"):
     lines = "".join(f"  {frame}\n" for frame in frames)
     return (
-        f"[ScheduleSyncTensorsGraph]\n[Graph Name: step\n]TensorsGraphInfo:\n{lines}\n"
+        f"[ScheduleSyncTensorsGraph]\nGraph Name: step\nTensorsGraphInfo:\n{lines}\n"
         f"Root Hashes: ({hashes})\n\n## BEGIN_GRAPH\nIR {{\n{graph}}}\n\n## END_GRAPH\n\n"
     )
 

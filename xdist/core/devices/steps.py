@@ -14,20 +14,36 @@ from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.progress import PROGRESS
 
+_was_traced = False
+
+
+def set_tracer_marked_step(value: bool) -> None:
+    """Whether a profiler's `StepTrace` ends the present step, so that a loader need not."""
+    global _was_traced
+    _was_traced = bool(value)
+
+
+def get_tracer_marked_step() -> bool:
+    """Whether a profiler's `StepTrace` ends the present step."""
+    return _was_traced
+
 
 def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -> None:
     """Run what is pending on this thread's device: the end of a training step.
 
     Args:
       wait: return only when the device is done.
-      reset_scope: accepted for torch_xla's sake; there are no scopes to reset.
+      reset_scope: number the profiler's blocks anew; no block may be open then.
     """
-    end_step(analysis.USER, wait=wait, device_=device_)
+    end_step(analysis.USER, wait=wait, device_=device_, reset_scope=reset_scope)
 
 
-def end_step(cause: str, *, wait: bool = False, device_: object = None) -> None:
+def end_step(
+    cause: str, *, wait: bool = False, device_: object = None, reset_scope: bool = True
+) -> None:
     """`sync`, called by a part of this project; `cause` says which (see `analysis`)."""
-    reports.check_no_open_scope()
+    if reset_scope:
+        reports.reset_scopes()
     trace = trace_of_thread(device.device_at(device.index_of(device_)))
     metrics.count("MarkStep")
     now = settings.current()

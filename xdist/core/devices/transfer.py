@@ -14,11 +14,13 @@ from torch_xdist import dtypes, metrics
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.programs.jax_internals import in_profile
 from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer
 from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace.notes import is_noting, note_buffer
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Device, RootValue, Value
@@ -79,7 +81,11 @@ def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> l
     if there.layout is not None:
         metrics.note(made, ("TensorToData", time.perf_counter() - started, 1))
         return [HostArray(array) for array in arrays]
-    buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
+    with in_profile("PjRtComputationClient::TransferToDevice"):
+        buffers: list[Buffer] = [_placed(array, there.jax) for array in arrays]
+    if is_noting():
+        for buffer in buffers:
+            note_buffer(buffer)
     took_s = time.perf_counter() - started
     metrics.note(
         made,

@@ -15,6 +15,7 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.programs.interpreter import scalar_types
 from torch_xdist.core.record.symbolic_trace import Subgraph, SymbolicTrace, TracedFunction
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread
+from torch_xdist.core.trace.notes import carry, notes_of, with_notes_of
 from torch_xdist.core.trace.placeholders import Placeholder
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import rows_of
@@ -204,7 +205,8 @@ def masked(
 ) -> Subgraph:
     """The part of a recorded function that has only these rows; slots stay what they are."""
     places = {s for f in rows for s in range(f, f + max(1, len(graph.entries[f][0].types)))}  # type: ignore[index,union-attr]
-    entries = tuple(e if s in places else None for s, e in enumerate(graph.entries))
+    kept = [e if s in places else None for s, e in enumerate(graph.entries)]
+    entries = with_notes_of(graph.entries, kept)
     scalars = scalars_by_row(graph)
     numbers = [number for start in sorted(rows) for number in scalars[start]]
     floats = tuple(n for n in numbers if isinstance(n, float))
@@ -227,10 +229,12 @@ def replay(graph: Subgraph, tensors: Sequence[XlaTensor]) -> list[XlaTensor]:
     """Record a function's rows once more, of other operands, where this thread records."""
     trace = HERE.trace
     values: dict[int, Any] = dict(zip(graph.operands, (tensor.value for tensor in tensors)))
-    scalars = scalars_by_row(graph)
+    scalars, noted = scalars_by_row(graph), bool(notes_of(graph.entries))
     for start, (plan, *operands) in rows_of(graph.entries):
         found = replay_row(plan, scalars[start], [values[slot] for slot in operands])
         values.update(enumerate(found, start))
+        if noted and found[0] is not None:
+            carry(graph.entries, start, trace.tape.entries, found[0].slot)
     trace.note(tensors)
     return [wrap(values[slot]) for slot in graph.outs]  # type: ignore[index]
 

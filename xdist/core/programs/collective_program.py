@@ -6,7 +6,7 @@
   shard of a global array [ranks * s0, ...]; a 0-d one travels as [1].
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,8 @@ from torch_xdist.collectives.mesh import lowering as mesh_lowering
 from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core.programs.jax_internals import callable_of
+from torch_xdist.core.programs.jax_internals import Location, callable_of
+from torch_xdist.core.programs.locations import located
 from torch_xdist.progress import PROGRESS
 
 _UNNUMBERED = np.zeros(1, np.uint32)  # the launch of a program in which nobody meets
@@ -27,20 +28,29 @@ _UNNUMBERED = np.zeros(1, np.uint32)  # the launch of a program in which nobody 
 Step = Callable[[Any, Any, Any, Any], Any]
 
 
-def executable(step: Step, calls: Sequence[Call], device: jax.Device) -> "OnDevice | OnMesh":
+def executable(
+    step: Step, calls: Sequence[Call], device: jax.Device, locations: Mapping[int, Location]
+) -> "OnDevice | OnMesh":
     """How to compile and run `step`, which holds these collectives, on this process' rank."""
     if not calls:
-        return OnDevice(step, device)
+        return OnDevice(step, device, locations)
     count = world.world_size()
     if count == 1 or world.transport() == "host":
-        return OnHost(step, device, count)
-    return OnMesh(step, count, calls)
+        return OnHost(step, device, count, locations)
+    return OnMesh(step, count, calls, locations)
 
 
 class OnDevice:
     """A program of one device."""
 
-    def __init__(self, step: Callable[..., Any], device: jax.Device, donated: int = 0) -> None:
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        device: jax.Device,
+        locations: Mapping[int, Location],
+        donated: int = 0,
+    ) -> None:
+        self._locations = locations
         # Said outright, or JAX would compile again where a leaf was not put there by name.
         there = SingleDeviceSharding(device)
         self._function = jax.jit(
@@ -50,7 +60,7 @@ class OnDevice:
 
     def lower(self, signature: Sequence[Any]) -> Any:
         """The program for arguments of these shapes, as JAX lowers it."""
-        return self._function.lower(*signature)
+        return located(self._function.lower(*signature), self._locations)
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""
@@ -69,12 +79,14 @@ class OnDevice:
 class OnHost(OnDevice):
     """A program whose collectives call into shared memory."""
 
-    def __init__(self, step: Step, device: jax.Device, count: int) -> None:
+    def __init__(
+        self, step: Step, device: jax.Device, count: int, locations: Mapping[int, Location]
+    ) -> None:
         def traced_step(launch: Any, donated: Any, kept: Any, floats: Any, ints: Any) -> Any:
             with inside.program("host", count, launch) as traced:
                 return step(donated, kept, floats, ints), traced.token
 
-        super().__init__(traced_step, device, donated=1)
+        super().__init__(traced_step, device, locations, donated=1)
         self._count = count
 
     def lower(self, signature: Sequence[Any]) -> Any:
@@ -99,8 +111,11 @@ class OnHost(OnDevice):
 class OnMesh:
     """The step as one program over the mesh of ranks."""
 
-    def __init__(self, step: Step, count: int, calls: Sequence[Call]) -> None:
+    def __init__(
+        self, step: Step, count: int, calls: Sequence[Call], locations: Mapping[int, Location]
+    ) -> None:
         self._step = step
+        self._locations = locations
         self._calls = calls
         self._count = count
         self._mesh = mesh.devices()
@@ -117,7 +132,7 @@ class OnMesh:
         # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
         rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in (floats, ints)]
         wide = jax.tree.map(self._wide_type, (list(donated), list(kept), *rows))
-        return self._built(*flags).lower(*wide)
+        return located(self._built(*flags).lower(*wide), self._locations)
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from torch_xdist.core.programs.locations import Scope, no_scope
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.trace import Entry, Tape, rows_of
 
@@ -31,11 +32,14 @@ class ScalarFeed:
         return jax.random.fold_in(jax.random.key(seed), counter)
 
 
-def interpret(entries: Sequence[Entry], env: dict[int, Any], scalars: ScalarFeed) -> None:
+def interpret(
+    entries: Sequence[Entry], env: dict[int, Any], scalars: ScalarFeed, scope: Scope = no_scope
+) -> None:
     """Compute every row, entering its results into `env`, which holds the leaves."""
     for slot, row in rows_of(entries):
-        given, key = inputs_of(row[0], scalars)
-        results = row[0].compute([env[operand] for operand in row[1:]], given, key)
+        with scope(slot):
+            given, key = inputs_of(row[0], scalars)
+            results = row[0].compute([env[operand] for operand in row[1:]], given, key)
         env.update(enumerate(results, slot))
 
 

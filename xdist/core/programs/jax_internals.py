@@ -1,8 +1,8 @@
 """What is asked of JAX beside its public interface, each with what is done where it is gone."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import config
@@ -13,6 +13,14 @@ try:
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 except ImportError:
     _hlo = _jax = None  # type: ignore[assignment]
+try:
+    from jaxlib import _profiler  # type: ignore[attr-defined]
+except ImportError:
+    _profiler = None
+try:
+    from jaxlib.mlir import ir
+except ImportError:
+    ir = None  # type: ignore[assignment]
 try:
     from jax._src.lax import windowed_reductions
 except ImportError:
@@ -38,16 +46,104 @@ def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if state is None else state(False)
 
 
-def hlo_of_module(module: str, *, in_tuple: bool = False) -> str | None:
+_UNTOLD = contextlib.nullcontext()
+
+
+def in_profile(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A named block in the profile that runs; where none does, nothing."""
+    block = jax.profiler.TraceAnnotation
+    return block(name) if block.is_enabled() else _UNTOLD
+
+
+def profiler_server(port: int) -> Any:
+    """A server from which others fetch profiles of this process, for as long as it is kept."""
+    _need(hasattr(_profiler, "start_server"), "server of its profiler that can be ended")
+    return _profiler.start_server(port)
+
+
+def profiler_session() -> Any:
+    """A profile that begins now: `stop()` gives an XSpace, `export(xspace, folder)` writes it."""
+    _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
+    options = _profiler.ProfileOptions()
+    options.python_tracer_level, options.enable_hlo_proto = 1, True
+    return _profiler.ProfilerSession(options)
+
+
+class Location(NamedTuple):
+    """Where an operation comes from.
+
+    Attributes:
+        type, name: the op_type and the op_name of XLA's metadata.
+        places: (function, file, line) of each frame, innermost first.
+    """
+
+    type: str
+    name: str
+    places: Sequence[tuple[str, str, int]]
+
+
+def relocate(lowered: Any, location_of: Callable[[str], Location | None]) -> None:
+    """Give the operations of a lowered program other locations, by the names JAX gave them.
+
+    One without a new location keeps its name alone. Where JAX cannot, all stay as they are.
+    """
+    settable = getattr(getattr(ir, "_OperationBase", None), "location", None)
+    if getattr(settable, "fset", None) is None:
+        return
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        nowhere = ir.Location.unknown()
+        made: dict[str, Any] = {}
+
+        def moved(old: Any) -> Any:
+            name = old.name_str if isinstance(old, ir.NameLoc) else ""
+            if name not in made:
+                found = location_of(name)
+                made[name] = _named(name, nowhere) if found is None else _mlir_location(found)
+            return made[name]
+
+        _relocate_inside(module.operation, moved, nowhere)
+
+
+def _relocate_inside(operation: Any, moved: Callable[[Any], Any], nowhere: Any) -> None:
+    for region in operation.regions:
+        for block in region.blocks:
+            for argument in block.arguments:
+                argument.set_location(nowhere)
+            for inner in block.operations:
+                inner.operation.location = moved(inner.location)
+                _relocate_inside(inner.operation, moved, nowhere)
+
+
+def _named(name: str, child: Any) -> Any:
+    return ir.Location.name(name, childLoc=child) if name else child
+
+
+def _mlir_location(location: Location) -> Any:
+    """As XLA reads it: the type with a colon, the name, and the frames."""
+    frames = [
+        ir.Location.name(function, childLoc=ir.Location.file(file, line, 0))
+        for function, file, line in location.places
+    ]
+    inner: Any = ir.Location.unknown()
+    if frames:
+        inner = ir.Location.callsite(frames[0], frames[1:]) if frames[1:] else frames[0]
+    return _named(f"{location.type}:", _named(location.name, inner))
+
+
+def hlo_of_module(
+    module: str, *, in_tuple: bool = False, with_metadata: bool = False
+) -> str | None:
     """A StableHLO module as HLO text with the shapes of operands; None where JAX cannot.
 
     Args:
         in_tuple: one result is a tuple as well.
+        with_metadata: the text says where operations come from.
     """
     try:
         options = _hlo.HloPrintOptions()
         options.print_percent = options.print_operand_shape = True
-        options.print_metadata = False
+        options.print_metadata = with_metadata
         computation = _jax.mlir.mlir_module_to_xla_computation(
             module, use_tuple_args=False, return_tuple=in_tuple
         )

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from torch_xdist.collectives import inside
 from torch_xdist.core.programs.interpreter import ScalarFeed, inputs_of
+from torch_xdist.core.programs.locations import Scope
 from torch_xdist.core.sharding.layout import Layout, padded, unpadded
 from torch_xdist.core.trace.trace import Entry, Row, rows_of
 
@@ -36,11 +37,12 @@ def interpret_regions(
     scalars: ScalarFeed,
     layout: Layout,
     manual: set[int],
+    scope: Scope,
 ) -> None:
     """Compute every row; in `env` the parts of all devices are stacked."""
     rows = rows_of(entries)
     last_use = {slot: index for index, (_, row) in enumerate(rows) for slot in row[1:]}
-    region = _Region(layout, manual)
+    region = _Region(layout, manual, scope)
     for index, (first, row) in enumerate(rows):
         given, key = inputs_of(row[0], scalars)
         if first in manual or row[0].name == SHARD_TO_FULL:
@@ -48,8 +50,9 @@ def interpret_regions(
             continue
         if not region.full.keys().isdisjoint(row[1:]):
             region.run(env, {slot for slot in manual if last_use.get(slot, -1) > index})
-            region = _Region(layout, manual)
-        results = row[0].compute([env[operand] for operand in row[1:]], given, key)
+            region = _Region(layout, manual, scope)
+        with scope(first):
+            results = row[0].compute([env[operand] for operand in row[1:]], given, key)
         env.update(enumerate(results, first))
     region.run(env, manual)
 
@@ -57,7 +60,8 @@ def interpret_regions(
 class _Region:
     """Rows that run together on each device's parts."""
 
-    def __init__(self, layout: Layout, manual: set[int]) -> None:
+    def __init__(self, layout: Layout, manual: set[int], scope: Scope) -> None:
+        self.scope = scope
         self.layout = layout
         self.manual = manual
         self.rows: list[tuple[int, Row]] = []
@@ -119,6 +123,7 @@ class _Region:
         local.update(zip(self.entering, entering))
         with inside.program("manual", self.layout.count, axes=self.layout.axes_of_groups):
             for (first, row), (given, key) in zip(self.rows, inputs):
-                results = row[0].compute([local[slot] for slot in row[1:]], given, key)
+                with self.scope(first):
+                    results = row[0].compute([local[slot] for slot in row[1:]], given, key)
                 local.update(enumerate(results, first))
         return [local[row[1]] for row in self.full.values()], [local[slot][None] for slot in kept]

@@ -7,6 +7,7 @@ A cut asks `prepare` for a launch, `find` for its program (which compiles where 
 import hashlib
 import itertools
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -21,8 +22,10 @@ import numpy as np
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.programs import collective_program
+from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
-from torch_xdist.core.programs.jax_internals import in_one_call
+from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
+from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
@@ -161,7 +164,11 @@ def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
-        program.run = program.executable.compile(_signature(launch, program))
+        with in_profile("PjRtComputationClient::Compile"):
+            program.run = program.executable.compile(_signature(launch, program))
+    except Exception as error:
+        _tell_failure(launch, error)
+        raise
     finally:
         PROGRESS.compiling = False
     metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
@@ -185,26 +192,27 @@ def make(launch: Launch) -> Program:
     manual = _manual_slots(launch)
     constrain = _constraints(launch)
     layout = launch.device.layout
+    locations = locations_of(launch.tape.entries)
+    scope = row_scope if locations else no_scope
 
     # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
         if manual:
-            interpret_regions(entries, env, ScalarFeed(floats, ints), layout, manual)
+            interpret_regions(entries, env, ScalarFeed(floats, ints), layout, manual, scope)
         else:
-            interpret(entries, env, ScalarFeed(floats, ints))
+            interpret(entries, env, ScalarFeed(floats, ints), scope)
         return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)
     places = launch.tape.collectives
     calls = [(call(row[0]), places.get(slot, "")) for slot, row in rows if row[0].is_collective]
     floats, ints = scalars_of(launch.tape, entries)
-    fingerprint = _digest(describe(row) for _, row in rows)
     return Program(
-        executable=_executable(launch, step, calls, manual, fingerprint),
+        executable=_executable(launch, step, calls, manual, locations),
         outs=outs,
-        fingerprint=fingerprint,
+        fingerprint=fingerprint(entries),
         collectives=_digest(call for call, _ in calls) if calls else "",
         rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
@@ -247,11 +255,15 @@ def _manual_slots(launch: Launch) -> set[int]:
 
 
 def _executable(
-    launch: Launch, step: Any, calls: Sequence[Any], manual: set[int], fingerprint: str
+    launch: Launch,
+    step: Any,
+    calls: Sequence[Any],
+    manual: set[int],
+    locations: Mapping[int, Location],
 ) -> Any:
     """How `step` is compiled and run, which holds these collectives."""
     if launch.placement is None:
-        return collective_program.executable(step, calls, launch.device.jax)
+        return collective_program.executable(step, calls, launch.device.jax, locations)
     mask = [*enumerate(launch.mask)]
     types = types_of(launch.entries)
     of_leaves, of_outs = (
@@ -265,12 +277,13 @@ def _executable(
         [place for place, give in mask if give],
         [place for place, give in mask if not give],
         (of_leaves, of_outs),
+        locations,
         [place for place, slot in enumerate(launch.outs) if slot in manual],
-        _told(launch, fingerprint),
+        _told(launch),
     )
 
 
-def _told(launch: Launch, fingerprint: str) -> str:
+def _told(launch: Launch) -> str:
     """A program of the logical device in words, the same on every process that records the same."""
     layout, types = launch.device.layout, types_of(launch.entries)
     leaves = zip(launch.leaves, launch.placement.leaves)  # type: ignore[union-attr]
@@ -279,13 +292,19 @@ def _told(launch: Launch, fingerprint: str) -> str:
         for slot, (sharding, shape, _) in leaves
     )
     found = ", ".join(f"{n} x {text}" for text, n in sorted(Counter(shapes).items()))
-    return f"program {fingerprint[:8]} of {len(rows_of(launch.entries))} rows and of {found}"
+    named = fingerprint(launch.entries)[:8]
+    return f"program {named} of {len(rows_of(launch.entries))} rows and of {found}"
 
 
 def lowered(launch: Launch) -> Any:
     """The program of a launch as JAX lowers it; nothing is compiled or kept."""
     program = make(launch)
     return program.executable.lower(_signature(launch, program))
+
+
+def fingerprint(entries: Sequence[Entry]) -> str:
+    """The hash of a graph: of all it computes, whatever its runtime scalars are."""
+    return _digest(describe(row) for _, row in rows_of(entries))
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -318,6 +337,25 @@ def _signature(launch: Launch, program: Program) -> tuple[Any, ...]:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
 
 
+def _tell_failure(launch: Launch, error: Exception) -> None:
+    """A program could not be compiled or run: show its HLO where a variable asks for it.
+
+    XLA_SAVE_HLO_FILE gets it; with XLA_DUMP_HLO_GRAPH the error holds it.
+    """
+    now = settings.current()
+    if now.hlo_file is None and not now.hlo_in_errors:
+        return
+    try:
+        text = hlo_text(lowered(launch), in_tuple=True)
+    except Exception as reason:
+        text = f"no HLO: it cannot be lowered ({type(reason).__name__}: {reason})"
+    if now.hlo_file is not None:
+        with open(now.hlo_file, "a") as file:
+            file.write(f"[HLO Graph 0 From Thread {threading.get_ident()}]\n{text}\n")
+    if now.hlo_in_errors:
+        error.add_note(f">>> Dumping Computation 0\n{text}")
+
+
 def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndarray]:
     """What the rows are fed with, as the program takes it."""
     scalars = launch.tape.scalars
@@ -342,7 +380,12 @@ def execute(
     floats, ints = scalar_arrays(launch, program)
     metrics.look()
     started = time.perf_counter()
-    in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
+    with in_profile("PjRtComputationClient::ExecuteComputation"):
+        try:
+            in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
+        except Exception as error:
+            _tell_failure(launch, error)
+            raise
     metrics.note(program.run_tally)
     name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     metrics.launched(name, started, results[0][0] if results[0] else None)

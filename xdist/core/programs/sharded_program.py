@@ -4,14 +4,15 @@ Its operands lie as their buffers do, its results as the user said for the value
 where nothing was said XLA decides. XLA's partitioner does the rest, and inserts the collectives.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from torch_xdist import world
 from torch_xdist.collectives import inside
-from torch_xdist.core.programs.jax_internals import callable_of
+from torch_xdist.core.programs.jax_internals import Location, callable_of
+from torch_xdist.core.programs.locations import located
 from torch_xdist.core.sharding import together
 from torch_xdist.core.sharding.arrays import Parts
 from torch_xdist.core.sharding.layout import Buffer, Layout, padded, unpadded
@@ -54,6 +55,7 @@ class OnLayout:
         step: step(donated, kept, floats, ints) -> results, on arrays without padding.
         donated, kept: the places of these among the placement's leaves.
         shapes: of the leaves, and of the results, without padding.
+        locations: where the rows were recorded, by slot.
         parts: the places of the results that are stacked parts.
         told: what other processes are told of the program.
     """
@@ -66,12 +68,14 @@ class OnLayout:
         donated: Sequence[int],
         kept: Sequence[int],
         shapes: tuple[Sequence[Shape], Sequence[Shape]],
+        locations: Mapping[int, Location],
         parts: Sequence[int] = (),
         told: str = "",
     ) -> None:
         of_leaves, of_results = shapes
         self._layout = layout
         self._parts = parts
+        self._locations = locations
         self._told = told
 
         def inner(given: Any, held: Any, floats: Any, ints: Any) -> list[Any]:
@@ -101,7 +105,7 @@ class OnLayout:
 
     def lower(self, signature: Sequence[Any]) -> Any:
         """The program for arguments of these shapes, as JAX lowers it."""
-        return self._function.lower(*signature)
+        return located(self._function.lower(*signature), self._locations)
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""

@@ -19,13 +19,13 @@ from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record import mask_counts
 from torch_xdist.core.record.near_names import nearest
-from torch_xdist.core.run import analysis, cuts
+from torch_xdist.core.run import cuts, unlowered
 from torch_xdist.core.run.device_trace import buffers_of, trace_here
-from torch_xdist.core.run.user_frames import user_line
 from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import CpuOnly, flat
 from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.errors import FallbackError, NoLoweringError
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> 
     result = _call(op, host_args, host_kwargs)
     name = op.func._schema.name.removeprefix("aten::")
     metrics.count(f"aten::{name}")
-    analysis.note_unlowered(name)
+    unlowered.note_unlowered(name)
     if cause.error is not None:
         _warn(op, tensors, cause.error, where)
     _tell(op.name, where, time.perf_counter() - started)

@@ -11,10 +11,10 @@ import jax
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record.arguments import mixed_devices, not_on_device
 from torch_xdist.core.run.device_trace import trace_here
-from torch_xdist.core.run.user_frames import user_line
 from torch_xdist.core.trace.plans import LIST, PLANS, Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.dtypes import to_jax, to_torch
 from torch_xdist.errors import CutError, DeviceError
 

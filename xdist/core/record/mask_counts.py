@@ -60,7 +60,7 @@ def _is_cpu() -> bool:
     return device.device_type() == "CPU"
 
 
-def _places(of: torch.Tensor) -> torch.Tensor:
+def _places(of: Any) -> torch.Tensor:
     """[n, dims]: where a tensor is not zero."""
     if of.__class__ is not XlaTensor:
         return of.nonzero()

@@ -8,7 +8,7 @@ outside becomes an operand, and what it writes outside a result.
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_xdist.core.alias.writes import mutated_tensors
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
+from torch_xdist.core.programs.locations import inner_scope
 from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.core.trace.notes import with_notes_of
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
@@ -197,7 +199,8 @@ class Subgraph:
         env.update(self.constants)
         given = list(map(np.asarray, self.scalars)) if scalars is None else scalars
         count = len(self.floats)
-        interpret(self.entries, env, _KeyedScalars(given[:count], given[count:], key))
+        feed = _KeyedScalars(given[:count], given[count:], key)
+        interpret(self.entries, env, feed, inner_scope(self.entries))
         return [None if slot is None else env[slot] for slot in self.outs]
 
 
@@ -250,7 +253,9 @@ def decomposition(plan: Plan, decompose: Callable[..., Any]) -> Subgraph:
     with recording(trace), torch.no_grad():
         result = decompose(*args, **kwargs)
         outs = [_out_slot(trace, x) for x in flat(result)]
-    return _subgraph(trace, slots, outs)
+    # Its lines are those of whoever called it first; each row has its own.
+    found = _subgraph(trace, slots, outs)
+    return replace(found, entries=tuple(found.entries))
 
 
 def _operand_of(trace: SymbolicTrace, type_: TensorType) -> Value:
@@ -271,9 +276,8 @@ def _subgraph(
     tape = trace.tape
     floats, ints = scalars_of(tape, tape.entries)
     constants = tuple(sorted(tape.buffers.items(), key=lambda item: item[0]))
-    return Subgraph(
-        tuple(tape.entries), tuple(operands), tuple(outs), constants, tuple(floats), tuple(ints)
-    )
+    entries = with_notes_of(tape.entries, tape.entries)
+    return Subgraph(entries, tuple(operands), tuple(outs), constants, tuple(floats), tuple(ints))
 
 
 class _Watch(TorchDispatchMode):

@@ -3,10 +3,8 @@
 The blocks are torch_xla's to the letter; its tools read them.
 """
 
-import atexit
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +12,8 @@ from pathlib import Path
 from torch_xdist import settings, world
 from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.programs.program_cache import Program
-from torch_xdist.core.run.user_frames import called_by_user, user_frames, user_line
 from torch_xdist.core.trace.trace import rows_of
+from torch_xdist.core.trace.user_frames import called_by_user, frames_of_user, user_line
 from torch_xdist.errors import CutError
 
 _RULE = "=" * 80
@@ -141,8 +139,9 @@ def _shown_frames(reason: str) -> Sequence[str]:
     limit = settings.current().debug_frames
     # What ended the step comes first, as torch_xla shows it.
     first = [called_by_user()] if reason == SYNC else []
-    found = first + user_frames()
-    return [f"  {frame}" for frame in found[:limit]] + ["  .........."]
+    found = first + frames_of_user()
+    shown = [f"  {frame}" for frame in found[:limit]]
+    return shown + ["  .........."] if len(found) > limit else shown
 
 
 def tell(text: str, stream: object) -> None:
@@ -170,36 +169,6 @@ def set_allow_execution(allow: bool) -> bool:
     before = allows_execution()
     _thread.is_allowed = bool(allow)
     return before
-
-
-# How often an operator ran on the CPU, by its name and the frames that called it.
-_unlowered: Counter[tuple[str, tuple[str, ...]]] = Counter()
-
-
-def note_unlowered(name: str) -> None:
-    """An operator runs on the CPU; with PT_XLA_DEBUG the end of the process tells where."""
-    if settings.current().debug:
-        if not _unlowered:
-            atexit.register(tell_unlowered)
-        _unlowered[name, tuple(user_frames())] += 1
-
-
-def tell_unlowered() -> None:
-    """Say how often which lines ran operators on the CPU, the most frequent first."""
-    if not _unlowered:
-        return
-    lines = [
-        _RULE,
-        "Unlowered Op usage summary (more of these ops, lower performance)",
-        "Note: _local_scalar_dense typically indicates CPU context access",
-        _THIN,
-    ]
-    for (name, frames), count in _unlowered.most_common():
-        lines += [f"FRAME (count={count}):", f'Unlowered Op: "{name}"', "Python Frames:"]
-        lines += [*(f"  {frame}" for frame in frames), ""]
-    _unlowered.clear()
-    prefix = "" if settings.current().debug_file is not None else "pt-xla-profiler: "
-    tell("".join(f"{prefix}{line}\n" for line in [*lines, _RULE]), sys.stderr)
 
 
 def graph_name() -> str:

@@ -9,8 +9,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from torch_xdist import metrics
-from torch_xdist.core.run.user_frames import user_line
 from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.progress import PROGRESS
 
 # The reason of the cut that ends a step, of one that a value was read by in Python, ...

@@ -6,18 +6,22 @@ A graph is the rows that some slots of a tape need. Nothing here runs it.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import basename
 from types import MappingProxyType
 from typing import Any
 
 from torch_xdist import settings
 from torch_xdist.core.programs import program
-from torch_xdist.core.programs.hlo_text import hlo_text, optimized_text
-from torch_xdist.core.programs.jax_internals import shardings_in_hlo
+from torch_xdist.core.programs.hlo_text import hlo_text, module_text, optimized_text
+from torch_xdist.core.programs.jax_internals import proto_of_module, shardings_in_hlo
+from torch_xdist.core.programs.locations import op_name
 from torch_xdist.core.run.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.trace.notes import Note, note_of_buffer, notes_of
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
+from torch_xdist.core.trace.user_frames import told
 from torch_xdist.core.trace.values import Device, hardware_name
 from torch_xdist.dtypes import XLA_NAMES
 
@@ -28,7 +32,8 @@ _LABEL_LIMIT = 64
 class Node:
     """One row or leaf of a graph.
 
-    `operands` are (node, which of its results); `attributes` print behind the operands.
+    `operands` are (node, which of its results); `attributes` print behind the operands; `note` says
+    where it was recorded, if that was noted.
     """
 
     op: str
@@ -37,6 +42,7 @@ class Node:
     operands: list[tuple["Node", int]] = field(default_factory=list)
     attributes: list[tuple[str, str]] = field(default_factory=list)
     number: int = -1
+    note: Note | None = None
 
 
 def shape_text(type_: TensorType | None) -> str:
@@ -65,19 +71,22 @@ def _nodes_and_leaves(
 ) -> tuple[list[Node], dict[int, int]]:
     """The nodes, and the slots of those that are leaves, by the node's id."""
     made: dict[int, tuple[Node, int]] = {}
+    notes = notes_of(tape.entries)
     for slot, entry in enumerate(tape.entries):
         if isinstance(entry, TensorType):
-            place = [("device", hardware_name(device.jax))]
-            leaf = Node("xla::device_data", shape_text(entry), attributes=place)
+            about = note_of_buffer(tape.buffers[slot]) or notes.get(slot)
+            place = [*_told(about), ("device", hardware_name(device.jax))]
+            leaf = Node("xla::device_data", shape_text(entry), attributes=place, note=about)
             made[slot] = (leaf, 0)
     for start, row in rows_of(tape.entries):
         plan: Plan = row[0]
         node = Node(
-            _op_name(plan),
+            op_name(plan),
             _shapes(plan.types),
             outputs=len(plan.types),
             operands=[made[operand] for operand in row[1:]],
-            attributes=_attributes(plan),
+            attributes=_attributes(plan, notes.get(start)),
+            note=notes.get(start),
         )
         for offset in range(len(plan.types)):
             made[start + offset] = (node, offset)
@@ -94,24 +103,28 @@ def _is_leaf(entry: Any) -> bool:
     return isinstance(entry, TensorType)
 
 
-def _op_name(plan: Plan) -> str:
-    if plan.name.startswith("aten."):
-        return "aten::" + plan.name.split(".")[1]
-    return "xla::" + plan.name.split(".")[-1]
-
-
 def _shapes(types: Sequence[TensorType | None]) -> str:
     if len(types) == 1:
         return shape_text(types[0])
     return f"({', '.join(map(shape_text, types))})"
 
 
-def _attributes(plan: Plan) -> list[tuple[str, str]]:
+def _attributes(plan: Plan, note: Note | None) -> list[tuple[str, str]]:
     """The static arguments by the schema's names; tensors and runtime scalars are operands."""
     found = [("num_outputs", str(len(plan.types)))] if len(plan.types) > 1 else []
     names = [a.name for a in plan.op.func._schema.arguments] if plan.op else []
     pairs = [*zip(names, plan.args), *plan.kwargs.items()]
-    return found + [(n, _value_text(v)) for n, v in pairs if _is_static(v)]
+    return found + _told(note) + [(n, _value_text(v)) for n, v in pairs if _is_static(v)]
+
+
+def _told(note: Note | None) -> list[tuple[str, str]]:
+    """The user's block and line, where they were noted."""
+    if note is None:
+        return []
+    found = [("scope", note.scope)] if note.scope else []
+    for place in told(note.stack)[:1]:
+        found.append(("location", f"{place.function}@{basename(place.file)}:{place.line}"))
+    return found
 
 
 def _is_static(value: Any) -> bool:
@@ -147,7 +160,7 @@ def row_text(tape: Tape, device: Device, slot: int) -> str:
 
 def row_title(plan: Plan) -> str:
     """A row without its operands, as torch_xla prints a node by itself."""
-    return f"[] {_op_name(plan)}, xla_shape={_shapes(plan.types)}, dynamic_dims: ()"
+    return f"[] {op_name(plan)}, xla_shape={_shapes(plan.types)}, dynamic_dims: ()"
 
 
 def _dot(nodes: Sequence[Node]) -> str:
@@ -206,6 +219,7 @@ def render(
     Args:
         tilings: how results shall lie on the logical device, by slot.
     """
+    is_noted = bool(notes_of(tape.entries))
     if format == "text":
         return _text(_nodes(tape, device, roots))
     if format == "dot":
@@ -214,9 +228,10 @@ def render(
         if settings.dumps_optimized():
             return optimized_text(_lowered(tape, device, roots, tilings))
         with shardings_in_hlo():
-            return hlo_text(_lowered(tape, device, roots, tilings), in_tuple=True)
+            lowered = _lowered(tape, device, roots, tilings)
+            return hlo_text(lowered, in_tuple=True, with_locations=is_noted)
     if format == "stablehlo":
-        return _lowered(tape, device, roots, tilings).as_text()
+        return module_text(_lowered(tape, device, roots, tilings), with_locations=is_noted)
     raise RuntimeError(
         f"Invalid save graph format: {format}; use one of {', '.join(settings.GRAPH_FORMATS)}"
     )
@@ -227,11 +242,47 @@ def block(
 ) -> str:
     """What XLA_SAVE_TENSORS_FILE gets of a graph: where it was run, its hashes, and its text."""
     graph = render(tape, device, roots, settings.current().graph_format)
-    digest = hashlib.sha256(graph.encode()).hexdigest()[:32]
-    named = f"[Graph Name: {name}\n]" if name else ""
+    of_roots = ", ".join(root_hashes(tape, roots))
+    named = f"Graph Name: {name}\n" if name else ""
     lines = "".join(f"  {frame}\n" for frame in frames)
     return (
         f"{named}TensorsGraphInfo:\n{lines}\n"
-        f"Root Hashes: ({digest})\n\n## BEGIN_GRAPH\n{graph}\n"
-        f"Graph Hash: {digest}\n\n## END_GRAPH\n\n"
+        f"Root Hashes: ({of_roots})\n\n## BEGIN_GRAPH\n{graph}\n"
+        f"Graph Hash: {program.fingerprint(tape.entries)}\n\n## END_GRAPH\n\n"
     )
+
+
+def root_hashes(tape: Tape, roots: Sequence[int]) -> list[str]:
+    """A hash of what leads to each root; like the graph's, it does not see runtime scalars."""
+    found: dict[int, str] = {}
+    for slot, entry in enumerate(tape.entries):
+        if isinstance(entry, TensorType):
+            found[slot] = repr(entry)
+    for start, row in rows_of(tape.entries):
+        words = [program.describe(row[:1]), *(found[operand] for operand in row[1:])]
+        digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
+        for offset in range(len(row[0].types)):
+            found[start + offset] = digest
+    return [found[slot] for slot in roots]
+
+
+def proto(
+    tape: Tape,
+    device: Device,
+    roots: Sequence[int],
+    tilings: Mapping[int, Tiling] = MappingProxyType({}),
+) -> bytes:
+    """The graph that leads to the root slots, as a serialized HloModuleProto."""
+    with shardings_in_hlo():
+        lowered = _lowered(tape, device, roots, tilings)
+        is_noted = bool(notes_of(tape.entries))
+        return proto_of_module(module_text(lowered, with_locations=is_noted))
+
+
+def report(tape: Tape, device: Device, slot: int) -> tuple[int, str]:
+    """How many nodes lead to a slot, and their text below the frames of the last one."""
+    nodes = _nodes(tape, device, [slot])
+    noted = [node.note for node in nodes if node.note is not None]
+    frames = "".join(f"  {place}\n" for place in told(noted[-1].stack)) if noted else ""
+    title = "Python Frames:\n" if frames else ""
+    return len(nodes), f"{title}{frames}{_text(nodes)}"

@@ -8,6 +8,7 @@ moment does not change what the recording thread's programs are.
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+from torch_xdist.core.trace.notes import carry
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
 
@@ -47,7 +48,8 @@ def copy_rows(source: Tape, slots: Sequence[int], target: Tape) -> dict[int, int
         entry = source.entries[slot]
         assert entry is not None
         if isinstance(entry, TensorType):
-            places[slot] = target.move_in(entry, source.buffers[slot])
+            place = places[slot] = target.move_in(entry, source.buffers[slot])
+            carry(source.entries, slot, target.entries, place)
             continue
         plan, *operands = entry
         first = target.add_row(
@@ -56,6 +58,7 @@ def copy_rows(source: Tape, slots: Sequence[int], target: Tape) -> dict[int, int
             source.scalars.get(slot, ()),
             source.collectives.get(slot, ""),
         )
+        carry(source.entries, slot, target.entries, first)
         places.update((slot + i, first + i) for i in range(max(1, len(plan.types))))
     return places
 

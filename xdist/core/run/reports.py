@@ -7,12 +7,16 @@ blocks about programs are in `analysis`. Where nothing is asked for, each call i
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch_xdist import metrics, settings, world
 from torch_xdist.core.run import graph_text
 from torch_xdist.core.run.analysis import append, graph_name, tell
-from torch_xdist.core.run.user_frames import user_frames
-from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.sharding.tiling import MANUAL
+from torch_xdist.core.trace import notes
+from torch_xdist.core.trace.notes import current_scope
+from torch_xdist.core.trace.trace import Tape, types_of
+from torch_xdist.core.trace.user_frames import user_frames
 from torch_xdist.core.trace.values import Device
 from torch_xdist.errors import CutError
 from torch_xdist.metric_text import NS_PER_S, time_text
@@ -53,20 +57,35 @@ def before_run(tape: Tape, device: Device, outs: Sequence[int], *, is_dynamo: bo
         append(f"{target}.{world.rank() or device.index}", text)
 
 
-def open_scopes() -> list[str]:
-    """The names of the profiler's `Trace` blocks this thread is in, outermost first."""
-    if not hasattr(_thread, "scopes"):
-        _thread.scopes = []
-    return _thread.scopes
+def after_run(tape: Tape, device: Device, outs: Sequence[int], results: Sequence[Any]) -> None:
+    """Append how the results lie on the logical device, behind their graph in HLO."""
+    now = settings.current()
+    if now.graph_file is None or now.graph_format != "hlo" or device.layout is None:
+        return
+    types = types_of(tape.entries)
+    lines = []
+    for slot, result in zip(outs, results):
+        shape = graph_text.shape_text(types[slot]).partition("{")[0]
+        is_whole = device.layout.is_here(result)
+        tiling = device.layout.tiling(result.sharding, result.ndim) if is_whole else MANUAL
+        lines.append(f"{shape} {tiling.text}\n")
+    text = "".join(lines)
+    target = f"{now.graph_file}.{world.rank() or device.index}"
+    append(target, f"\n#OUTPUT_SHARDING_BEGIN\n\n{text}\n#OUTPUT_SHARDING_END\n\n")
 
 
-def check_no_open_scope() -> None:
-    """Raise CutError where a step would end inside a profiler's `Trace` block."""
-    if open_scopes():
+def reset_scopes() -> None:
+    """Number the blocks of the next step anew.
+
+    Raises CutError where a step would end inside a profiler's `Trace` block.
+    """
+    scope = current_scope()
+    if scope:
         raise CutError(
-            f"sync: Expecting scope to be empty but it is {'.'.join(open_scopes())}; end the step"
-            " after the Trace block, or use StepTrace"
+            f"sync: Expecting scope to be empty but it is {scope}; end the step after the Trace"
+            " block, or use StepTrace"
         )
+    notes.reset_scopes()
 
 
 def at_sync() -> None:

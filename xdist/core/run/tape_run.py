@@ -88,6 +88,7 @@ class TapeRun:
             ("UnwrapXlaData", unwrapped_s, 1),
             ("WrapXlaData", time.perf_counter() - started, 1),
         )
+        reports.after_run(tape, trace.device, outs, results[0])
         if is_new:
             PLANS.sweep()
         return [found[slot] for slot in slots]

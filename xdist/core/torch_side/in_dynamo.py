@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.run.user_frames import OUR_PACKAGES
+from torch_xdist.core.trace.user_frames import OUR_PACKAGES
 from torch_xdist.releases import late_imports, patches, probes
 
 _BUILDER = "torch._dynamo.variables.builder"
