@@ -72,6 +72,9 @@ from torch_xdist.export.markers import (
     xla_mark_tensor as _xla_mark_tensor,
 )
 from torch_xdist.export.pending import (
+    all_numbers_special_scalars as _get_xla_all_numbers_special_scalars,
+)
+from torch_xdist.export.pending import (
     set_all_numbers_special_scalars as _set_xla_all_numbers_special_scalars,
 )
 from torch_xdist.export.private_names import (
@@ -115,19 +118,28 @@ from torch_xdist.metrics import (
     short_report as _short_xla_metrics_report,
 )
 from torch_xdist.ranks.collective_ops import (
-    collective_permute as _xla_collective_permute,
-)
-from torch_xdist.ranks.collective_ops import (
     optimization_barrier_ as _xla_optimization_barrier_,
 )
 from torch_xdist.ranks.private_names import (
+    IrValue,
     _get_all_reduce_token,
     _set_all_reduce_token,
     _xla_all_gather,
+    _xla_all_gather_coalesced,
+    _xla_all_gather_coalesced_out,
+    _xla_all_gather_out,
     _xla_all_reduce,
     _xla_all_reduce_inplace,
     _xla_all_to_all,
+    _xla_collective_permute,
+    _xla_get_replication_devices,
+    _xla_recv,
     _xla_reduce_scatter,
+    _xla_reduce_scatter_coalesced,
+    _xla_reduce_scatter_coalesced_out,
+    _xla_reduce_scatter_out,
+    _xla_send,
+    _xla_set_replication_devices,
 )
 from torch_xdist.sharded_checkpoint.private_names import (
     _activate_preemption_sync_manager,
@@ -194,6 +206,24 @@ from torch_xdist.torch_xla_compat.graphs import (
 from torch_xdist.torch_xla_compat.graphs import (
     text_of as _get_xla_tensors_text,
 )
+from torch_xdist.torch_xla_compat.lazy_settings import (
+    element_type_name as _get_xla_tensor_shape_type,
+)
+from torch_xdist.torch_xla_compat.lazy_settings import (
+    enables_device_data_cache as _get_xla_enable_device_data_cache,
+)
+from torch_xdist.torch_xla_compat.lazy_settings import (
+    handles_special_scalars as _get_xla_handle_special_scalars,
+)
+from torch_xdist.torch_xla_compat.lazy_settings import (
+    register_custom_call_target as _xla_register_custom_call_target,
+)
+from torch_xdist.torch_xla_compat.lazy_settings import (
+    set_enable_device_data_cache as _set_xla_enable_device_data_cache,
+)
+from torch_xdist.torch_xla_compat.lazy_settings import (
+    set_handle_special_scalars as _set_xla_handle_special_scalars,
+)
 from torch_xdist.torch_xla_compat.plugins import (
     DevicePlugin as PjRtPlugin,
 )
@@ -251,6 +281,12 @@ from torch_xdist.training.eager import (
 from torch_xdist.training.eager import (
     is_eager_mode as _get_use_eager_mode,
 )
+from torch_xdist.training.optimizer_steps import (
+    xla_adam_optimizer_step_ as _xla_adam_optimizer_step_,
+)
+from torch_xdist.training.optimizer_steps import (
+    xla_sgd_optimizer_step_ as _xla_sgd_optimizer_step_,
+)
 from torch_xdist.training.shape_detector import (
     _dynamic_shape_detector_end_session,
     _dynamic_shape_detector_get_max_different_graphs,
@@ -260,6 +296,26 @@ from torch_xdist.training.shape_detector import (
 )
 
 __all__ = [
+    "IrValue",
+    "_get_xla_all_numbers_special_scalars",
+    "_get_xla_enable_device_data_cache",
+    "_get_xla_handle_special_scalars",
+    "_get_xla_tensor_shape_type",
+    "_set_xla_enable_device_data_cache",
+    "_set_xla_handle_special_scalars",
+    "_xla_adam_optimizer_step_",
+    "_xla_all_gather_coalesced",
+    "_xla_all_gather_coalesced_out",
+    "_xla_all_gather_out",
+    "_xla_get_replication_devices",
+    "_xla_recv",
+    "_xla_reduce_scatter_coalesced",
+    "_xla_reduce_scatter_coalesced_out",
+    "_xla_reduce_scatter_out",
+    "_xla_register_custom_call_target",
+    "_xla_send",
+    "_xla_set_replication_devices",
+    "_xla_sgd_optimizer_step_",
     "PjRtPlugin",
     "_register_pjrt_plugin",
     "_get_all_reduce_token",

@@ -1,4 +1,4 @@
-"""torch_xla's parts of FSDP that scripts import: reductions in buckets, and stand-ins without ranks.
+"""torch_xla's parts of FSDP that scripts import: reductions in buckets, and stand-ins for them.
 
 Our units exchange by `shards.Bundle`; these are for code that was written around torch_xla's own.
 """
