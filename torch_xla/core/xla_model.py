@@ -16,7 +16,6 @@ from torch_xdist.core.devices.device_names import (
     get_xla_supported_devices,
     is_xla_tensor,
     parse_xla_device,
-    xla_device,
     xla_device_hw,
     xla_device_kind,
     xla_real_devices,
@@ -27,13 +26,8 @@ from torch_xdist.core.devices.device_names import (
 )
 from torch_xdist.core.devices.ordinals import (
     get_local_ordinal,
-    get_ordinal,
     is_master_ordinal,
     master_print,
-    xrt_world_size,
-)
-from torch_xdist.core.devices.steps import (
-    sync as mark_step,
 )
 from torch_xdist.core.devices.steps import (
     wait_device_ops,
@@ -94,6 +88,12 @@ from torch_xdist.ranks.replicas import (
 )
 from torch_xdist.spmd.annotations import (
     ShardingSpec,
+)
+from torch_xdist.torch_xla_compat.old_names import (
+    get_ordinal,
+    mark_step,
+    xla_device,
+    xrt_world_size,
 )
 from torch_xdist.torch_xla_compat.random_seeds import (
     fork_rng,

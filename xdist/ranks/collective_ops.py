@@ -22,7 +22,7 @@ from torch_xdist.collectives.errors import ArgumentError
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.record.jax_ops import record_jax, trace_among
+from torch_xdist.core.record.jax_ops import is_fake, record_jax, trace_among
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.ranks import members
 from torch_xdist.ranks.members import GroupLists
@@ -87,6 +87,8 @@ def _finish() -> None:
 def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> None:
     """Make each result the value of its target, in place; shapes and dtypes are equal."""
     for target, result in zip(targets, results):
+        if is_fake(result):
+            continue
         write(target.value, result.value)  # type: ignore[attr-defined]
         torch.autograd.graph.increment_version(target)
 
@@ -362,7 +364,7 @@ def _applied(
     check_lists(name, tensors, outputs)
     if not tensors:
         return tensors if output is None else output
-    if outputs is not None:
+    if outputs is not None and not any(map(is_fake, tensors)):
         trace_among(f"{name}: output", outputs)
     results = record(f"xla.{name}", function, tensors, key)
     if outputs is None:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch_xla.amp.syncfree import _functional
 
 import torch_xla  # noqa: F401 - the device
+from torch_xla.amp.syncfree import _functional
 
 SGD = [
     {"momentum": 0.0, "weight_decay": 0.1},
