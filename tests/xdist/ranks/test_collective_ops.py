@@ -258,7 +258,7 @@ def test_buckets_are_filled_and_let_go_by_hand():
         return [x * 2 for x in inputs]
 
     tensors = [torch.ones(2, device="xla") * n for n in range(3)]
-    buckets = collective_ops.CoalescingBuckets(double, tensors)
+    buckets = xm.CoalescingBuckets(double, tensors)
     for index, tensor in enumerate(tensors):
         buckets.add(tensor, index)
         if index == 1:

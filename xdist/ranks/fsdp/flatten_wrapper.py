@@ -37,7 +37,9 @@ class XlaFlattenParamsWrapper(FlatModule):
     ) -> None:
         groups = _groups(list(module.parameters()) if param_list is None else list(param_list))
         _check(groups, flat_param_names)
+        orders = [(part, list(part._parameters)) for part in module.modules()]
         super().__init__(module, groups, flat_param_names)
+        self._orders = orders
         self._auto_unflatten_state_dict = auto_unflatten_state_dict
         self.is_flattened = True
         self.num_params_managed = sum(len(set(group)) for group in groups)
@@ -118,6 +120,9 @@ class XlaFlattenParamsWrapper(FlatModule):
             for _, module, name in names:
                 module.__dict__.pop(name, None)
                 module.register_parameter(name, parameter)
+        for module, order in self._orders:
+            for name in order:
+                module._parameters[name] = module._parameters.pop(name)
 
     def _rejoin(self, flat: Sequence[nn.Parameter], *, write: bool) -> None:
         values = [names[0][1]._parameters[names[0][2]] for names in self._owners()]
