@@ -10,6 +10,7 @@ from torch_xdist.ranks.fsdp.module import (
 )
 from torch_xdist.ranks.fsdp.options import (
     FLOAT_DTYPES,
+    XLA_DISABLE_FUNCTIONALIZATION,
 )
 from torch_xdist.ranks.fsdp.passes import (
     apply_to_tensors,
@@ -33,9 +34,6 @@ from torch_xdist.spmd.linear import (
 from torch_xdist.training.activation_checkpoint import (
     chkpt_status,
 )
-
-# In-place operators are functional here whatever the variable says.
-XLA_DISABLE_FUNCTIONALIZATION = False
 
 __all__ = [
     "FLOAT_DTYPES",

@@ -13,6 +13,8 @@ from torch_xdist.collectives.groups import checked, equal_sized, group_of
 from torch_xdist.ranks.fsdp.shards import Members
 
 Groups = Sequence[Sequence[int]] | None
+# In-place operators are functional here, whatever torch_xla's variable of that name says.
+XLA_DISABLE_FUNCTIONALIZATION = False
 FLOAT_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Accepted, and without effect here: what they work around does not exist.
 _NO_EFFECT = {
