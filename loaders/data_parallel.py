@@ -133,8 +133,8 @@ class DataParallel:
         """
         if isinstance(batchdim, bool):
             # False in the other's place is its default, not dim 0.
-            was_given = not isinstance(fixed_batch_size, bool)
-            batchdim, fixed_batch_size = fixed_batch_size if was_given else None, batchdim
+            given_dim = None if isinstance(fixed_batch_size, bool) else fixed_batch_size
+            fixed_batch_size, batchdim = bool(batchdim), given_dim
         dim = self._batchdim if batchdim is None else batchdim
         if fixed_batch_size or self._drop_last:
             loader = _OfOneSize(loader, dim)

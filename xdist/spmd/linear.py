@@ -111,7 +111,7 @@ def patch_forward_of_linears(
         for name in ("forward", "_xla_checkpointed_forward_original"):
             method = getattr(part, name, None)
             if getattr(method, "__func__", None) is torch.nn.Linear.forward:
-                part._nn_linear_forward_original = method
+                part._nn_linear_forward_original = method  # type: ignore[assignment]
                 setattr(part, name, MethodType(patched_function, part))
     return module
 

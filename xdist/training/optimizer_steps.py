@@ -62,9 +62,9 @@ def adam_step(
 ) -> None:
     """Adam or AdamW of several parameters, in place."""
     lists = (state_steps, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    for tensors in zip(*lists, strict=True):
+    for step, param, grad, mean, square, largest in zip(*lists, strict=True):
         xla_adam_optimizer_step_(
-            found_inf, *tensors,
+            found_inf, step, param, grad, mean, square, largest,
             beta1, beta2, lr, weight_decay, eps, amsgrad, maximize, use_adamw,
         )  # fmt: skip
 

@@ -190,7 +190,8 @@ class XlaFullyShardedDataParallel(Unit):
             for place, parameter in enumerate(members[index]):
                 parameter._in_unit = (entry, place)  # type: ignore[attr-defined]
             del inner._parameters[name]
-        inner.flat_params = inner._joined = [entry.shard for entry in self._sharded]
+        inner._joined = [entry.shard for entry in self._sharded]
+        inner.flat_params = inner._joined  # type: ignore[assignment]
         for parameter, owners in owners_of(self, [] if self.flatten_parameters else own).items():
             name = f"{owners[0][0]}.{owners[0][2]}"
             entry = self._add(parameter, name, [(parameter.shape, owners)])
