@@ -67,10 +67,12 @@ class SPMDSavePlanner(SavePlanner):
         self.unsharded_state_dict: dict[str, Any] = {}
         self._local_shards: dict[str, list[XLAShard]] = {}
 
-    # torch's order is another, but torch names what it passes; torch_xla's callers may not.
+    # torch's order is another: what is no bool in the second place is its storage_meta.
     def set_up_planner(  # type: ignore[override]
         self, state_dict: Any, is_coordinator: bool = False, storage_meta: Any = None
     ) -> None:
+        if not isinstance(is_coordinator, bool):
+            is_coordinator = bool(storage_meta)
         self.is_coordinator = is_coordinator
         flat, self.mappings = flatten_state_dict(state_dict)
         self.sharded_state_dict, self.unsharded_state_dict = separated(flat)

@@ -24,7 +24,7 @@ _FURTHER_TYPES = {
 _shares_device_data = True
 
 
-def set_handle_special_scalars(value: bool) -> None:
+def _set_xla_handle_special_scalars(value: bool) -> None:
     """Let the integers from -2 to 2 be constants of programs, or inputs like all other numbers.
 
     It counts for operators recorded from now on. Constants let XLA simplify (x * 1 is x); inputs
@@ -36,12 +36,12 @@ def set_handle_special_scalars(value: bool) -> None:
         STATIC_INTS.clear()
 
 
-def handles_special_scalars() -> bool:
-    """Whether small integers are constants; they are, unless `set_handle_special_scalars` said."""
+def _get_xla_handle_special_scalars() -> bool:
+    """Whether small integers are constants, as they are unless the switch says otherwise."""
     return bool(STATIC_INTS)
 
 
-def set_enable_device_data_cache(value: bool) -> None:
+def _set_xla_enable_device_data_cache(value: bool) -> None:
     """Keep the switch for who reads it back. Nothing depends on it.
 
     In torch_xla equal numbers share a buffer on the device while it is on. Here numbers go to a
@@ -51,12 +51,12 @@ def set_enable_device_data_cache(value: bool) -> None:
     _shares_device_data = bool(value)
 
 
-def enables_device_data_cache() -> bool:
-    """What `set_enable_device_data_cache` was given last; True before."""
+def _get_xla_enable_device_data_cache() -> bool:
+    """What `_set_xla_enable_device_data_cache` was given last; True before."""
     return _shares_device_data
 
 
-def element_type_name(tensor: torch.Tensor) -> str:
+def _get_xla_tensor_shape_type(tensor: torch.Tensor) -> str:
     """XLA's name of the elements a device tensor has on the device: "f32", "bf16", "pred", ...
 
     Where variables such as XLA_USE_BF16 store a dtype narrower, it is the narrower one.
@@ -65,7 +65,7 @@ def element_type_name(tensor: torch.Tensor) -> str:
     return _FURTHER_TYPES.get(stored) or FROM_TORCH[stored]
 
 
-def register_custom_call_target(
+def _xla_register_custom_call_target(
     fn_name: str, function_ptr: Any, platform: str, api_version: int = 0
 ) -> None:
     """Give XLA a function of yours as the target `fn_name` of custom calls.

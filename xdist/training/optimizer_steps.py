@@ -36,7 +36,7 @@ def sgd_step(
         if buffer is None:
             buffer = gradient.detach().clone()
             momentum_buffer_list[index] = buffer
-        xla_sgd_optimizer_step_(
+        _xla_sgd_optimizer_step_(
             found_inf, step, param, buffer, gradient,
             weight_decay, momentum, lr, dampening, nesterov, maximize,
         )  # fmt: skip
@@ -63,14 +63,14 @@ def adam_step(
     """Adam or AdamW of several parameters, in place."""
     lists = (state_steps, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
     for step, param, grad, mean, square, largest in zip(*lists, strict=True):
-        xla_adam_optimizer_step_(
+        _xla_adam_optimizer_step_(
             found_inf, step, param, grad, mean, square, largest,
             beta1, beta2, lr, weight_decay, eps, amsgrad, maximize, use_adamw,
         )  # fmt: skip
 
 
 @torch.no_grad()
-def xla_sgd_optimizer_step_(
+def _xla_sgd_optimizer_step_(
     found_inf: torch.Tensor,
     step: torch.Tensor,
     param: torch.Tensor,
@@ -113,7 +113,7 @@ def xla_sgd_optimizer_step_(
 
 
 @torch.no_grad()
-def xla_adam_optimizer_step_(
+def _xla_adam_optimizer_step_(
     found_inf: torch.Tensor,
     step: torch.Tensor,
     param: torch.Tensor,
