@@ -47,6 +47,17 @@ class Context:
         return value
 
 
+class ThreadResult:
+    """Where a thread of `DataParallel` leaves what its loop function returned.
+
+    Attributes:
+        result: None until it returned.
+    """
+
+    def __init__(self) -> None:
+        self.result: Any = None
+
+
 class DataParallel:
     """Copies of a model on several devices, trained by a loop function in one thread each.
 
@@ -103,8 +114,8 @@ class DataParallel:
         self,
         loop_fn: LoopFunction,
         loader: Iterable[Any],
-        fixed_batch_size: bool = False,
         batchdim: int | None = None,
+        fixed_batch_size: bool | int = False,
         **kwargs: Any,
     ) -> list[Any]:
         """Run `loop_fn(model, batches, device, context, **kwargs)` on every device at once.
@@ -113,12 +124,17 @@ class DataParallel:
 
         Args:
             loader: batches on the host; batch k goes to device k modulo their number.
-            fixed_batch_size: stop at the first batch of another size than the first.
             batchdim: the dim of a batch's size, where the constructor's does not hold.
+            fixed_batch_size: stop at the first batch of another size than the first. In 2019 it
+                stood before `batchdim`: True or False there is taken as this.
 
         Returns what the loop functions returned, in the order of the devices. An exception in one
         of them is printed with its device, and ends the process with code 17.
         """
+        if isinstance(batchdim, bool):
+            # False in the other's place is its default, not dim 0.
+            given_dim = None if isinstance(fixed_batch_size, bool) else fixed_batch_size
+            fixed_batch_size, batchdim = bool(batchdim), given_dim
         dim = self._batchdim if batchdim is None else batchdim
         if fixed_batch_size or self._drop_last:
             loader = _OfOneSize(loader, dim)
@@ -139,7 +155,7 @@ class DataParallel:
     def _run_threads(
         self, loop_fn: LoopFunction, loader: Iterable[Any], dim: int, kwargs: dict[str, Any]
     ) -> list[Any]:
-        results: list[Any] = [None] * len(self._devices)
+        results = [ThreadResult() for _ in self._devices]
         feed = ParallelLoader(loader, self._devices, batchdim=dim, **self._loader_arguments)
 
         def work(index: int) -> None:
@@ -147,7 +163,7 @@ class DataParallel:
             try:
                 replicas.set_replication(where, self._devices)
                 batches = self._counted(feed.per_device_loader(where))
-                results[index] = self._run(loop_fn, index, batches, kwargs)
+                results[index].result = self._run(loop_fn, index, batches, kwargs)
             except BaseException as error:
                 _end_process(where, error)
             finally:
@@ -162,7 +178,7 @@ class DataParallel:
         for thread in threads:
             thread.join()
         feed.close()
-        return results
+        return [result.result for result in results]
 
 
 class NumberedDataParallel(DataParallel):

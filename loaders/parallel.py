@@ -102,7 +102,8 @@ class ParallelLoader:
             host_to_device_transfer_threads=host_to_device_transfer_threads,
         )
         check_mode(uneven)
-        self.batches_per_execution = batches_per_execution
+        self._batches_per_execution = batches_per_execution
+        self._input_sharding = input_sharding
         self._numbered = numbered
         self._pass = _pass or Pass()
         source = Source(
@@ -135,6 +136,17 @@ class ParallelLoader:
         if self._pass.adapts and pace.is_quick() and len(moves) == 1:
             return AdaptiveFeed(source, moves[0], pace, threaded)
         return threaded()
+
+    @property
+    def batches_per_execution(self) -> int:
+        """Steps in one program."""
+        return self._batches_per_execution
+
+    def send_cpu_data_to_device(self, batches: Sequence[Any], device: Device) -> list[Any]:
+        """These batches on a device, cut by `input_sharding` as those of the loader are."""
+        move = partial(transfer.all_to_device, now=self._input_sharding is None)
+        send = sharded(mover(move, torch.device(device)), self._input_sharding)
+        return [send(batch) for batch in batches]
 
     def per_device_loader(self, device: Device) -> "PerDeviceLoader":
         """The iterator over the batches of one device. Raises ArgumentError for an unknown one."""

@@ -12,7 +12,7 @@ from rank_pool import RankPool
 _PRELOAD = [
     "torch",
     "torch_xdist.core.torch_side.registration",
-    "torch_xdist.ranks.c10d.process_group",
+    "torch_xdist.ranks.c10d.backend",
     "cloudpickle",
 ]
 

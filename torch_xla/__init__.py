@@ -17,7 +17,7 @@ from torch_xdist.dynamo import collectives as _traced_collectives
 from torch_xdist.dynamo import custom_ops as _custom_ops
 from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
-from torch_xdist.ranks.c10d import process_group as _process_group
+from torch_xdist.ranks.c10d import backend as _process_groups
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
 from torch_xdist.training import eager as _eager
 from torch_xdist.training import gru as _gru
@@ -52,11 +52,11 @@ __all__ = [
     "_XLAC",
     "__version__",
     "_backend",
+    "_process_groups",
     "_custom_ops",
     "_eager",
     "_gru",
     "_loading",
-    "_process_group",
     "_traced_collectives",
     "amp",
     "backends",

@@ -8,6 +8,7 @@ XdistError
   NoLoweringError         NotImplementedError  an operator that cannot run, not even on the CPU
   FallbackError           RuntimeError         XDIST_FALLBACK=error met an operator without a row
   ArgumentError           ValueError           arguments that cannot work
+  NotHereError            ImportError          a module of torch_xla that is left out
   ImpureError             AssertionError       a function wrote to what it must not
   ShardingError           ValueError, ...      a mesh or a sharding that cannot be
   CutError                RuntimeError         a value was asked for where none can be had
@@ -57,6 +58,10 @@ class FallbackError(XdistError, RuntimeError):
 
 class ArgumentError(XdistError, ValueError):
     """Arguments that cannot work."""
+
+
+class NotHereError(XdistError, ImportError):
+    """A module of torch_xla that this package does not have."""
 
 
 class ImpureError(XdistError, AssertionError):

@@ -61,6 +61,20 @@ class Queue(QueueBase):
             return item
 
 
+class PerDeviceQueue:
+    """The two queues in front of one device: batches on the host, and batches on the device.
+
+    Args:
+        device: whose they are.
+        loader_prefetch_size, device_prefetch_size: how many batches may wait in each.
+    """
+
+    def __init__(self, device: Any, loader_prefetch_size: int, device_prefetch_size: int) -> None:
+        self.device = device
+        self.cpu_loader_queue = Queue(loader_prefetch_size)
+        self.queue = Queue(device_prefetch_size)
+
+
 class KeydQueue(QueueBase):
     """A bounded queue whose items are taken by key, in whatever order they came.
 

@@ -150,7 +150,8 @@ def auto_spmd() -> tuple[int, ...] | None:
 def set_platform(platform: str) -> None:
     """Make `platform` the PJRT_DEVICE of this process and of the processes it starts."""
     os.environ["PJRT_DEVICE"] = platform
-    reread()
+    # Read at the next use: a script may set further variables after this and before a device.
+    current.cache_clear()
 
 
 def set_local_rank(local_rank: int, local_world_size: int) -> None:

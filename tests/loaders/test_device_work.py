@@ -43,3 +43,26 @@ def test_a_collate_fn_on_the_device_gives_the_same_programs_at_every_step():
     # What the model was made of, the step, and what the collate_fn does, in any order of threads.
     assert sum(cut.compiled for cut in log) <= 3
     assert sum(cut.reason == "loader" for cut in log) == 20
+
+
+class Marks:
+    """A sharding that only notes what it is applied to."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def apply(self, tensor):
+        self.shapes.append(tuple(tensor.shape))
+
+
+def test_a_loader_sends_batches_by_hand_as_it_sends_its_own():
+    marks = Marks()
+    loader = pl.ParallelLoader([], ["xla:0"], 0, 3, input_sharding=marks)
+    (batch,) = loader.send_cpu_data_to_device([{"x": torch.ones(2, 3)}], "xla:0")
+    assert batch["x"].device.type == "xla" and marks.shapes == [(2, 3)]
+    assert loader.batches_per_execution == 3
+    loader.close()
+    plain = pl.ParallelLoader([], ["xla:0"])
+    (sent,) = plain.send_cpu_data_to_device([torch.ones(2)], torch.device("xla:0"))
+    assert sent.tolist() == [1, 1] and plain.batches_per_execution == 1
+    plain.close()

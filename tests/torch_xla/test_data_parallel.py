@@ -67,6 +67,9 @@ def test_a_fixed_batch_size_stops_at_the_first_other_one():
     parallel = dp.DataParallel(Net, device_ids=[])
     count = lambda model, loader, device, context: len(list(loader))  # noqa: E731
     assert parallel(count, data, fixed_batch_size=True) == [2]
+    # By place: (batchdim, fixed_batch_size), and 2019's (fixed_batch_size, batchdim).
+    assert parallel(count, data, 0, True) == parallel(count, data, True, 0) == [2]
+    assert parallel(count, data, 0) == parallel(count, data, False, 0) == [3]
     assert parallel(count, data) == [3]
 
 
@@ -75,6 +78,10 @@ def test_data_parallel_refuses_a_module_of_two_devices():
     model.out.to("xla")
     with pytest.raises(RuntimeError, match="DataParallel: Model uses more than one device"):
         dp.DataParallel(model, device_ids=[])
+
+
+def test_a_thread_leaves_its_result():
+    assert dp.ThreadResult().result is None
 
 
 def test_a_context_keeps_what_it_made():

@@ -14,7 +14,7 @@ FACE = {
         runtime tpu _XLAC __version__""",
     "torch_xla.core.xla_model": """
         REDUCE_SUM REDUCE_MUL REDUCE_AND REDUCE_OR REDUCE_MIN REDUCE_MAX
-        xla_device(n,devkind) get_xla_supported_devices(devkind,max_devices)
+        xla_device(n,devkind) get_xla_supported_devices(places,max_devices,devkind)
         xla_real_devices(devices) xla_device_hw(device) xla_device_kind(device)
         xla_replication_devices(local_devices) set_replication(device,devices) is_xla_tensor(tensor)
         unlazy(tensors) get_local_ordinal(defval) get_ordinal(defval) xrt_world_size(defval)

@@ -2,7 +2,7 @@
 
 import threading
 
-from torch_xdist.keyd_queue import KeydQueue, Queue
+from torch_xdist.keyd_queue import KeydQueue, PerDeviceQueue, Queue
 
 
 def test_a_queue_gives_its_items_in_order_and_then_none():
@@ -45,3 +45,9 @@ def test_a_full_queue_lets_the_wanted_item_in():
     assert got == [1]
     queue.close()
     assert queue.get("late") is None
+
+
+def test_a_device_has_two_queues():
+    queues = PerDeviceQueue("xla:0", 3, 2)
+    assert queues.device == "xla:0"
+    assert (queues.cpu_loader_queue.max_size(), queues.queue.max_size()) == (3, 2)

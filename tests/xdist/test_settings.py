@@ -67,6 +67,15 @@ def test_setting_the_platform_is_seen_by_children(monkeypatch):
     settings.reread()
 
 
+def test_what_is_set_after_the_platform_still_counts(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    settings.set_platform("CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "7")
+    assert settings.current().cpu_devices == 7
+    monkeypatch.undo()
+    settings.reread()
+
+
 def test_getenv_as_reads_bool_through_int(monkeypatch):
     monkeypatch.setenv("SOME_SWITCH", "0")
     assert settings.getenv_as("SOME_SWITCH", bool) is False

@@ -10,25 +10,24 @@ from torch_xdist.core.devices.closures import (
     run_step_closures as run_step_closures,
 )
 from torch_xdist.core.devices.device_names import (
+    DeviceContext,
+    MemoryInfo,
     get_memory_info,
     get_xla_supported_devices,
     is_xla_tensor,
     parse_xla_device,
-    xla_device,
     xla_device_hw,
     xla_device_kind,
     xla_real_devices,
     xla_replication_devices,
 )
+from torch_xdist.core.devices.device_names import (
+    device_context as _get_device_context,
+)
 from torch_xdist.core.devices.ordinals import (
     get_local_ordinal,
-    get_ordinal,
     is_master_ordinal,
     master_print,
-    xrt_world_size,
-)
-from torch_xdist.core.devices.steps import (
-    sync as mark_step,
 )
 from torch_xdist.core.devices.steps import (
     wait_device_ops,
@@ -87,10 +86,22 @@ from torch_xdist.ranks.rendezvous import (
 from torch_xdist.ranks.replicas import (
     set_replication,
 )
+from torch_xdist.spmd.annotations import (
+    ShardingSpec,
+)
+from torch_xdist.torch_xla_compat.old_names import (
+    get_ordinal,
+    mark_step,
+    xla_device,
+    xrt_world_size,
+)
 from torch_xdist.torch_xla_compat.random_seeds import (
     fork_rng,
     get_rng_state,
     set_rng_state,
+)
+from torch_xdist.torch_xla_compat.replica_groups import (
+    create_optimized_replica_groups,
 )
 from torch_xdist.torch_xla_compat.send_to_device import (
     send_cpu_data_to_device,
@@ -100,6 +111,11 @@ from torch_xdist.training.compiled_step import (
 )
 
 __all__ = [
+    "DeviceContext",
+    "MemoryInfo",
+    "ShardingSpec",
+    "_get_device_context",
+    "create_optimized_replica_groups",
     "xla_device",
     "get_xla_supported_devices",
     "xla_real_devices",

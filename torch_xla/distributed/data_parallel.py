@@ -3,9 +3,11 @@
 from torch_xdist.loaders.data_parallel import (
     Context,
     DataParallel,
+    ThreadResult,
 )
 
 __all__ = [
     "Context",
     "DataParallel",
+    "ThreadResult",
 ]

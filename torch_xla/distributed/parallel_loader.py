@@ -1,7 +1,7 @@
 """`pl`: host batches to devices, ahead of the step."""
 
 from torch_xdist.keyd_queue import (
-    Queue as PerDeviceQueue,
+    PerDeviceQueue,
 )
 from torch_xdist.loaders.mp_device import (
     MpDeviceLoader,

@@ -24,9 +24,14 @@ from torch_xdist.ranks.gradients import (
 from torch_xdist.ranks.rendezvous import (
     rendezvous,
 )
+from torch_xdist.torch_xla_compat.deprecation import (
+    old_module,
+)
 from torch_xdist.torch_xla_compat.runtime_facts import (
     device_type,
 )
+
+old_module(__name__, "torch_xla.runtime")
 
 __all__ = [
     "device_type",

@@ -9,6 +9,7 @@ from torch_xdist.core.devices import device
 from torch_xdist.core.programs.program import live_values
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.graph_text import render
+from torch_xdist.core.trace.operators import let_numbers_be_constants
 from torch_xdist.export import dynamic
 from torch_xdist.export.graph import Graph
 from torch_xdist.export.lower import Lowered, lower
@@ -19,9 +20,18 @@ _inline_numbers = False
 
 
 def set_all_numbers_special_scalars(value: bool) -> None:
-    """Let every Python number of a graph be a constant of its StableHLO, not only 0 and 1."""
+    """Let every Python number be a constant: of the StableHLO of a graph, and of its program.
+
+    Of StableHLO at once, of programs in operators recorded from now on.
+    """
     global _inline_numbers
-    _inline_numbers = value
+    _inline_numbers = bool(value)
+    let_numbers_be_constants(_inline_numbers)
+
+
+def all_numbers_special_scalars() -> bool:
+    """Whether every Python number is a constant."""
+    return _inline_numbers
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:

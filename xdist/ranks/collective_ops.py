@@ -297,7 +297,8 @@ def collective_broadcast(
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Keep XLA from moving work across this point, for these tensors, in place."""
     tensors = list(tensors)
-    if tensors:
+    # Without values there is nothing that could be moved.
+    if tensors and not any(map(traced.has_no_value, tensors)):
         overwrite(tensors, record_jax("xla.optimization_barrier", optimization_barrier, tensors))  # type: ignore[arg-type]
 
 
@@ -308,6 +309,8 @@ def optimization_barrier(*arrays: jax.Array) -> list[jax.Array]:
 
 class CoalescingBuckets:
     """A function of a list of tensors, called once per bucket.
+
+    Call it, or `add` tensors and `flush` by hand; `results` has what came then.
 
     Args:
         func: called as func(inputs, outputs), both lists (outputs None where none were given).
@@ -330,15 +333,29 @@ class CoalescingBuckets:
             )
         self._func, self._inputs, self._outputs = func, input_list, output_list
         self._cap_bytes = int(bucket_cap_mb * _MB)
+        self._bucket: list[tuple[torch.Tensor, int]] = []
+        self.results: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor, idx: int) -> None:
+        """Enter a tensor into the bucket; its output is that of place `idx`."""
+        self._bucket.append((tensor, idx))
+
+    def flush(self) -> None:
+        """Call the function with the bucket, if anything is in it."""
+        bucket, self._bucket = self._bucket, []
+        if bucket:
+            outputs = [self._outputs[i] for _, i in bucket] if self._outputs is not None else None
+            self.results.extend(self._func([tensor for tensor, _ in bucket], outputs))
 
     def __call__(self) -> list[torch.Tensor]:
         """The results in the order of the inputs; the output list itself where it was given."""
-        results: list[torch.Tensor] = []
+        self.results = []
         sizes = [(tensor.numel(), tensor.element_size()) for tensor in self._inputs]
         for bucket in plan(sizes, self._cap_bytes):
-            outputs = [self._outputs[i] for i in bucket] if self._outputs is not None else None
-            results.extend(self._func([self._inputs[i] for i in bucket], outputs))
-        return results if self._outputs is None else self._outputs
+            for index in bucket:
+                self.add(self._inputs[index], index)
+            self.flush()
+        return self.results if self._outputs is None else self._outputs
 
 
 def _applied(

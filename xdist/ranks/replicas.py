@@ -47,6 +47,11 @@ def set_replication(
     shared_memory.set_rank_of_thread(rank)
 
 
+def is_replica() -> bool:
+    """Whether this thread is one of several replicas."""
+    return world.replica() is not None
+
+
 def _meet(count: int) -> None:
     with _lock:
         if _joined[0] != count:

@@ -117,7 +117,7 @@ PATCHES = (
     ),
     Patch(
         "torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS",
-        "ranks.c10d.process_group",
+        "ranks.c10d.backend",
         "torch's flight recorder hooks into groups of C++, and raises for others",
         absent="torch before 2.15 has no recorder for every backend",
     ),

@@ -67,12 +67,13 @@ class SPMDSavePlanner(SavePlanner):
         self.unsharded_state_dict: dict[str, Any] = {}
         self._local_shards: dict[str, list[XLAShard]] = {}
 
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    # torch's order is another: what is no bool in the second place is its storage_meta.
+    def set_up_planner(  # type: ignore[override]
+        self, state_dict: Any, is_coordinator: bool = False, storage_meta: Any = None
     ) -> None:
-        # torch_xla's callers pass (state_dict, is_coordinator).
-        is_told = isinstance(storage_meta, bool)
-        self.is_coordinator = storage_meta if is_told else is_coordinator
+        if not isinstance(is_coordinator, bool):
+            is_coordinator = bool(storage_meta)
+        self.is_coordinator = is_coordinator
         flat, self.mappings = flatten_state_dict(state_dict)
         self.sharded_state_dict, self.unsharded_state_dict = separated(flat)
         self._local_shards = {}

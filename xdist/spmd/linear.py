@@ -1,5 +1,7 @@
 """Linear layers as one einsum, whose dims keep their shardings: a matrix product flattens them."""
 
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -93,6 +95,24 @@ def apply_xla_patch_to_nn_linear(module: torch.nn.Module) -> torch.nn.Module:
             layer = EinsumLinear(*sizes, bias=child.bias is not None, device="meta")
             layer.load_state_dict(child.state_dict(keep_vars=True), assign=True)
             setattr(module, name, layer)
+    return module
+
+
+def patch_forward_of_linears(
+    module: torch.nn.Module,
+    patched_function: Callable[[Any, torch.Tensor], torch.Tensor] = xla_patched_nn_linear_forward,
+) -> torch.nn.Module:
+    """Give every linear layer in a module `patched_function(layer, input)` as its forward pass.
+
+    A layer whose forward pass is its own already keeps it, but one of `checkpoint_module` is
+    patched inside of the checkpoint.
+    """
+    for part in module.modules():
+        for name in ("forward", "_xla_checkpointed_forward_original"):
+            method = getattr(part, name, None)
+            if getattr(method, "__func__", None) is torch.nn.Linear.forward:
+                part._nn_linear_forward_original = method  # type: ignore[assignment]
+                setattr(part, name, MethodType(patched_function, part))
     return module
 
 

@@ -7,7 +7,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 
-from torch_xdist.surface.compare import ABSENT, DIFFERS, THERE, Row, compare, names
+from torch_xdist.surface.compare import (
+    ABSENT,
+    DIFFERS,
+    THERE,
+    Row,
+    compare,
+    exceptions,
+    names,
+)
 
 
 def main() -> int:
@@ -40,6 +48,9 @@ def main() -> int:
     print(json.dumps([row.as_json() for row in shown], indent=1) if options.json else text(shown))
     if not options.json:
         print(totals(rows))
+        if not options.module:
+            print("\nLeft out on purpose:")
+            print(text(exceptions()))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.surface import signatures
+from torch_xdist.torch_xla_compat.not_here import NOT_HERE
 
 THERE, DIFFERS, ABSENT = "there", "differs", "absent"
 # name -> a signature, "= value", or "object"; of a class: {method: signature or kind}
@@ -44,6 +45,12 @@ def compare(expected: Mapping[str, Names]) -> Iterator[Row]:
             continue
         for name, kind in wanted.items():
             yield _row(module, name, kind, getattr(found, name, _MISSING))
+
+
+def exceptions() -> Iterator[Row]:
+    """What is left out on purpose, with the reason; beside what `names` lists."""
+    for module, why in NOT_HERE.items():
+        yield Row(module, "*", ABSENT, why)
 
 
 def _row(module: str, name: str, kind: Any, found: Any) -> Row:

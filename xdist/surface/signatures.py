@@ -53,7 +53,9 @@ def differences(theirs: Signature, ours: Signature) -> list[str]:
             if not (takes_names and (takes_places or parameter.kind is Parameter.KEYWORD_ONLY)):
                 found.append(f"has no {name}")
             continue
-        if parameter.kind in _BY_PLACE and places[place : place + 1] != [name]:
+        # Where ours has *args and the name by keyword only, it takes the value by place too.
+        by_place = own[name].kind is not Parameter.KEYWORD_ONLY or not takes_places
+        if parameter.kind in _BY_PLACE and by_place and places[place : place + 1] != [name]:
             found.append(f"{name} is not argument {place + 1}")
         found += _default_differs(parameter, own[name])
     for parameter in own.values():

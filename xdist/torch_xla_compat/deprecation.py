@@ -1,8 +1,9 @@
-"""Old names of functions: each logs once which name to use, then calls the new one."""
+"""Old names of functions: each says once which name to use, then calls the new one."""
 
 import functools
 import importlib
 import logging
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
@@ -27,6 +28,26 @@ def deprecated(
         return new(*args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def old_name(function: FN, instead: str) -> FN:
+    """`function` under an old name; the first call warns (DeprecationWarning): use `instead`."""
+    has_warned = False
+
+    @functools.wraps(function)
+    def warning(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_warned
+        if not has_warned:
+            has_warned = True
+            warnings.warn(f"Use {instead} instead", DeprecationWarning, stacklevel=2)
+        return function(*args, **kwargs)
+
+    return warning  # type: ignore[return-value]
+
+
+def old_module(name: str, instead: str) -> None:
+    """Say (DeprecationWarning) that a module is an old one; it calls this when it is imported."""
+    warnings.warn(f"{name} is an old name; use {instead}", DeprecationWarning, stacklevel=3)
 
 
 def mark_deprecated(new: FN, extra_msg: str | None = None) -> Callable[[Any], FN]:

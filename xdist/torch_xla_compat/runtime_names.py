@@ -119,7 +119,7 @@ def _xla_get_platform_version() -> str:
     return str(device.jax_device(0).client.platform_version)
 
 
-def _xla_memory_info(device_: str = "") -> dict[str, int]:
+def _xla_memory_info(device_: str = "") -> device_names.MemoryInfo:
     """`xm.get_memory_info`."""
     return device_names.get_memory_info(device_ or None)
 

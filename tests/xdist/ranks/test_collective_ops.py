@@ -248,3 +248,22 @@ def test_an_output_becomes_the_result_whatever_it_was():
     empty = torch.empty(0).to("xla")
     xm.reduce_scatter("sum", x, 3.0, 0, 1, output=empty)
     assert empty.tolist() == [3, 3]
+
+
+def test_buckets_are_filled_and_let_go_by_hand():
+    calls = []
+
+    def double(inputs, outputs):
+        calls.append(len(inputs))
+        return [x * 2 for x in inputs]
+
+    tensors = [torch.ones(2, device="xla") * n for n in range(3)]
+    buckets = xm.CoalescingBuckets(double, tensors)
+    for index, tensor in enumerate(tensors):
+        buckets.add(tensor, index)
+        if index == 1:
+            buckets.flush()
+    buckets.flush()
+    buckets.flush()
+    assert calls == [2, 1] and [t.tolist() for t in buckets.results] == [[0, 0], [2, 2], [4, 4]]
+    assert [t.tolist() for t in buckets()] == [[0, 0], [2, 2], [4, 4]] and calls == [2, 1, 3]

@@ -250,7 +250,7 @@ def sparse_gradients(side):
 def on_a_rank(rank, size, way):
     import torch.distributed as dist
 
-    import torch_xdist.ranks.c10d.process_group  # noqa: F401
+    import torch_xdist.ranks.c10d.backend  # noqa: F401
 
     if not dist.is_initialized():
         dist.init_process_group("xla", init_method="xla://")

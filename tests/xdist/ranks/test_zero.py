@@ -77,3 +77,69 @@ def test_a_divided_state_trains_like_a_whole_one(two, options):
             assert found_norm is None
         else:
             assert found_norm == pytest.approx(norm.item(), rel=1e-5)
+
+
+def alone(**options):
+    from torch_xdist.ranks.zero import ZeroRedundancyOptimizer
+
+    weight = torch.nn.Parameter(torch.ones(3, device="xla"))
+    return weight, ZeroRedundancyOptimizer([weight], torch.optim.SGD, lr=1.0, **options)
+
+
+def test_groups_are_chosen_before_the_parameters_are_divided():
+    _, optimizer = alone(lazy_init=True)
+    assert optimizer.sharding_groups == [[0]] and not optimizer.inited
+    with pytest.raises(RuntimeError, match=r"must call init_zero\(\) first"):
+        optimizer.step()
+    optimizer.sharding_groups = [[0]]
+    optimizer.init_zero()
+    with pytest.raises(RuntimeError, match="already inited, so the parameters are divided"):
+        optimizer.sharding_groups = [[0]]
+
+
+def test_gradients_become_zero_or_nothing():
+    weight, optimizer = alone(use_grad_acc_hook=True, grad_clipping=False)
+    weight.sum().backward()
+    assert weight.grad is None and weight.main_grad.tolist() == [1, 1, 1]
+    optimizer.zero_grad()
+    assert weight.main_grad.tolist() == [0, 0, 0]
+    optimizer.zero_grad(set_to_none=True)
+    assert not hasattr(weight, "main_grad")
+    optimizer.remove_hooks()
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1, 1, 1]
+    assert optimizer.get_shape_info() == {0: torch.Size([3])}
+
+
+def test_master_weights_become_the_parameters_when_they_are_loaded():
+    weight, optimizer = alone(save_master_weights=True)
+    weight.sum().backward()
+    optimizer.step()
+    saved, after = optimizer.state_dict(), weight.tolist()
+    other, loaded = alone(save_master_weights=True)
+    loaded.load_state_dict(saved)
+    assert other.tolist() == after != [1, 1, 1] and optimizer.grad_norm is not None
+
+
+def in_stages(rank, size):
+    from torch_xdist.ranks.zero import ZeroRedundancyOptimizer
+
+    everybody = list(range(size))
+    stages = [
+        {"scale_factor": 1.0, "sharding_group": [[r] for r in everybody], "group_size": 1},
+        {"scale_factor": 2.0, "sharding_group": [everybody], "group_size": size},
+    ]
+    weight = torch.nn.Parameter(torch.ones(4, device="xla"))
+    optimizer = ZeroRedundancyOptimizer([weight], torch.optim.SGD, lr=1.0, grad_clipping=False)
+    (weight * (rank + 1)).sum().backward()
+    optimizer.step(sharding_scheme=stages)
+    stepped = weight.tolist()
+    with torch.no_grad():
+        weight.zero_()
+    optimizer.allgather_weights_and_update_full_parameter(stages)
+    return stepped, weight.tolist()
+
+
+def test_gradients_travel_in_the_stages_of_a_scheme(two):
+    # The mean gradient is 1.5, and the second stage doubles it.
+    assert two.run(in_stages) == [([-2.0] * 4, [-2.0] * 4)] * 2

@@ -25,6 +25,7 @@ def test_every_kind_of_parameter_is_read():
         ("(x, size=100)", "(x, size=None)", []),
         ("(x, *, dim=0)", "(x, other=1, dim=0)", []),
         ("(x, *, dim=0)", "(x, **kwargs)", []),
+        ("(x, dim=0)", "(*places, x, dim=0)", []),
         ("(x, dim=0)", "(x)", ["has no dim"]),
         ("(x, dim=0)", "(x, **kwargs)", ["has no dim"]),
         ("(x, dim=0)", "(dim, x)", ["x is not argument 1", "dim is not argument 2", "needs dim"]),

@@ -6,7 +6,7 @@ today's plain counts. `device.py` holds the facts.
 
 import resource
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import psutil
 import torch
@@ -16,6 +16,36 @@ from torch_xdist.errors import DeviceError
 
 _CUDA_NAMES = {"GPU", "CUDA"}
 _KIB = 1024
+
+
+class MemoryInfo(TypedDict):
+    """The memory of a device. Sizes are in bytes, those that begin with kb_ in KiB."""
+
+    bytes_used: int
+    bytes_limit: int
+    peak_bytes_used: int
+    kb_free: int
+    kb_total: int
+
+
+class DeviceContext:
+    """What a script keeps for one device: any attributes.
+
+    Attributes:
+        device: its name.
+    """
+
+    def __init__(self, device: str | torch.device) -> None:
+        self.device = device
+
+
+_contexts: dict[str, DeviceContext] = {}
+
+
+def device_context(device: str | torch.device | None = None) -> DeviceContext:
+    """The one context of a device, or of this thread's."""
+    name = str(devices_here.device() if device is None else device)
+    return _contexts.setdefault(name, DeviceContext(name))
 
 
 def xla_device(n: int | None = None, devkind: str | Sequence[str] | None = None) -> torch.device:
@@ -32,16 +62,24 @@ def xla_device(n: int | None = None, devkind: str | Sequence[str] | None = None)
 
 
 def get_xla_supported_devices(
-    devkind: str | Sequence[str] | int | None = None, max_devices: int | None = None
+    *places: Any, max_devices: int | None = None, devkind: str | Sequence[str] | None = None
 ) -> list[str] | None:
     """["xla:0", ...], at most `max_devices` of them; None where no device is of the kind.
 
     Args:
-        devkind: "TPU", or a list of kinds of which any will do; None: every device. A number here
-            is taken as `max_devices`, its place in newer releases.
+        places: `max_devices`, or as up to 2.3 `devkind` and `max_devices`; a kind is no number.
+        devkind: "TPU", or a list of kinds of which any will do; None: every device.
     """
-    if isinstance(devkind, int):
-        devkind, max_devices = None, devkind
+    if len(places) > 2:
+        raise TypeError(
+            f"get_xla_supported_devices: {len(places)} arguments; give it max_devices, or devkind"
+            " and max_devices"
+        )
+    for value in places:
+        if isinstance(value, int):
+            max_devices = value
+        elif value is not None:
+            devkind = value
     if devkind is not None and not _is_kind(devkind):
         return None
     return [str(d) for d in devices_here.devices()][:max_devices] or None
@@ -100,7 +138,7 @@ def xla_replication_devices(local_devices: Sequence[str | torch.device] | None =
     return asked
 
 
-def get_memory_info(device: str | torch.device | None = None) -> dict[str, int]:
+def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
     """Memory of a device, in bytes and, for older scripts, in KiB.
 
     Returns bytes_used, bytes_limit, peak_bytes_used, kb_free, kb_total. A CPU device answers for

@@ -37,7 +37,9 @@ from torch_xdist.core.trace.tensor_types import (
 from torch_xdist.ops.table import SHAPED
 
 # Integers that are cheap to compile in and common as constants; others are runtime inputs.
-STATIC_INTS = frozenset((-2, -1, 0, 1, 2))
+SMALL_INTS = frozenset((-2, -1, 0, 1, 2))
+# The same, unless a switch of torch_xla's emptied it; changed in place.
+STATIC_INTS = set(SMALL_INTS)
 # Called from Python, an overload takes True for the integer 1, which promotes a bool tensor. torch
 # itself does not, and of those CPU torch has for bools this alone shows it.
 _POWER = torch.ops.aten.pow.Tensor_Scalar

@@ -64,9 +64,14 @@ class Op:
             and any(a.name == "dtype" for a in self.functional._schema.arguments)
             and not any(a.name == "dtype" for a in schema.arguments)
         )
-        packet = func._schema.name.removeprefix("aten::")
-        names = {packet, packet.rstrip("_"), f"{packet}.{func._overloadname}"}
-        self.runtime = not names.isdisjoint(RUNTIME)
+        self.find_runtime()
+
+    def find_runtime(self) -> None:
+        """Say whether its numbers are inputs of programs: by the table, and by the switch."""
+        schema = self.func._schema
+        packet = schema.name.removeprefix("aten::")
+        names = {packet, packet.rstrip("_"), f"{packet}.{self.func._overloadname}"}
+        self.runtime = not (_numbers_are_constants or names.isdisjoint(RUNTIME))
         # Lists of scalars are inputs too, sizes are not.
         self.runtime_lists = self.runtime and all(
             str(a.type) not in ("List[int]", "List[SymInt]") for a in schema.arguments
@@ -77,6 +82,18 @@ class Op:
 
 
 _ops: dict[OpOverload, Op] = {}
+_numbers_are_constants = False
+
+
+def let_numbers_be_constants(value: bool) -> None:
+    """Let every Python number be a constant of its program from now on, or those that were.
+
+    Numbers of a whole Adam update and of loops stay inputs.
+    """
+    global _numbers_are_constants
+    _numbers_are_constants = value
+    for op in list(_ops.values()):
+        op.find_runtime()
 
 
 def op_of(func: OpOverload | str) -> Op:

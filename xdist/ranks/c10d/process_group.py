@@ -1,47 +1,52 @@
-"""torch.distributed on the xla device: the backend "xla".
+"""A process group of the xla device.
 
 Collectives on device tensors are rows of the trace, like those of `collective_ops`: the call
 returns at once, and async works are complete from the start. CPU tensors, point-to-point messages
 and collectives whose sizes differ between ranks go from host to host at once.
-
-Importing this module registers the backend.
 """
 # torch calls each method in one of the ways its type stubs list, so they are not all here.
 # mypy: disable-error-code="override,assignment"
 
 from collections.abc import Callable, Hashable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import torch
 import torch.distributed as dist
 
-from torch_xdist import settings, world
+from torch_xdist import world
 from torch_xdist.collectives import inside
-from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.errors import ShardingError, WorldError
 from torch_xdist.ranks import collective_ops
-from torch_xdist.ranks.c10d import device_mesh, functional, init_methods, torch_fsdp
 from torch_xdist.ranks.c10d.reductions import Reduction, reduction
 from torch_xdist.ranks.c10d.work import Receiving, done, finished, on_device
 from torch_xdist.ranks.tensor_messages import fill, received, sent, shared
-from torch_xdist.releases import patches
 
 
 class ProcessGroupXla(dist.ProcessGroup):
     """The ranks of one torch.distributed group.
 
     Args:
-        ranks: the members, as ranks of the world, in the order of the group.
+        prefix_store, timeout: kept, and not needed.
+        rank, size: this member's place in the group, and how many there are.
+        ranks: the members, as ranks of the world, in the order of the group; default all.
         name: the same on every member.
     """
 
-    def __init__(self, ranks: Sequence[int], name: str) -> None:
-        self.ranks = tuple(ranks)
-        self.member = self.ranks.index(world.rank())
-        super().__init__(self.member, len(self.ranks))  # type: ignore[call-arg]
+    def __init__(
+        self,
+        prefix_store: Any,
+        rank: int,
+        size: int,
+        timeout: Any,
+        *,
+        ranks: Sequence[int] = (),
+        name: str = "c10d/world",
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self.prefix_store, self.timeout = prefix_store, timeout
+        self.ranks = tuple(ranks) or tuple(range(size))
+        self.member = rank
         everybody = self.ranks == tuple(range(world.world_size()))
         self._groups = None if everybody else (self.ranks,)
         self._label = name
@@ -95,12 +100,13 @@ class ProcessGroupXla(dist.ProcessGroup):
     def _shared(self, name: str, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         return shared(f"{self._label}.{name}", self.ranks, tensors)
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[torch.Tensor], all_reduce_options: Any = None) -> dist.Work:
         """Reduce in place."""
-        return self.allreduce_coalesced(tensors, opts)
+        return self.allreduce_coalesced(tensors, all_reduce_options)
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Reduce several tensors in place, as one row."""
+    def allreduce_coalesced(self, *args: Any) -> dist.Work:
+        """Reduce several tensors in place, as one row: (tensors, opts=None)."""
+        tensors, opts = (*args, None)[:2]
         return done(tensors, self._reduced("all_reduce", tensors, opts))
 
     def _reduced(
@@ -149,25 +155,32 @@ class ProcessGroupXla(dist.ProcessGroup):
         return self._record(name, gather, tensors)
 
     def allgather(
-        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+        self,
+        output_tensors_list: list[list[torch.Tensor]],
+        input_tensors: list[torch.Tensor],
+        opts: Any = None,
     ) -> dist.Work:
         """Member m's input into output m; the members' shapes may differ."""
-        for outputs, value in zip(output_lists, inputs):
+        for outputs, value in zip(output_tensors_list, input_tensors):
             self._expect(outputs, "all_gather")
             if any(output.shape != value.shape for output in outputs):
                 fill(outputs, [values[0] for values in self._shared("all_gather", [value])])
             else:
                 fill(outputs, self._gathered("all_gather", [value])[0].unbind(0))
-        return finished([output for outputs in output_lists for output in outputs])
+        return finished([output for outputs in output_tensors_list for output in outputs])
 
     def allgather_coalesced(
-        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+        self,
+        output_tensors_list: list[list[torch.Tensor]],
+        input_tensors: list[torch.Tensor],
+        opts: Any = None,
     ) -> dist.Work:
-        """Member m's inputs into output_lists[m]."""
-        self._expect(output_lists, "all_gather_coalesced")
-        for outputs, stacked in zip(zip(*output_lists), self._gathered("all_gather", inputs)):
+        """Member m's inputs into output_tensors_list[m]."""
+        self._expect(output_tensors_list, "all_gather_coalesced")
+        gathered = self._gathered("all_gather", input_tensors)
+        for outputs, stacked in zip(zip(*output_tensors_list), gathered):
             fill(outputs, stacked.unbind(0))
-        return finished([output for outputs in output_lists for output in outputs])
+        return finished([output for outputs in output_tensors_list for output in outputs])
 
     def all_gather_single(
         self, output: torch.Tensor, value: torch.Tensor, opts: Any = None
@@ -182,27 +195,33 @@ class ProcessGroupXla(dist.ProcessGroup):
         return done(outputs, self._gathered("all_gather", inputs))
 
     def gather(
-        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
+        self,
+        output_tensors_list: list[list[torch.Tensor]],
+        input_tensor_list: list[torch.Tensor],
+        opts: Any,
     ) -> dist.Work:
         """Member m's input into output m on the root."""
-        stacked = self._gathered("gather", inputs)
+        stacked = self._gathered("gather", input_tensor_list)
         if self.member != opts.rootRank:
-            return finished(inputs)
-        for outputs, rows in zip(output_lists, stacked):
+            return finished(input_tensor_list)
+        for outputs, rows in zip(output_tensors_list, stacked):
             self._expect(outputs, "gather")
             fill(outputs, rows.unbind(0))
-        return finished([output for outputs in output_lists for output in outputs])
+        return finished([output for outputs in output_tensors_list for output in outputs])
 
     def scatter(
-        self, outputs: list[torch.Tensor], input_lists: list[list[torch.Tensor]], opts: Any
+        self,
+        output_tensor_list: list[torch.Tensor],
+        input_tensors_list: list[list[torch.Tensor]],
+        opts: Any,
     ) -> dist.Work:
         """The root's input m to member m."""
         root = opts.rootRank
-        for index, output in enumerate(outputs):
-            inputs = input_lists[index] if self.member == root else []
+        for index, output in enumerate(output_tensor_list):
+            inputs = input_tensors_list[index] if self.member == root else []
             if self.member == root:
                 self._expect(inputs, "scatter")
-            if not on_device(outputs):
+            if not on_device(output_tensor_list):
                 fill([output], [self._shared("scatter", inputs)[root][self.member]])
                 continue
             if inputs:
@@ -212,7 +231,7 @@ class ProcessGroupXla(dist.ProcessGroup):
                     (len(self.ranks), *output.shape), dtype=output.dtype, device="xla"
                 )
             fill([output], [self._exchanged("scatter", rows)[root]])
-        return finished(outputs)
+        return finished(output_tensor_list)
 
     def _exchanged(self, name: str, rows: torch.Tensor) -> XlaTensor:
         """Row m of `rows` [members, ...] to member m; what arrived, by member."""
@@ -225,17 +244,32 @@ class ProcessGroupXla(dist.ProcessGroup):
         return self._record(name, exchange, [rows])[0]
 
     def reduce_scatter(
-        self, outputs: list[torch.Tensor], input_lists: list[list[torch.Tensor]], opts: Any = None
+        self,
+        output_tensors: list[torch.Tensor],
+        input_tensors_list: list[list[torch.Tensor]],
+        opts: Any = None,
     ) -> dist.Work:
         """Member m gets the reduction of every member's input m; the inputs may differ in shape."""
-        for output, inputs in zip(outputs, input_lists):
+        for output, inputs in zip(output_tensors, input_tensors_list):
             self._expect(inputs, "reduce_scatter")
             if len({value.shape for value in inputs}) > 1:
                 reduced = self._reduced("reduce_scatter", inputs, opts)[self.member]
             else:
                 reduced = self._scattered([torch.stack(inputs)], opts)[0]
             fill([output], [reduced])
-        return finished(outputs)
+        return finished(output_tensors)
+
+    def reduce_scatter_coalesced(
+        self,
+        output_tensors: list[torch.Tensor],
+        input_tensors_list: list[list[torch.Tensor]],
+        opts: Any = None,
+    ) -> dist.Work:
+        """`reduce_scatter` of inputs of equal shapes, as one row."""
+        for inputs in input_tensors_list:
+            self._expect(inputs, "reduce_scatter_coalesced")
+        stacked = [torch.stack(inputs) for inputs in input_tensors_list]
+        return done(output_tensors, self._scattered(stacked, opts))
 
     def reduce_scatter_single(
         self, output: torch.Tensor, value: torch.Tensor, opts: Any = None
@@ -266,30 +300,33 @@ class ProcessGroupXla(dist.ProcessGroup):
     def all_to_all_single(
         self,
         output: torch.Tensor,
-        value: torch.Tensor,
+        input: torch.Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> dist.Work:
-        """Slice m of `value`, along dim 0, to member m; sizes of slices may differ."""
+        """Slice m of `input`, along dim 0, to member m; sizes of slices may differ."""
         count = len(self.ranks)
-        if not output_split_sizes and not input_split_sizes and on_device([value]):
-            split = value.reshape(count, value.shape[0] // count, *value.shape[1:])
+        if not output_split_sizes and not input_split_sizes and on_device([input]):
+            split = input.reshape(count, input.shape[0] // count, *input.shape[1:])
             return done([output], [self._exchanged("all_to_all", split)])
-        pieces = list(value.split(list(input_split_sizes) or value.shape[0] // count))
+        pieces = list(input.split(list(input_split_sizes) or input.shape[0] // count))
         targets = list(output.split(list(output_split_sizes) or output.shape[0] // count))
         self._all_to_all_uneven(targets, pieces)
         return finished([output])
 
     def alltoall(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self,
+        output_tensor_list: list[torch.Tensor],
+        input_tensor_list: list[torch.Tensor],
+        opts: Any = None,
     ) -> dist.Work:
         """Input m to member m, into its output of this member; shapes may differ.
 
         Whether the members' shapes are equal is not known here, so this goes over the host.
         """
-        self._all_to_all_uneven(outputs, inputs)
-        return finished(outputs)
+        self._all_to_all_uneven(output_tensor_list, input_tensor_list)
+        return finished(output_tensor_list)
 
     def _all_to_all_uneven(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
@@ -307,17 +344,19 @@ class ProcessGroupXla(dist.ProcessGroup):
         shared(f"{self._label}.barrier", self.ranks, [])
         return finished([])
 
-    def send(self, tensors: list[torch.Tensor], target: int, tag: int = 0) -> dist.Work:
-        """Send to member `target`; does not wait for its recv."""
-        sent(self.ranks[target], f"{self._label}.p2p.{tag}", tensors)
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int = 0) -> dist.Work:
+        """Send to member `dst_rank`; does not wait for its recv."""
+        sent(self.ranks[dst_rank], f"{self._label}.p2p.{tag}", tensors)
         return finished(tensors)
 
-    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
-        """Receive from member `source` when the work is waited for."""
-        return Receiving(tensors, self.ranks, self.ranks[source], f"{self._label}.p2p.{tag}")
+    def recv(self, out_tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> dist.Work:
+        """Receive from member `src_rank` when the work is waited for."""
+        subject = f"{self._label}.p2p.{tag}"
+        return Receiving(out_tensors, self.ranks, self.ranks[src_rank], subject)
 
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> dist.Work:
-        """Receive from whichever member sent first."""
+    def recv_anysource(self, *args: Any) -> dist.Work:
+        """Receive from whichever member sent first: (tensors, tag=0)."""
+        tensors, tag = (*args, 0)[:2]
         return Receiving(tensors, self.ranks, None, f"{self._label}.p2p.{tag}")
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -325,6 +364,13 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         return finished([])
+
+    def Options(self, *args: Any) -> Any:
+        """No options, as in torch_xla."""
+        raise NotImplementedError(
+            "ProcessGroupXla.Options: groups of the xla backend have no options; leave pg_options"
+            " out"
+        )
 
     def _expect(self, tensors: Sequence[Any], name: str) -> None:
         if len(tensors) != len(self.ranks):
@@ -339,49 +385,3 @@ class ProcessGroupXla(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
-    """torch.distributed's factory, for the world's group and for each `new_group`."""
-    if settings.asks_for_spmd():
-        raise ShardingError(
-            "init_process_group('xla'): XLA backend is not supported with SPMD, where XLA inserts"
-            " the collectives; for the CPU tensors of several processes use 'gloo'"
-        )
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    if len(ranks) == options.group_size and not world.current().is_rank:
-        world.become(options.group_rank, options.group_size)
-    if world.world_size() < len(ranks):
-        raise WorldError(
-            f"init_process_group('xla'): {len(ranks)} ranks, but this process is rank "
-            f"{world.rank()} of {world.world_size()} by its environment; start it with xmp.spawn, "
-            "xla-run or torchrun, which set RANK and WORLD_SIZE"
-        )
-    device.start()
-    return ProcessGroupXla(ranks, f"c10d/{options.group_id}")
-
-
-def _everybody() -> ProcessGroupXla:
-    """All ranks as a group, where nobody called init_process_group."""
-    rank, size = world.rank(), world.world_size()
-    return _create(
-        SimpleNamespace(
-            global_ranks_in_group=[], group_size=size, group_rank=rank, group_id="everybody"
-        )
-    )
-
-
-def register() -> None:
-    """Make "xla" a backend of torch.distributed; a second call changes nothing."""
-    device_mesh.register()
-    functional.register(_everybody)
-    torch_fsdp.register()
-    if "xla" in dist.Backend.backend_list:
-        return
-    # What a group of ours does, metrics and the traces of its programs tell.
-    patches.extend("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS", ["xla"])
-    dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
-    init_methods.register()
-
-
-register()

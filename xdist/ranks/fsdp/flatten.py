@@ -1,4 +1,4 @@
-"""The module between an FSDP wrapper and the user's: it can join parameters into flat ones.
+"""The module between an FSDP wrapper and the user's: its parameters may be joined into flat ones.
 
 Its names are those of torch_xla's checkpoints: `_fpw_module` is left out of the keys of a state
 dict, and a group of joined parameters is called `flat_param_N`.
@@ -10,31 +10,38 @@ from typing import Any
 import torch
 from torch import nn
 
-Owner = tuple[str, nn.Module, str]
+from torch_xdist.ranks.fsdp.flat_parameter import FlatParameter, Owner, name_of
+
 Metadata = tuple[list[str], list[torch.Size], list[int]]
 _INNER = "_fpw_module."
 
 
-class XlaFlattenParamsWrapper(nn.Module):
-    """A module whose parameters are joined in groups.
+class FlatModule(nn.Module):
+    """A module whose parameters are joined in groups, and out of its modules.
 
     Args:
         module: what is wrapped.
-        param_list: the groups; parameters of no group stay as they are. None: all in one group.
+        groups: the parameters that are joined; those of no group stay as they are.
+        names: what follows `flat_param_`, for each group; default the numbers.
     """
 
     def __init__(
-        self, module: nn.Module, param_list: Sequence[Sequence[nn.Parameter]] | None = None
+        self,
+        module: nn.Module,
+        groups: Sequence[Sequence[nn.Parameter]],
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self._fpw_module = module
-        self.flat_params: list[nn.Parameter] = []
+        groups = [group for group in groups if group]
+        names = [str(index) for index in range(len(groups))] if names is None else names
+        self.flat_param_names = [f"flat_param_{name}" for name in names]
+        self._joined: list[nn.Parameter] = []
         # For each flat parameter, its members: every name of each, the first one first.
         self.members: list[list[list[Owner]]] = []
         self.shapes: list[list[torch.Size]] = []
-        for group in [list(module.parameters())] if param_list is None else param_list:
-            if group:
-                self._join(group)
+        for name, group in zip(self.flat_param_names, groups, strict=True):
+            self._join(name, group)
         self._register_state_dict_hook(_without_inner)
         self.register_load_state_dict_pre_hook(_with_inner)
 
@@ -44,29 +51,33 @@ class XlaFlattenParamsWrapper(nn.Module):
         return self._fpw_module
 
     @torch.no_grad()
-    def _join(self, group: Sequence[nn.Parameter]) -> None:
-        owners = owners_of(self, group)
-        members = list(owners.values())
-        parameters = [getattr(module, name) for _, module, name in (names[0] for names in members)]
-        flat = torch.cat([p.detach().reshape(-1) for p in parameters])
-        joined = nn.Parameter(flat, requires_grad=parameters[0].requires_grad)
-        self.register_parameter(f"flat_param_{len(self.flat_params)}", joined)
-        self.flat_params.append(joined)
+    def _join(self, name: str, group: Sequence[nn.Parameter]) -> None:
+        members = list(owners_of(self, group).values())
+        found = [getattr(names[0][1], names[0][2]) for names in members]
+        flat = FlatParameter(found, found[0].requires_grad)
+        flat._param_infos = [names[0] for names in members]
+        flat._shared_param_infos = [
+            (module_name, names[0][0], module, one, *names[0][1:])
+            for names in members
+            for module_name, module, one in names[1:]
+        ]
+        self.register_parameter(name, flat)
+        self._joined.append(flat)
         self.members.append(members)
-        self.shapes.append([p.shape for p in parameters])
+        self.shapes.append([p.shape for p in found])
         for names in members:
-            for _, module, name in names:
-                module._parameters.pop(name, None)
+            for _, module, one in names:
+                module._parameters.pop(one, None)
 
-    def metadata(self, index: int = 0) -> Metadata:
+    def metadata(self, flat_param_idx: int) -> Metadata:
         """Names, shapes and sizes of the members of a flat parameter."""
-        shapes = self.shapes[index]
-        names = [f"{owner[0]}.{owner[2]}".lstrip(".") for owner, *_ in self.members[index]]
+        shapes = self.shapes[flat_param_idx]
+        names = [name_of(names[0]) for names in self.members[flat_param_idx]]
         return names, list(shapes), [shape.numel() for shape in shapes]
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: Any, **kwinputs: Any) -> Any:
         """The wrapped module's."""
-        return self._fpw_module(*args, **kwargs)
+        return self._fpw_module(*inputs, **kwinputs)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -4,7 +4,6 @@ A unit is a wrapped module. Its forward pass gathers its parameters inside the t
 pass gathers them again and scatters the gradients, averaged over the ranks. Nothing here cuts.
 """
 
-import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,8 @@ from torch_xdist.core.devices import device, steps
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import buffers_of
 from torch_xdist.ranks import sharded_grad_scaler
-from torch_xdist.ranks.fsdp import state as state_dicts
-from torch_xdist.ranks.fsdp.flatten import Owner, XlaFlattenParamsWrapper, owners_of
+from torch_xdist.ranks.fsdp.flat_parameter import Owner
+from torch_xdist.ranks.fsdp.flatten import FlatModule, owners_of
 from torch_xdist.ranks.fsdp.options import (
     Groups,
     check_dtypes,
@@ -46,12 +45,13 @@ from torch_xdist.ranks.fsdp.passes import (
     take_out,
 )
 from torch_xdist.ranks.fsdp.shards import Bundle, Members, cut_shard, layout_of
+from torch_xdist.ranks.fsdp.unit import TrainingState, Unit
 from torch_xdist.ranks.fsdp.wrap import Policy, materialize, recursive_wrap
 
 _SEPARATOR = "_FSDP_SHARD_SEPARATOR_"
 
 
-class XlaFullyShardedDataParallel(nn.Module):
+class XlaFullyShardedDataParallel(Unit):
     """A module whose parameters, gradients and optimizer state are divided between the ranks.
 
     Make the optimizer afterwards, of `.parameters()`, and call `optimizer.step()`: the gradients
@@ -79,6 +79,9 @@ class XlaFullyShardedDataParallel(nn.Module):
         auto_wrap_policy: which submodules become units; see `fsdp.wrap`.
         auto_wrapper_callable: makes those units; default this class.
         param_init_fn: called for modules on the meta device; default `reset_parameters()`.
+        _shard_size_multiple: shards that are flat have a multiple of so many elements.
+        _use_xla_patched_linear, _debug...: no effect: what they are about is not here.
+        mark_step_on_finalization: the older name of `sync_on_finalization`.
     """
 
     def __init__(
@@ -104,9 +107,19 @@ class XlaFullyShardedDataParallel(nn.Module):
         auto_wrap_policy: Policy | None = None,
         auto_wrapper_callable: Callable[..., nn.Module] | None = None,
         param_init_fn: Callable[[nn.Module], None] | None = None,
-        **_debug: Any,
+        _shard_size_multiple: int = 128,
+        _use_xla_patched_linear: bool = True,
+        _debug_dummy_forward_pass: bool = False,
+        _debug_msg: str = "xla_fsdp",
+        _debug_print: bool = False,
+        _debug_dummy_all_gather_op: bool = False,
+        _debug_dummy_all_reduce_op: bool = False,
+        _debug_dummy_reduce_scatter_op: bool = False,
+        _debug_dummy_optimization_barrier_op: bool = False,
+        *,
+        mark_step_on_finalization: bool | None = None,
     ) -> None:
-        options = {n: v for n, v in locals().items() if n not in _NOT_PASSED_ON} | _debug
+        options = {n: v for n, v in locals().items() if n not in _NOT_PASSED_ON}
         check_module(module)
         check_dtypes(compute_dtype=compute_dtype, buffer_dtype=buffer_dtype)
         super().__init__()
@@ -114,9 +127,10 @@ class XlaFullyShardedDataParallel(nn.Module):
             check_has_no_units(module)
             make = auto_wrapper_callable or type(self)
             recursive_wrap(module, auto_wrap_policy, make, only_wrap_children=True, **options)
-        multiple = _debug.pop("_shard_size_multiple", 128)
-        self.sync_on_finalization = _debug.pop("mark_step_on_finalization", sync_on_finalization)
-        tell_no_effect(_debug)
+        if mark_step_on_finalization is not None:
+            sync_on_finalization = mark_step_on_finalization
+        tell_no_effect({n: v for n, v in options.items() if n.startswith(("_use", "_debug"))})
+        self.sync_on_finalization = sync_on_finalization
         self.reshard_after_forward = reshard_after_forward
         self.flatten_parameters = flatten_parameters
         self.optimization_barrier_in_forward = optimization_barrier_in_forward
@@ -132,7 +146,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             layout_of,
             count=self.world_size,
             on_dim_0=shard_param_on_dim_0 and not flatten_parameters,
-            multiple=1 if shard_param_on_dim_0 else multiple,
+            multiple=1 if shard_param_on_dim_0 else _shard_size_multiple,
         )
         self.xla_device = device.device()
         materialize(module, param_init_fn, is_unit)
@@ -167,16 +181,17 @@ class XlaFullyShardedDataParallel(nn.Module):
         own = [p for p in new if not hasattr(p, "_in_unit")]
         groups = groups_to_join(own) if self.flatten_parameters else []
         members = [list(owners_of(module, group)) for group in groups]
-        inner = XlaFlattenParamsWrapper(module, groups)
+        inner = FlatModule(module, groups)
         self._fsdp_wrapped_module = inner
-        for index, flat in enumerate(inner.flat_params):
+        for index, flat in enumerate(inner._joined):
             name = f"flat_param_{index}"
             parts = list(zip(inner.shapes[index], inner.members[index]))
             entry = self._add(flat, f"_fsdp_wrapped_module.{name}", parts)
             for place, parameter in enumerate(members[index]):
                 parameter._in_unit = (entry, place)  # type: ignore[attr-defined]
             del inner._parameters[name]
-        inner.flat_params = [entry.shard for entry in self._sharded]
+        inner._joined = [entry.shard for entry in self._sharded]
+        inner.flat_params = inner._joined  # type: ignore[assignment]
         for parameter, owners in owners_of(self, [] if self.flatten_parameters else own).items():
             name = f"{owners[0][0]}.{owners[0][2]}"
             entry = self._add(parameter, name, [(parameter.shape, owners)])
@@ -212,16 +227,6 @@ class XlaFullyShardedDataParallel(nn.Module):
                     buffer._orig_dtype = original  # type: ignore[attr-defined]
                 setattr(module, name, buffer)
 
-    @property
-    def sharded_params(self) -> list[nn.Parameter]:
-        """This rank's shards of the unit's own parameters."""
-        return [entry.shard for entry in self._sharded]
-
-    @property
-    def module(self) -> XlaFlattenParamsWrapper:
-        """The wrapped module."""
-        return self._fsdp_wrapped_module
-
     # The passes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +238,11 @@ class XlaFullyShardedDataParallel(nn.Module):
         bundle = self._place(with_gradients=torch.is_grad_enabled())
         if self.optimization_barrier_in_forward:
             bundle.wait_for(pytree.tree_leaves((args, kwargs)))
-        outputs = self._fsdp_wrapped_module(*args, **kwargs)
+        self.training_state = TrainingState.FORWARD
+        try:
+            outputs = self._fsdp_wrapped_module(*args, **kwargs)
+        finally:
+            self.training_state = TrainingState.IDLE
         outputs = self._leave(outputs, bundle)
         if self._reshards:
             bundle.drop()
@@ -283,6 +292,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         return self.optimization_barrier_in_forward or self.optimization_barrier_in_backward
 
     def _begin_backward(self, bundle: Bundle, gradients: Sequence[Any]) -> list[Any]:
+        self.training_state = TrainingState.BACKWARD_PRE
         if self._is_root and self.sync_on_finalization:
             torch.autograd.Variable._execution_engine.queue_callback(steps.sync)  # type: ignore[attr-defined]
         if self.optimization_barrier_in_backward:
@@ -292,6 +302,13 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def _reduce(self, bundle: Bundle, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
         """The shards' gradients, of those of the wholes. Inside no_sync: none yet."""
+        self.training_state = TrainingState.BACKWARD_POST
+        try:
+            return self._reduced(bundle, gradients)
+        finally:
+            self.training_state = TrainingState.IDLE
+
+    def _reduced(self, bundle: Bundle, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
         found = [sum_of(one, held) for one, held in zip(gradients, bundle.held)]
         if self._reshards or self._syncs:
             bundle.drop()
@@ -305,32 +322,6 @@ class XlaFullyShardedDataParallel(nn.Module):
             self.gradient_postdivide_factor,
             wide=self.fp32_reduce_scatter,
         )
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keep whole gradients of backward passes, until one outside of this scatters their sum."""
-        units = [(unit, unit._syncs) for unit in units_of(self)]
-        for unit, _ in units:
-            unit._syncs = False
-        try:
-            yield
-        finally:
-            for unit, before in units:
-                unit._syncs = before
-
-    def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
-        """Divide each rank's gradient by `pre` and the sum by `post`; default: the mean.
-
-        Args:
-            recursive: the units inside too.
-        """
-        for unit in units_of(self) if recursive else [self]:
-            unit.gradient_predivide_factor, unit.gradient_postdivide_factor = pre, post
-
-    @property
-    def params_with_grad(self) -> list[nn.Parameter]:
-        """The shards that have a gradient."""
-        return [p for p in self.parameters() if p.grad is not None]
 
     @torch.no_grad()
     def clip_grad_norm_(
@@ -352,37 +343,6 @@ class XlaFullyShardedDataParallel(nn.Module):
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         return clip_by_norm(gradients, float(max_norm), float(norm_type), groups, self.xla_device)
 
-    # Names and checkpoints
-
-    def get_original_names_and_sharded_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name in the unwrapped module, shard) of every sharded parameter."""
-        return state_dicts.original_names(self)
-
-    def get_shard_metadata(self) -> dict[str, Any]:
-        """What `consolidate_sharded_model_checkpoints` needs; save it with the state dict."""
-        return state_dicts.metadata_of(self)
-
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
-        """The unwrapped module's state dict, on the CPU. Call it on every rank: it gathers.
-
-        Args:
-            rank0_only: the other ranks get {}.
-        """
-        return state_dicts.full_state_dict(self, rank0_only=rank0_only)
-
-    def load_full_state_dict(self, state: dict[str, Any], strict: bool = True) -> Any:
-        """Take the unwrapped module's state dict; each rank keeps its shards of it."""
-        return state_dicts.load_full_state_dict(self, state, strict=strict)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_fsdp_wrapped_module"), name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.module[key]
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "XlaFullyShardedDataParallel":
         """Shards are copied; the wholes, which belong to them, are made anew."""
         copied = type(self).__new__(type(self))
@@ -403,15 +363,6 @@ class XlaFullyShardedDataParallel(nn.Module):
             yield from (owners for _, owners in entry.parts)
         yield from (owners for _, _, owners in self._borrowed)
 
-    def extra_repr(self) -> str:
-        """The division and the dtypes."""
-        return (
-            f"world_size={self.world_size}, rank={self.rank}, compute_dtype={self.compute_dtype}, "
-            f"buffer_dtype={self.buffer_dtype}, flatten_parameters={self.flatten_parameters}, "
-            f"reshard_after_forward={self.reshard_after_forward}, "
-            f"sharding_groups={self.sharding_groups}"
-        )
-
 
 _NOT_PASSED_ON = {
     "self",
@@ -419,5 +370,5 @@ _NOT_PASSED_ON = {
     "module",
     "auto_wrap_policy",
     "auto_wrapper_callable",
-    "_debug",
+    "mark_step_on_finalization",
 }

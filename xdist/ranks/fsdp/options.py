@@ -13,7 +13,9 @@ from torch_xdist.collectives.groups import checked, equal_sized, group_of
 from torch_xdist.ranks.fsdp.shards import Members
 
 Groups = Sequence[Sequence[int]] | None
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# In-place operators are functional here, whatever torch_xla's variable of that name says.
+XLA_DISABLE_FUNCTIONALIZATION = False
+FLOAT_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Accepted, and without effect here: what they work around does not exist.
 _NO_EFFECT = {
     "_use_xla_patched_linear": True,
@@ -29,14 +31,12 @@ _NO_EFFECT = {
 
 def check_dtypes(**dtypes: torch.dtype | None) -> None:
     for name, dtype in dtypes.items():
-        if dtype is not None and dtype not in _FLOATS:
-            raise ValueError(f"FSDP: {name} must be one of {list(_FLOATS)}, not {dtype}")
+        if dtype is not None and dtype not in FLOAT_DTYPES:
+            raise ValueError(f"FSDP: {name} must be one of {FLOAT_DTYPES}, not {dtype}")
 
 
 def tell_no_effect(options: dict[str, Any]) -> None:
     for name, value in options.items():
-        if name not in _NO_EFFECT:
-            raise TypeError(f"XlaFullyShardedDataParallel has no parameter {name!r}")
         if value != _NO_EFFECT[name]:
             warnings.warn(f"FSDP: {name}={value!r} has no effect here", stacklevel=3)
 

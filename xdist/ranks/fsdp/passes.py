@@ -4,18 +4,19 @@ The wholes a module sees are attributes in the place of its parameters. Autograd
 to the shards, so that tied, frozen and reused parameters need no cases of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
 
 from torch_xdist.core.devices.tensor import wrap
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.ranks.collective_ops import all_reduce, optimization_barrier
-from torch_xdist.ranks.fsdp.flatten import Owner
+from torch_xdist.ranks.fsdp.flat_parameter import Owner
 from torch_xdist.ranks.fsdp.shards import Bundle, Layout, state_of
 
 
@@ -83,6 +84,26 @@ def barrier(tensors: Sequence[Any]) -> list[Any]:
     there = [t for t in tensors if t is not None]
     results = iter(record_jax("xla.optimization_barrier", optimization_barrier, there))
     return [None if t is None else next(results) for t in tensors]
+
+
+def apply_to_tensors(fn: Callable[[torch.Tensor], Any], container: Any) -> Any:
+    """The same dicts, lists, tuples and sets with `fn(tensor)` in the place of each tensor."""
+    if isinstance(container, set):
+        return {apply_to_tensors(fn, value) for value in container}
+    return pytree.tree_map(
+        lambda x: apply_to_tensors(fn, x) if isinstance(x, set) else _applied(fn, x), container
+    )
+
+
+def _applied(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    return fn(value) if isinstance(value, torch.Tensor) else value
+
+
+def collect_tensors(container: Any) -> list[torch.Tensor]:
+    """The tensors in dicts, lists, tuples and sets, each once."""
+    found: dict[int, torch.Tensor] = {}
+    apply_to_tensors(lambda tensor: found.setdefault(id(tensor), tensor), container)
+    return list(found.values())
 
 
 def parts_of(entry: Sharded, whole: torch.Tensor) -> list[torch.Tensor]:

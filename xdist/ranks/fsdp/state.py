@@ -17,7 +17,7 @@ from torch_xdist.collectives.buckets import plan
 from torch_xdist.errors import CheckpointError
 from torch_xdist.files import saving
 from torch_xdist.ranks import collective_ops
-from torch_xdist.ranks.fsdp.flatten import XlaFlattenParamsWrapper
+from torch_xdist.ranks.fsdp.flatten import FlatModule
 from torch_xdist.ranks.fsdp.options import is_unit
 from torch_xdist.ranks.fsdp.shards import Layout, cut_shard
 
@@ -61,8 +61,8 @@ def metadata_of(module: Any) -> dict[str, Any]:
                 shard._name: {"_orig_size": shard._orig_size, "_orig_name": shard._orig_name}
                 for shard in part.sharded_params
             }
-        if isinstance(part, XlaFlattenParamsWrapper):
-            for index in range(len(part.flat_params)):
+        if isinstance(part, FlatModule):
+            for index in range(len(part.members)):
                 flatten_info[_below(prefix, f"flat_param_{index}")] = part.metadata(index)
     return {
         "shard_info": shard_info,

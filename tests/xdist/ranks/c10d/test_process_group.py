@@ -11,16 +11,17 @@ import torch
 import torch.distributed as dist
 from device_ranks import DeviceRanks
 
+import torch_xla  # noqa: F401 - the device
 from torch_xdist import world
 from torch_xdist.errors import WorldError
-from torch_xdist.ranks.c10d import process_group
+from torch_xdist.ranks.c10d import backend, process_group
 from torch_xdist.system.rank import Rank
 
 
 def join(rank, size):
     import torch.distributed as dist
 
-    import torch_xdist.ranks.c10d.process_group  # noqa: F401
+    import torch_xdist.ranks.c10d.backend  # noqa: F401
 
     dist.init_process_group("xla", init_method="xla://")
     return dist.get_backend(), dist.get_rank(), dist.get_world_size()
@@ -188,6 +189,28 @@ def coalesced(rank, size):
     return [value.cpu().tolist() for value in values]
 
 
+def scattered_together(rank, size):
+    group = dist.group.WORLD
+    inputs = [[torch.full((2,), float(rank + m), device="xla") for m in range(size)]] * 2
+    outputs = [torch.zeros(2, device="xla") for _ in range(2)]
+    group.reduce_scatter_coalesced(outputs, inputs, dist.ReduceScatterOptions()).wait()
+    return [output.tolist() for output in outputs]
+
+
+def test_several_reduce_scatters_are_one_row(three):
+    expected = [[[3.0 + 3 * m] * 2] * 2 for m in range(3)]
+    assert three.run(scattered_together) == expected
+
+
+def test_a_group_is_made_as_torch_xla_makes_it():
+    group = process_group.ProcessGroupXla(None, 0, 1, None)
+    x = torch.ones(2, device="xla")
+    group.allreduce_coalesced([x])
+    assert (group.rank(), group.size(), x.tolist()) == (0, 1, [1, 1])
+    with pytest.raises(NotImplementedError, match="groups of the xla backend have no options"):
+        group.Options()
+
+
 def test_coalesced_collectives_travel_together(three):
     assert three.run(coalesced) == [[[9.0] * 2, [9.0] * 3]] * 3
 
@@ -320,11 +343,11 @@ def test_more_ranks_than_the_launcher_started_are_refused(monkeypatch):
     monkeypatch.setattr(world, "_current", Rank(launcher="torchrun"))
     options = types.SimpleNamespace(global_ranks_in_group=[0, 1], group_size=2, group_rank=0)
     with pytest.raises(WorldError, match=r"'xla'\): 2 ranks, but this process is"):
-        process_group._create(options)
+        backend._create(options)
 
 
 def test_the_backend_is_registered_once():
-    process_group.register()
+    backend.register()
     assert "xla" in dist.Backend.backend_list
 
 
@@ -338,6 +361,11 @@ dist.all_reduce(x)
 print(x.tolist(), dist.get_backend(), dist.new_group([0]).size())
 if hasattr(dist, "get_backend_impl"):  # torch 2.15
     assert dist.get_backend_impl() is dist.group.WORLD
+dist.destroy_process_group()
+import os
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+dist.init_process_group("xla", init_method="env://")
+dist.all_reduce(x)
 dist.destroy_process_group()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -1,0 +1,7 @@
+"""Up to 2.4 importing this registered `torch.ops.xla.dynamo_set_buffer_donor_`."""
+
+from torch_xdist.torch_xla_compat.deprecation import (
+    old_module,
+)
+
+old_module(__name__, "torch.ops.xla.dynamo_set_buffer_donor_, which import torch_xla registers")
