@@ -9,6 +9,7 @@ from torch_xdist.builder import proto_text
 from torch_xdist.builder.lowered_graph import LoweredGraph, lower_graph
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.core.record.arguments import on_device
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
@@ -32,7 +33,7 @@ class LoweringContext:
 
     def build(self, tensors: Sequence[XlaTensor]) -> None:
         """Lower the graph of these tensors, which become the results, in order."""
-        values = [tensor.value for tensor in tensors]
+        values = [on_device(tensor, "LoweringContext.build").value for tensor in tensors]
         devices = {value.trace.device for value in values}
         if len(devices) != 1:
             raise ArgumentError(
@@ -78,7 +79,7 @@ class LoweringContext:
     def tensor_parameter_id(self, tensor: XlaTensor) -> int:
         """The number of the parameter that stands for this tensor; -1 where none does."""
         leaves = self._built("tensor_parameter_id").leaves
-        buffer = tensor.value.buffer
+        buffer = on_device(tensor, "LoweringContext.tensor_parameter_id").value.buffer
         return next((i for i, leaf in enumerate(leaves) if leaf is buffer), -1)
 
     def set_name_string(self, name: str) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.record.arguments import on_device
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.core.trace.placeholders import Placeholder
 from torch_xdist.core.trace.tensor_types import dense_type
@@ -27,7 +28,7 @@ def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> XlaTe
 
 def is_placeholder(tensor: XlaTensor) -> bool:
     """Whether a tensor has no value: a placeholder, or one whose buffer was given away."""
-    buffer = tensor.value.buffer
+    buffer = on_device(tensor, "_is_placecholder").value.buffer
     return buffer is not None and (isinstance(buffer, Placeholder) or buffer.is_deleted())
 
 
@@ -37,7 +38,7 @@ def handles(tensors: Sequence[XlaTensor]) -> list[int]:
 
 
 def _living(tensor: XlaTensor) -> object:
-    buffer = tensor.value.buffer
+    buffer = on_device(tensor, "_get_tensors_handle").value.buffer
     if buffer is None or buffer.is_deleted():
         why = "pending" if buffer is None else "deleted: it was donated to a program"
         raise ValueLostError(

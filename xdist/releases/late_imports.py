@@ -49,8 +49,9 @@ class _Completing(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            if self in sys.meta_path:
+            # A loader may serve other modules too, and be asked for this one several times.
+            if module.__name__ == self.name and self in sys.meta_path:
                 sys.meta_path.remove(self)
-            self._complete(module)
+                self._complete(module)
 
         loader.exec_module = exec_module

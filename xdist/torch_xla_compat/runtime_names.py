@@ -9,11 +9,10 @@ import torch
 from torch_xdist import metrics
 from torch_xdist.core.alias.storage import address_of
 from torch_xdist.core.devices import device, device_names, ordinals, steps
-from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.programs import program
-from torch_xdist.core.record.arguments import not_on_device
+from torch_xdist.core.record.arguments import on_device
 from torch_xdist.core.run.device_trace import buffer_of
-from torch_xdist.core.trace.values import Value, root_of
+from torch_xdist.core.trace.values import root_of
 from torch_xdist.errors import DeviceError
 from torch_xdist.torch_xla_compat import runtime_facts
 
@@ -140,24 +139,18 @@ def _xla_sync_live_tensors(
 
 def _xla_get_tensor_view_alias_id(tensor: torch.Tensor) -> int:
     """A number that a tensor shares with its views."""
-    return address_of(root_of(_value(tensor, "_xla_get_tensor_view_alias_id")))
+    return address_of(root_of(on_device(tensor, "_xla_get_tensor_view_alias_id").value))
 
 
 def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
     """Where a device tensor's values lie in the device's memory; what is pending runs first."""
-    buffer = buffer_of(_value(tensor, "_unsafe_buffer_pointer"))
+    buffer = buffer_of(on_device(tensor, "_unsafe_buffer_pointer").value)
     if not isinstance(buffer, jax.Array) or len(buffer.addressable_shards) != 1:
         raise DeviceError(
             f"_unsafe_buffer_pointer: the tensor of shape {tuple(tensor.shape)} lies on several"
             " devices, or on the host; ask for a tensor of one device"
         )
     return buffer.unsafe_buffer_pointer()  # type: ignore[no-any-return]
-
-
-def _value(tensor: torch.Tensor, of: str) -> Value:
-    if not isinstance(tensor, XlaTensor):
-        raise DeviceError(f"{of}: {not_on_device(tensor)}")
-    return tensor.value
 
 
 def _xla_increment_counter(name: str, increment: int) -> None:

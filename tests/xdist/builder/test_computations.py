@@ -13,7 +13,7 @@ import torch_xla
 import torch_xla.core.xla_builder as xb
 from torch_xdist import metrics
 from torch_xdist.core.programs import jax_internals
-from torch_xdist.errors import ArgumentError, ReleaseError, ValueLostError
+from torch_xdist.errors import ArgumentError, DeviceError, ReleaseError, ValueLostError
 from torch_xla import _XLAC
 
 
@@ -104,6 +104,19 @@ def test_a_placeholder_stands_in_a_graph_and_has_no_value():
     assert len(set(handles)) == 2
     with pytest.raises(ValueLostError, match="its buffer is pending; ask for that of a tensor"):
         _XLAC._get_tensors_handle([other + 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("LoweringContext.build", lambda x: _XLAC.lowering.LoweringContext().build([x])),
+        ("_is_placecholder", _XLAC._is_placecholder),
+        ("_get_tensors_handle", lambda x: _XLAC._get_tensors_handle([x])),
+    ],
+)
+def test_a_tensor_of_the_cpu_is_refused(name, call):
+    with pytest.raises(DeviceError, match=f"{name}: Input tensor is not an XLA tensor: .* on cpu"):
+        call(torch.ones(2))
 
 
 def test_a_release_of_jax_without_hlo_is_told(monkeypatch):

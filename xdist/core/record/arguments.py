@@ -112,6 +112,13 @@ def not_on_device(value: torch.Tensor) -> str:
     )
 
 
+def on_device(tensor: torch.Tensor, of: str) -> XlaTensor:
+    """A tensor that must be on the device. Raises DeviceError, in the name of who asks."""
+    if tensor.__class__ is not XlaTensor:
+        raise DeviceError(f"{of}: {not_on_device(tensor)}")
+    return tensor  # type: ignore[return-value]
+
+
 def mixed_devices(name: str, one: Trace, other: Trace) -> DeviceError:
     """The error of an operator on tensors of two devices, in torch's words."""
     return DeviceError(
