@@ -64,7 +64,8 @@ def _places(of: torch.Tensor) -> torch.Tensor:
     """[n, dims]: where a tensor is not zero."""
     if of.__class__ is not XlaTensor:
         return of.nonzero()
-    return _aten.nonzero_static(of, size=int(host_value(of.count_nonzero())))
+    count: Any = of.count_nonzero()
+    return _aten.nonzero_static(of, size=int(host_value(count)))
 
 
 def _nonzero(self: torch.Tensor) -> torch.Tensor | None:
