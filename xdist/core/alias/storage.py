@@ -5,6 +5,7 @@ which tensors share memory. So every storage has a range of addresses of its own
 """
 
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -45,19 +46,24 @@ def _nbytes(root: Value) -> int:
 
 
 class DeviceStorage:
-    """What `untyped_storage()` answers."""
+    """What `untyped_storage()` answers: one object for each storage, as long as a tensor has it.
 
-    def __init__(self, value: Value) -> None:
-        self._root = root_of(value)
-        self.device = value.trace.device.torch
+    It keeps no memory: without a tensor it has no bytes.
+    """
+
+    def __init__(self, root: Value) -> None:
+        self._root = weakref.ref(root)
+        self._address = _base_of(root)
+        self.device = root.trace.device.torch
 
     def data_ptr(self) -> int:
-        return _base_of(self._root)
+        return self._address
 
     _cdata = property(data_ptr)
 
     def nbytes(self) -> int:
-        return 0 if self._root.epoch == _FREED else _nbytes(self._root)
+        root = self._root()
+        return 0 if root is None or root.epoch == _FREED else _nbytes(root)
 
     def size(self) -> int:
         return self.nbytes()
@@ -65,14 +71,16 @@ class DeviceStorage:
     __len__ = nbytes
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceStorage) and other._root is self._root
+        return isinstance(other, DeviceStorage) and other._address == self._address
 
     def __hash__(self) -> int:
-        return id(self._root)
+        return self._address
 
     def resize_(self, size_bytes: int) -> "DeviceStorage":
         """To 0: the value goes; from 0: there is some value again. `fully_shard` does that."""
-        root = self._root
+        root = self._root()
+        if root is None:
+            return self
         if size_bytes == 0 and not isinstance(root, ViewValue):
             root.epoch, root.buffer, root.generation = _FREED, None, root.generation + 1
         elif size_bytes and self.nbytes() == 0 and root.type.numel:
@@ -81,11 +89,24 @@ class DeviceStorage:
         return self
 
 
+# Python's storages have identities, by which scripts tell whether tensors share memory.
+_storages: "weakref.WeakKeyDictionary[Value, DeviceStorage]" = weakref.WeakKeyDictionary()
+
+
+def storage_of(value: Value) -> DeviceStorage:
+    """The storage that a value is in."""
+    root = root_of(value)
+    found = _storages.get(root)
+    if found is None:
+        found = _storages[root] = DeviceStorage(root)
+    return found
+
+
 class TypedDeviceStorage:
     """The same by elements: what torch's `FullyShardedDataParallel` frees and fills again."""
 
     def __init__(self, tensor: XlaTensor) -> None:
-        self._untyped_storage = DeviceStorage(tensor.value)
+        self._untyped_storage = storage_of(tensor.value)
         self.dtype = tensor.dtype
 
     def _size(self) -> int:

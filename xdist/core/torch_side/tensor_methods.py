@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.alias import writes
-from torch_xdist.core.alias.storage import DeviceStorage, TypedDeviceStorage, address_of
+from torch_xdist.core.alias.storage import TypedDeviceStorage, address_of, storage_of
 from torch_xdist.core.devices.device import index_of
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
@@ -180,8 +180,8 @@ def register() -> None:
         "__deepcopy__": _deepcopy,
         "__coerce_same_metadata_as_tangent__": _as_tangent,
         "tolist": lambda self: host_value(self).tolist(),
-        "untyped_storage": lambda self: DeviceStorage(self.value),
-        "storage": lambda self: DeviceStorage(self.value),
+        "untyped_storage": lambda self: storage_of(self.value),
+        "storage": lambda self: storage_of(self.value),
         "_typed_storage": lambda self: TypedDeviceStorage(self),
         "data_ptr": lambda self: address_of(self.value),
         "data": property(_get_data, _set_data),
