@@ -19,7 +19,7 @@ _COUNTER = re.compile(r"Counter: (?P<name>.+)\n  Value: (?P<value>\d+)")
 _TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|ms|m|us|s)")
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)(B|KB|MB|GB|TB|PB)")
-# The report counts in 1024s; torch_xla takes its units for decimal ones, as baselines do.
+# The report counts in 1024s; torch_xla takes its units for decimal ones, and so do baselines.
 _MEGABYTES = {"B": 1e-6, "KB": 1e-3, "MB": 1.0, "GB": 1e3, "TB": 1e6, "PB": 1e9}
 DEFAULT_CONFIG = {"base_expression": "v <= v_mean + (v_stddev * 2.0)"}
 

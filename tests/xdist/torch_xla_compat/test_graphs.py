@@ -87,3 +87,24 @@ def test_tensors_without_a_graph_are_refused(pair):
         graphs.text_of([torch.ones(1)])
     with pytest.raises(RuntimeError, match="0 tensors of 0 devices; give one or more tensors"):
         graphs.text_of([])
+
+
+def text_of(tensor):
+    return torch_xla._XLAC._get_xla_tensors_text([tensor]).splitlines()[1:-1]
+
+
+def test_numbers_are_operands_in_their_places():
+    x = torch.ones(3, device="xla") * 1
+    torch_xla.sync()
+    assert text_of(torch.pow(x, 5)) == [
+        "  %0 = f32[] prim::Constant(), value=5",
+        "  %1 = f32[3]{0} xla::device_data(), device=CPU:0",
+        "  %2 = f32[3]{0} aten::pow(%1, %0), ROOT=0",
+    ]
+    assert text_of(torch.pow(2.5, x)) == [
+        "  %0 = f32[3]{0} xla::device_data(), device=CPU:0",
+        "  %1 = f32[] xla::device_data(), device=CPU:0",
+        "  %2 = f32[3]{0} aten::pow(%1, %0), ROOT=0",
+    ]
+    constant, *_ = text_of(torch.addcmul(x, x, x, value=1.0))
+    assert constant == "  %0 = f32[] prim::Constant(), value=1.0"

@@ -15,6 +15,9 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 SELECTORS = frozenset({"condition", "mask"})
 # Rows whose result depends on the dtype itself, so that halves must not arrive as float32.
 HALVES_STAY = frozenset({"aten.nextafter.default", "aten.nan_to_num.default"})
+# Where both operands are halves: float32 has twice their digits, so a product that is computed in
+# it and rounded is the rounded product.
+_PRODUCTS = frozenset({"aten.mul.Tensor"})
 _HALF = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -40,4 +43,6 @@ def computation_dtype(
         common = torch.promote_types(common, out) if out not in _HALF else common
     elif not out.is_floating_point and out is not torch.bool and not common.is_floating_point:
         common = out if torch.can_cast(common, out) else common
+    if name in _PRODUCTS and not scalars and all(x.dtype == common for x in operands):
+        return common
     return common if name in HALVES_STAY else _HALF.get(common, common)

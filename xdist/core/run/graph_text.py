@@ -18,7 +18,7 @@ from torch_xdist.core.programs.locations import op_name
 from torch_xdist.core.run.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.notes import Note, note_of_buffer, notes_of
-from torch_xdist.core.trace.plans import Param, Plan, ScalarParam
+from torch_xdist.core.trace.plans import Param, Plan, ScalarParam, flat
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.core.trace.user_frames import told
@@ -26,6 +26,9 @@ from torch_xdist.core.trace.values import Device, hardware_name
 from torch_xdist.dtypes import XLA_NAMES
 
 _LABEL_LIMIT = 64
+# Types of arguments whose numbers are operands, and the numbers that are constants as such.
+_NUMBERS = ("number", "Optional[number]", "Tensor")
+_CONSTANTS = (0, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,11 +74,12 @@ def _nodes_and_leaves(
 ) -> tuple[list[Node], dict[int, int]]:
     """The nodes, and the slots of those that are leaves, by the node's id."""
     made: dict[int, tuple[Node, int]] = {}
+    here = [("device", hardware_name(device.jax))]
     notes = notes_of(tape.entries)
     for slot, entry in enumerate(tape.entries):
         if isinstance(entry, TensorType):
             about = note_of_buffer(tape.buffers[slot]) or notes.get(slot)
-            place = [*_told(about), ("device", hardware_name(device.jax))]
+            place = [*_told(about), *here]
             leaf = Node("xla::device_data", shape_text(entry), attributes=place, note=about)
             made[slot] = (leaf, 0)
     for start, row in rows_of(tape.entries):
@@ -84,7 +88,9 @@ def _nodes_and_leaves(
             op_name(plan),
             _shapes(plan.types),
             outputs=len(plan.types),
-            operands=[made[operand] for operand in row[1:]],
+            operands=_operands(
+                plan, [made[slot] for slot in row[1:]], tape.scalars.get(start, ()), here
+            ),
             attributes=_attributes(plan, notes.get(start)),
             note=notes.get(start),
         )
@@ -110,10 +116,9 @@ def _shapes(types: Sequence[TensorType | None]) -> str:
 
 
 def _attributes(plan: Plan, note: Note | None) -> list[tuple[str, str]]:
-    """The static arguments by the schema's names; tensors and runtime scalars are operands."""
+    """The static arguments by the schema's names; tensors and numbers are operands."""
     found = [("num_outputs", str(len(plan.types)))] if len(plan.types) > 1 else []
-    names = [a.name for a in plan.op.func._schema.arguments] if plan.op else []
-    pairs = [*zip(names, plan.args), *plan.kwargs.items()]
+    pairs = [(n, v) for n, v in _arguments(plan).items() if n not in _numbers(plan)]
     return found + _told(note) + [(n, _value_text(v)) for n, v in pairs if _is_static(v)]
 
 
@@ -125,6 +130,49 @@ def _told(note: Note | None) -> list[tuple[str, str]]:
     for place in told(note.stack)[:1]:
         found.append(("location", f"{place.function}@{basename(place.file)}:{place.line}"))
     return found
+
+
+def _arguments(plan: Plan) -> dict[str, Any]:
+    names = [a.name for a in plan.op.func._schema.arguments] if plan.op else []
+    return dict(zip(names, plan.args)) | plan.kwargs
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+    """The arguments that torch_xla has as operands: numbers that might be tensors."""
+    if plan.op is None:
+        return {}
+    kinds = {a.name: str(a.type) for a in plan.op.func._schema.arguments}
+    given = ((n, v) for n, v in _arguments(plan).items() if kinds.get(n) in _NUMBERS)
+    return {n: v for n, v in given if isinstance(v, int | float | ScalarParam)}
+
+
+def _operands(
+    plan: Plan,
+    tensors: Sequence[tuple[Node, int]],
+    scalars: Sequence[Any],
+    place: list[tuple[str, str]],
+) -> list[tuple[Node, int]]:
+    """A row's operands with its numbers among them, in the order of the arguments."""
+    numbers = _numbers(plan)
+    if not numbers:
+        return list(tensors)
+    found: list[tuple[Node, int]] = []
+    rest, fed = iter(tensors), iter(scalars)
+    element = shape_text(plan.types[0]).partition("[")[0]
+    for name, value in _arguments(plan).items():
+        found += [next(rest) for part in flat(value) if isinstance(part, Param)]
+        given = [next(fed) if isinstance(n, ScalarParam) else n for n in flat(value)]
+        if name in numbers:
+            is_fed = isinstance(value, ScalarParam)
+            found.append((_number(element, given[0], place, is_fed=is_fed), 0))
+    return [*found, *rest]
+
+
+def _number(element: str, value: Any, place: list[tuple[str, str]], *, is_fed: bool) -> Node:
+    # torch_xla has a number as a constant where it is one of these, else as data.
+    if is_fed and value not in _CONSTANTS:
+        return Node("xla::device_data", f"{element}[]", attributes=place)
+    return Node("prim::Constant", f"{element}[]", attributes=[("value", _value_text(value))])
 
 
 def _is_static(value: Any) -> bool:
