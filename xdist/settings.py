@@ -50,7 +50,6 @@ class Settings:
     graph_format: str  # XLA_SAVE_TENSORS_FMT: text, dot, hlo or stablehlo
     hlo_file: str | None  # XLA_SAVE_HLO_FILE: where programs go that fail
     hlo_in_errors: bool  # XLA_DUMP_HLO_GRAPH: their errors hold them too
-    notes_frames: bool  # XLA_IR_DEBUG or XLA_HLO_DEBUG: rows know where they were recorded
     tracker_file: str | None  # XLA_FNTRACKER_FILE: where operators on the CPU are told
     tracker_level: int  # XLA_FNTRACKER_LEVEL: below 3 none are
     tracker_list: tuple[str, ...]  # XLA_FNTRACKER_LIST: only these, such as nonzero:unique
@@ -97,6 +96,14 @@ def dumps_optimized() -> bool:
 def hlo_locations() -> bool:
     """Whether StableHLO texts say where operations come from: XLA_HLO_DEBUG, read each time."""
     return _flag(os.environ, "XLA_HLO_DEBUG")
+
+
+def asks_for_notes() -> bool:
+    """Whether a variable asks that rows know where they were recorded, without fixing the others.
+
+    XLA_IR_DEBUG, or XLA_HLO_DEBUG; read until a device is used.
+    """
+    return _flag(os.environ, "XLA_IR_DEBUG") or _flag(os.environ, "XLA_HLO_DEBUG")
 
 
 def asks_for_stablehlo() -> bool:
@@ -204,7 +211,6 @@ def read(env: Mapping[str, str]) -> Settings:
         graph_format=_word(env, "XLA_SAVE_TENSORS_FMT", "text", GRAPH_FORMATS),
         hlo_file=env.get("XLA_SAVE_HLO_FILE") or None,
         hlo_in_errors=_flag(env, "XLA_DUMP_HLO_GRAPH"),
-        notes_frames=_flag(env, "XLA_IR_DEBUG") or _flag(env, "XLA_HLO_DEBUG"),
         tracker_file=env.get("XLA_FNTRACKER_FILE") or None,
         tracker_level=_number(env, "XLA_FNTRACKER_LEVEL", sys.maxsize, int),
         tracker_list=tuple(filter(None, env.get("XLA_FNTRACKER_LIST", "").split(":"))),

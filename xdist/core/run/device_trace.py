@@ -24,7 +24,7 @@ from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.run.tape_run import TapeRun
 from torch_xdist.core.sharding.layout import unpadded
-from torch_xdist.core.trace import op_counts, placeholders
+from torch_xdist.core.trace import notes, op_counts, placeholders
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
 from torch_xdist.errors import CutError, ValueLostError, in_forked_child
@@ -299,6 +299,7 @@ def trace_of_thread(device: Device) -> DeviceTrace:
     trace = HERE.by_device.get(device)
     if trace is None:
         check_process()
+        notes.decide()
         trace = HERE.by_device[device] = DeviceTrace(device, settings.current().trace_limit)
         with _traces_lock:
             _traces.add(trace)

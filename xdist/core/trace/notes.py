@@ -71,16 +71,20 @@ class NotedTuple(tuple[Any, ...]):
 
 
 class _Asked:
-    """Whether notes are taken; None until somebody asks."""
+    """Whether notes are taken; None until a device is used."""
 
     is_noting: bool | None = None
 
 
 def is_noting() -> bool:
     """Whether notes are taken from the next tape on."""
-    if _Asked.is_noting is None:
-        _Asked.is_noting = settings.current().notes_frames
-    return _Asked.is_noting
+    asked = _Asked.is_noting
+    return settings.asks_for_notes() if asked is None else asked
+
+
+def decide() -> None:
+    """A device is used: from here on the variables are not read any more."""
+    _Asked.is_noting = is_noting()
 
 
 def set_noting(asked: bool) -> None:

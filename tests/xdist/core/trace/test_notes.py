@@ -38,15 +38,14 @@ def test_nothing_is_noted_unasked():
 
 @pytest.mark.parametrize("name", ["XLA_IR_DEBUG", "XLA_HLO_DEBUG"])
 def test_either_variable_asks_for_notes(name, monkeypatch):
-    assert settings.read({name: "1"}).notes_frames
     monkeypatch.setattr(notes._Asked, "is_noting", None)
+    assert not _XLAC._get_ir_debug()
     monkeypatch.setenv(name, "1")
-    settings.reread()
-    try:
-        assert _XLAC._get_ir_debug()
-    finally:
-        monkeypatch.undo()
-        settings.reread()
+    assert settings.asks_for_notes() and _XLAC._get_ir_debug()
+    # A device is used.
+    notes.decide()
+    monkeypatch.delenv(name)
+    assert _XLAC._get_ir_debug()
 
 
 def test_a_row_knows_its_line_and_its_blocks(noting):
