@@ -48,12 +48,33 @@ def record(
 
     `name` and `key` must determine the function.
     """
+    if any(map(_is_captured, tensors)):
+        return _captured(name, function, tensors, key)
     count = members.count(tensors)
     among_ranks = count > 1 and members.devices_by_hand(tensors) is None
     if among_ranks and not _at_exit:
         _run_at_exit()
     lowering = inside.standing_alone(function, count)
     return record_jax(name, lowering, tensors, (count, key), collective=among_ranks)  # type: ignore[arg-type]
+
+
+# What the collectives of captured graphs compute, by their numbers; see `captured`.
+CAPTURED: list[tuple[str, Callable[..., Any], Hashable]] = []
+_numbers: dict[Hashable, int] = {}
+
+
+def _is_captured(tensor: Any) -> bool:
+    """Whether torch's AOT autograd is capturing what is done with a tensor."""
+    return tensor.__class__.__name__ == "FunctionalTensor"
+
+
+def _captured(
+    name: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor], key: Hashable
+) -> list[Any]:
+    number = _numbers.setdefault((name, key), len(CAPTURED))
+    if number == len(CAPTURED):
+        CAPTURED.append((name, function, key))
+    return torch.ops.xla.collective(list(tensors), number)  # type: ignore[no-any-return]
 
 
 def run_pending() -> None:
@@ -88,6 +109,9 @@ def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> 
     """Make each result the value of its target, in place; shapes and dtypes are equal."""
     for target, result in zip(targets, results):
         if is_fake(result):
+            continue
+        if _is_captured(result):
+            target.copy_(result)
             continue
         write(target.value, result.value)  # type: ignore[attr-defined]
         torch.autograd.graph.increment_version(target)
