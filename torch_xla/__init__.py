@@ -15,7 +15,6 @@ from torch_xdist.core.devices.steps import sync
 from torch_xdist.core.torch_side import loading as _loading
 from torch_xdist.dynamo import custom_ops as _custom_ops
 from torch_xdist.launcher.ways_in.spawn import launch
-from torch_xdist.ranks import captured as _captured
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.ranks.c10d import process_group as _process_group
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
@@ -28,7 +27,6 @@ answer_as_torch_xla()
 _gru.register()
 _loading.register()
 _custom_ops.register()
-_captured.register()
 _sync_batch_norm.register()
 _eager.follow_environment()
 
@@ -53,7 +51,6 @@ __all__ = [
     "_XLAC",
     "__version__",
     "_backend",
-    "_captured",
     "_custom_ops",
     "_eager",
     "_gru",

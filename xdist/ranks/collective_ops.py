@@ -22,7 +22,7 @@ from torch_xdist.collectives.errors import ArgumentError
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.record.jax_ops import is_fake, record_jax, trace_among
+from torch_xdist.core.record.jax_ops import record_jax, trace_among
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.ranks import members
 from torch_xdist.ranks.members import GroupLists
@@ -48,33 +48,12 @@ def record(
 
     `name` and `key` must determine the function.
     """
-    if any(map(_is_captured, tensors)):
-        return _captured(name, function, tensors, key)
     count = members.count(tensors)
     among_ranks = count > 1 and members.devices_by_hand(tensors) is None
     if among_ranks and not _at_exit:
         _run_at_exit()
     lowering = inside.standing_alone(function, count)
     return record_jax(name, lowering, tensors, (count, key), collective=among_ranks)  # type: ignore[arg-type]
-
-
-# What the collectives of captured graphs compute, by their numbers; see `captured`.
-CAPTURED: list[tuple[str, Callable[..., Any], Hashable]] = []
-_numbers: dict[Hashable, int] = {}
-
-
-def _is_captured(tensor: Any) -> bool:
-    """Whether torch's AOT autograd is capturing what is done with a tensor."""
-    return tensor.__class__.__name__ == "FunctionalTensor"
-
-
-def _captured(
-    name: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor], key: Hashable
-) -> list[Any]:
-    number = _numbers.setdefault((name, key), len(CAPTURED))
-    if number == len(CAPTURED):
-        CAPTURED.append((name, function, key))
-    return torch.ops.xla.collective(list(tensors), number)  # type: ignore[no-any-return]
 
 
 def run_pending() -> None:
@@ -108,11 +87,6 @@ def _finish() -> None:
 def overwrite(targets: Sequence[torch.Tensor], results: Sequence[XlaTensor]) -> None:
     """Make each result the value of its target, in place; shapes and dtypes are equal."""
     for target, result in zip(targets, results):
-        if is_fake(result):
-            continue
-        if _is_captured(result):
-            target.copy_(result)
-            continue
         write(target.value, result.value)  # type: ignore[attr-defined]
         torch.autograd.graph.increment_version(target)
 
@@ -388,7 +362,7 @@ def _applied(
     check_lists(name, tensors, outputs)
     if not tensors:
         return tensors if output is None else output
-    if outputs is not None and not any(map(is_fake, tensors)):
+    if outputs is not None:
         trace_among(f"{name}: output", outputs)
     results = record(f"xla.{name}", function, tensors, key)
     if outputs is None:

@@ -43,12 +43,7 @@ def record_jax(
     Returns a list with one tensor per result; shapes and dtypes are those JAX infers. Raises
     CutError for a collective in a body of control flow.
     """
-    try:
-        trace = trace_among(name, tensors)
-    except DeviceError:
-        if any(map(is_fake, tensors)):
-            return _fakes(lowering, tensors, scalars)
-        raise
+    trace = trace_among(name, tensors)
     if collective and trace.is_symbolic:
         raise CutError(
             f"{name}: a collective in a body of control flow, which every rank may run another"
@@ -60,22 +55,6 @@ def record_jax(
     where = user_line() if collective else ""
     values = trace.record(plan, [t.value for t in tensors], tuple(scalars), where)
     return [wrap(value) for value in values]  # type: ignore[arg-type]
-
-
-def is_fake(tensor: Any) -> bool:
-    """Whether a tensor is one of torch's fakes, which only have a shape, a dtype and a device."""
-    return hasattr(tensor, "fake_mode")
-
-
-def _fakes(
-    lowering: Callable[..., Any], tensors: Sequence[Any], scalars: Sequence[int | float]
-) -> list[Any]:
-    """What `lowering` gives of fakes: nothing is recorded."""
-    abstract = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), to_jax(t.dtype)) for t in tensors]
-    numbers = [_ABSTRACT[number.__class__] for number in scalars]
-    results = jax.tree.leaves(jax.eval_shape(lowering, *abstract, *numbers))
-    first = next(tensor for tensor in tensors if is_fake(tensor))
-    return [first.new_empty(r.shape, dtype=to_torch(r.dtype)) for r in results]
 
 
 def trace_among(name: str, tensors: Sequence[XlaTensor]) -> Trace:
