@@ -19,9 +19,11 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
+import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -61,7 +63,7 @@ def datasets() -> tuple[TensorDataset, TensorDataset]:
 def loader(dataset: TensorDataset, batch_size: int, *, train: bool) -> DataLoader:
     """This rank's share of the dataset, in batches."""
     sampler = DistributedSampler(
-        dataset, num_replicas=xm.xrt_world_size(), rank=xm.get_ordinal(), shuffle=train
+        dataset, num_replicas=xr.world_size(), rank=xr.global_ordinal(), shuffle=train
     )
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler, drop_last=train)
 
@@ -84,7 +86,7 @@ def train_epoch(model, optimizer, batches, tracker, bar, images_per_step: int) -
 def accuracy(model, batches) -> float:
     """The share of test images told right, over all ranks."""
     model.eval()
-    right, seen = torch.zeros((), device=xm.xla_device()), 0
+    right, seen = torch.zeros((), device=torch_xla.device()), 0
     with torch.no_grad():
         for images, labels in batches:
             right += (model(images).argmax(dim=1) == labels).sum()
@@ -108,14 +110,14 @@ def plot(losses: list[float], accuracies: list[float], path: Path) -> None:
 def train(index: int, flags: argparse.Namespace) -> float:
     """The work of one rank. Returns the final accuracy."""
     torch.manual_seed(flags.seed)
-    device = xm.xla_device()
+    device = torch_xla.device()
     train_set, test_set = datasets()
     train_loader = loader(train_set, flags.batch_size, train=True)
     train_batches = pl.MpDeviceLoader(train_loader, device)
     test_batches = pl.MpDeviceLoader(loader(test_set, flags.batch_size, train=False), device)
     model = DigitsNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=flags.lr)
-    images_per_step = flags.batch_size * xm.xrt_world_size()
+    images_per_step = flags.batch_size * xr.world_size()
     tracker, losses, accuracies = xm.RateTracker(), [], []
     bar = tqdm(
         total=flags.epochs * len(train_loader) * images_per_step,

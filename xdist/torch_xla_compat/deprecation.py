@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
+from torch_xdist import world
+
 FN = TypeVar("FN", bound=Callable[..., Any])
 
 
@@ -31,7 +33,10 @@ def deprecated(
 
 
 def old_name(function: FN, instead: str) -> FN:
-    """`function` under an old name; the first call warns (DeprecationWarning): use `instead`."""
+    """`function` under an old name; its first call warns (DeprecationWarning): use `instead`.
+
+    Of several ranks the first one warns.
+    """
     has_warned = False
 
     @functools.wraps(function)
@@ -39,7 +44,8 @@ def old_name(function: FN, instead: str) -> FN:
         nonlocal has_warned
         if not has_warned:
             has_warned = True
-            warnings.warn(f"Use {instead} instead", DeprecationWarning, stacklevel=2)
+            if world.rank() == 0:
+                warnings.warn(f"Use {instead} instead", DeprecationWarning, stacklevel=2)
         return function(*args, **kwargs)
 
     return warning  # type: ignore[return-value]

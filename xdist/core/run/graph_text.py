@@ -23,7 +23,7 @@ from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.core.trace.user_frames import told
 from torch_xdist.core.trace.values import Device, hardware_name
-from torch_xdist.dtypes import XLA_NAMES
+from torch_xdist.dtypes import XLA_NAMES, to_jax, to_torch
 
 _LABEL_LIMIT = 64
 # Types of arguments whose numbers are operands, and the numbers that are constants as such.
@@ -49,10 +49,10 @@ class Node:
 
 
 def shape_text(type_: TensorType | None) -> str:
-    """A type as XLA prints it: f32[3,4]{1,0}."""
+    """A type as XLA prints it, as the device stores it: f32[3,4]{1,0}."""
     if type_ is None:
         return "token[]"
-    element = XLA_NAMES.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
+    element = XLA_NAMES[to_torch(to_jax(type_.dtype))]
     sizes = ",".join(map(str, type_.shape))
     layout = ",".join(str(d) for d in reversed(range(len(type_.shape))))
     return f"{element}[{sizes}]" + (f"{{{layout}}}" if type_.shape else "")
