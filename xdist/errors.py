@@ -13,6 +13,7 @@ XdistError
   ShardingError           ValueError, ...      a mesh or a sharding that cannot be
   CutError                RuntimeError         a value was asked for where none can be had
   ValueLostError          RuntimeError         a program failed after it had taken its operands
+  OutOfMemoryError        RuntimeError, ...    a program that no memory of the host could hold
   WorldError              RuntimeError         ranks disagree, or the world cannot be joined
   LoaderError             RuntimeError         a batch that cannot be moved, uneven ranks
   CheckpointError         RuntimeError         a file that is corrupt or cannot be written
@@ -78,6 +79,10 @@ class CutError(XdistError, RuntimeError):
 
 class ValueLostError(XdistError, RuntimeError):
     """The values of tensors are gone: a program failed after XLA had taken over their memory."""
+
+
+class OutOfMemoryError(XdistError, RuntimeError, MemoryError):
+    """A program that needs more memory than there is."""
 
 
 class WorldError(XdistError, RuntimeError):

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, settings
-from torch_xdist.core.programs import collective_program
+from torch_xdist.core.programs import collective_program, host_memory
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
@@ -172,6 +172,7 @@ def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
     finally:
         PROGRESS.compiling = False
     metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
+    host_memory.check(program, launch.device.jax.platform)
     metrics.observe("InputOutputAliasCount", sum(launch.mask))
     dropped, full = PROGRAMS.put(key, program)
     PLANS.hold(program.plans)
