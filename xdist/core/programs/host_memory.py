@@ -23,6 +23,8 @@ def check(program: Program, platform: str) -> None:
     if platform != "cpu":
         return
     sizes: Any = program.memory()
+    if sizes is None:
+        return
     results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     between = sizes.temp_size_in_bytes
     if results + between > host_bytes():

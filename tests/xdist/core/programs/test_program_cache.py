@@ -41,7 +41,7 @@ def filled(count):
     cache = program_cache.ProgramCache()
     full = ""
     for number in range(count):
-        program = program_cache.Program(None, (), str(number), "", 0, frozenset(), (0, 0))
+        program = program_cache.Program(None, (), str(number), "", 0, frozenset(), (0, 0), (), ())
         full = cache.put((number,), program)[1] or full
     return cache, full
 

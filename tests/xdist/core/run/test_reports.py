@@ -111,7 +111,7 @@ def causes(text, kind):
 def test_executions_and_compilations_are_explained(ask, capsys):
     ask(PT_XLA_DEBUG_LEVEL=2)
     kept = torch.ones(2, 7, device="xla") + 100
-    xm.mark_step()
+    torch_xla.sync()
     print(kept.sum().item())
     text = capsys.readouterr().err
     assert causes(text, "Execution") == [
