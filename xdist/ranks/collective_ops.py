@@ -26,7 +26,7 @@ from torch_xdist.core.record.jax_ops import record_jax, trace_among
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.ranks import members
 from torch_xdist.ranks.members import GroupLists
-from torch_xdist.ranks.tensor_lists import check_lists, dtype_and_shape, tensors_of
+from torch_xdist.ranks.tensor_lists import check_lists, dtype_and_shape, is_fake, tensors_of
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -288,7 +288,7 @@ def collective_broadcast(
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Keep XLA from moving work across this point, for these tensors, in place."""
-    tensors = list(tensors)
+    tensors = [tensor for tensor in tensors if not is_fake(tensor)]
     if tensors:
         overwrite(tensors, record_jax("xla.optimization_barrier", optimization_barrier, tensors))  # type: ignore[arg-type]
 

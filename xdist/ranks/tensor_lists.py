@@ -17,6 +17,11 @@ def tensors_of(name: str, value: Any) -> list[torch.Tensor]:
     return [getattr(tensor, "global_tensor", tensor) for tensor in tensors]
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it is one of torch's fakes, which only have a shape, a dtype and a device."""
+    return hasattr(tensor, "fake_mode")
+
+
 def check_lists(name: str, inputs: Any, outputs: Any) -> None:
     """Raise TypeError unless both are lists of tensors, ArgumentError unless equally long."""
     for what, values in (("input", inputs), ("output", outputs)):
