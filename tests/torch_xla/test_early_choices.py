@@ -61,7 +61,8 @@ UNKNOWN = """
 def test_an_unknown_platform_is_named():
     done = run(UNKNOWN)
     assert done.returncode == 1
-    assert "PJRT_DEVICE=ABACUS: no such platform; use one of CPU" in done.stderr
+    assert "No PjRtPlugin registered for: ABACUS. Make sure the environment variable" in done.stderr
+    assert "It may be CPU, TPU" in done.stderr
 
 
 JAX_FIRST = """

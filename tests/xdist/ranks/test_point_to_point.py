@@ -202,3 +202,13 @@ def test_a_message_needs_two_ranks_and_a_device_tensor():
         xm.send(torch.ones(2).to("xla"), 3)
     with pytest.raises(DeviceError, match=r"xm.recv.*not an XLA tensor: torch.FloatTensor"):
         xm.recv(torch.ones(2), 3)
+
+
+def test_fakes_are_neither_sent_nor_kept_apart():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.ones(4, 3, device="xla")
+        results = [xm.send(x, 1), xm.recv(x, 1)]
+        xm.optimization_barrier_([x])
+    assert all(isinstance(r, FakeTensor) and r.shape == (4, 3) for r in results)

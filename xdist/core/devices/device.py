@@ -111,7 +111,10 @@ def _configure() -> None:
             jax.config.update("jax_platforms", _PLATFORMS[key])
         else:
             known = ", ".join([*_PLATFORMS, *plugins.REGISTERED])
-            raise DeviceError(f"PJRT_DEVICE={name}: no such platform; use one of {known}")
+            raise DeviceError(
+                f"No PjRtPlugin registered for: {name}. Make sure the environment variable"
+                f" PJRT_DEVICE is set to a correct device name. It may be {known}"
+            )
     jax.config.update("jax_enable_x64", True)
     has_several = settings.asks_for_spmd() or not world.current().is_rank
     if has_several and (name or "CPU").upper() == "CPU":
