@@ -137,3 +137,14 @@ def check_under(call, dtypes):
     for one, other in zip(found, wanted):
         assert one.dtype is other.dtype
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_halves_are_those_of_float32_rounded(dtype):
+    torch.manual_seed(0)
+    x = (torch.randn(5000) * torch.logspace(-6, 3, 5000)).to(dtype)
+    y = torch.randn(5000).to(dtype)
+    product = x.to("xla") * y.to("xla")
+    assert "f32" not in torch_xla._XLAC._get_xla_tensors_hlo([product])
+    assert torch.equal(product.cpu(), x * y)
+    assert torch.equal((x.to("xla") * 0.3).cpu(), x * 0.3)
