@@ -38,7 +38,7 @@ def test_nothing_is_noted_unasked():
 
 @pytest.mark.parametrize("name", ["XLA_IR_DEBUG", "XLA_HLO_DEBUG"])
 def test_either_variable_asks_for_notes(name, monkeypatch):
-    monkeypatch.setattr(notes._Asked, "is_noting", None)
+    monkeypatch.setattr(notes.Asked, "is_noting", None)
     assert not _XLAC._get_ir_debug()
     monkeypatch.setenv(name, "1")
     assert settings.asks_for_notes() and _XLAC._get_ir_debug()
