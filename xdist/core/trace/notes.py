@@ -70,7 +70,7 @@ class NotedTuple(tuple[Any, ...]):
     notes: dict[int, Note]
 
 
-class _Asked:
+class Asked:
     """Whether notes are taken; None until a device is used."""
 
     is_noting: bool | None = None
@@ -78,23 +78,18 @@ class _Asked:
 
 def is_noting() -> bool:
     """Whether notes are taken from the next tape on."""
-    asked = _Asked.is_noting
+    asked = Asked.is_noting
     return settings.asks_for_notes() if asked is None else asked
 
 
 def decide() -> None:
     """A device is used: from here on the variables are not read any more."""
-    _Asked.is_noting = is_noting()
+    Asked.is_noting = is_noting()
 
 
 def set_noting(asked: bool) -> None:
     """Whether notes are taken from the next tape on."""
-    _Asked.is_noting = bool(asked)
-
-
-def new_entries() -> list[Any]:
-    """What a new tape appends to."""
-    return NotedEntries() if is_noting() else []
+    Asked.is_noting = bool(asked)
 
 
 def notes_of(entries: Sequence[Any]) -> dict[int, Note]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from torch_xdist.core.trace.notes import new_entries
+from torch_xdist.core.trace.notes import Asked, NotedEntries
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.values import Device, RootValue, Value, ViewValue
@@ -103,7 +103,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.epoch = next(_epochs)
-        self.entries: list[Entry] = new_entries()
+        self.entries: list[Entry] = NotedEntries() if Asked.is_noting else []
         self.buffers: dict[int, jax.Array] = {}
         self.scalars: dict[int, tuple[int | float, ...]] = {}
         # The slots of leaves that came from another tape, by the id of their buffer: values that
