@@ -69,6 +69,10 @@ class Parts:
         """Whether a program used it up."""
         return self.array.is_deleted()
 
+    def is_ready(self) -> bool:
+        """Whether every device has its part."""
+        return bool(self.array.is_ready())
+
     def block_until_ready(self) -> "Parts":
         """Wait until every device has its part."""
         self.array.block_until_ready()
