@@ -71,7 +71,8 @@ class Parts:
 
     def is_ready(self) -> bool:
         """Whether every device has its part."""
-        return bool(self.array.is_ready())
+        array: Any = self.array
+        return bool(array.is_ready())
 
     def block_until_ready(self) -> "Parts":
         """Wait until every device has its part."""
