@@ -86,7 +86,7 @@ from torch_xdist.ranks.rendezvous import (
 from torch_xdist.ranks.replicas import (
     set_replication,
 )
-from torch_xdist.spmd.annotations import (
+from torch_xdist.spmd.sharding_spec import (
     ShardingSpec,
 )
 from torch_xdist.torch_xla_compat.old_names import (

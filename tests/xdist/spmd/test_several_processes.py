@@ -108,7 +108,7 @@ def test_a_sharded_checkpoint_has_the_parts_of_all_processes(tmp_path):
         saved, loaded = table.to("xla"), torch.zeros(8, 4).to("xla")
         xs.mark_sharding(saved, mesh(), (("data", "model"), None))
         xs.mark_sharding(loaded, mesh(), (None, "data"))
-        manager = CheckpointManager(str(tmp_path), save_interval=1)
+        manager = CheckpointManager(str(tmp_path), 1, chkpt_on_preemption=False)
         assert manager.save(1, {"table": xs.wrap_if_sharded(saved)})
         manager.restore(1, {"table": xs.wrap_if_sharded(loaded)})
         assert torch.equal(loaded.cpu(), table)

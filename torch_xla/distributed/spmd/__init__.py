@@ -2,7 +2,6 @@
 
 from torch_xdist.spmd.annotations import (
     MarkShardingFunction,
-    ShardingSpec,
     annotate_custom_sharding,
     clear_sharding,
     mark_sharding,
@@ -40,6 +39,9 @@ from torch_xdist.spmd.op_sharding import (
 from torch_xdist.spmd.sharded_tensor import (
     XLAShard,
     XLAShardedTensor,
+)
+from torch_xdist.spmd.sharding_spec import (
+    ShardingSpec,
 )
 
 __all__ = [

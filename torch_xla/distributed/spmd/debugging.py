@@ -4,7 +4,6 @@ from torch_xdist.spmd.annotations import (
     MarkShardingFunction,
     PyTreeA,
     PyTreeB,
-    ShardingSpec,
     annotate_custom_sharding,
     aot_mark_sharding_fake,
     clear_sharding,
@@ -49,6 +48,9 @@ from torch_xdist.spmd.pictures import (
 from torch_xdist.spmd.sharded_tensor import (
     XLAShard,
     XLAShardedTensor,
+)
+from torch_xdist.spmd.sharding_spec import (
+    ShardingSpec,
 )
 from torch_xdist.torch_xla_compat.jax_imports import (
     maybe_get_jax,
