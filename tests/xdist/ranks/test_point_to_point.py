@@ -136,6 +136,8 @@ def ends(rank, size):
     import torch_xla.core.xla_model as xm
     from torch_xdist.collectives.errors import MismatchError
 
+    # A rank that came when the other had ended already would look for it in vain.
+    xm.rendezvous("both are there")
     x = torch.tensor(4.0).to("xla")
     if rank == 0:
         xm.send(x, 1).cpu()
