@@ -6,6 +6,7 @@ references stay shared and cycles stay cycles; the containers given are never ch
 """
 
 import copy
+import itertools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,7 +94,8 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, DataWrapper):
         return [value, *value.get_tensors()]
     if isinstance(value, dict):
-        return [value, *value.keys(), *value.values()]
+        # In the order in which `_Rewrite` walks.
+        return [value, *itertools.chain.from_iterable(value.items())]
     if isinstance(value, list | tuple | set | frozenset):
         return [value, *value]
     if _has_attributes(value):
@@ -158,7 +160,8 @@ class _Rewrite:
         result = self._note(value, copy.copy(value))
         result.clear()
         for key, item in value.items():
-            result[self(key)] = self(item)
+            new_key = self(key)  # Before its item, as `_visit` meets them.
+            result[new_key] = self(item)
         for name, item in getattr(value, "__dict__", {}).items():
             # A state_dict carries its versions as an attribute.
             setattr(result, name, self(item))

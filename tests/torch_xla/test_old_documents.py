@@ -318,6 +318,23 @@ def test_data_is_sent_to_the_device():
     (sent,) = xm.send_cpu_data_to_device([batch], xm.xla_device())
     assert sent["x"].device.type == "xla" and sent["n"] == 3
     assert [t.device.type for t in xm.send_cpu_data_to_device(torch.ones(2), "xla")] == ["xla"]
+    (needing,) = xm.send_cpu_data_to_device([torch.ones(2, requires_grad=True)], "xla")
+    assert needing.requires_grad and needing.is_leaf
+
+
+def test_a_wrapper_of_data_says_what_is_made_of_its_tensors_on_the_device():
+    class Both(xu.DataWrapper):
+        def __init__(self):
+            self.both = [torch.ones(2), torch.zeros(2)]
+
+        def get_tensors(self):
+            return self.both
+
+        def from_tensors(self, tensors):
+            return tuple(tensors)
+
+    ones, zeros = xm.send_cpu_data_to_device(Both(), "xla")
+    assert (ones - zeros).tolist() == [1, 1] and ones.device.type == "xla"
 
 
 def test_views_that_share_memory_are_found():

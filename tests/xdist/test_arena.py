@@ -6,7 +6,12 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from torch_xdist.arena import DataWrapper, ToXlaTensorArena, for_each_instance
+from torch_xdist.arena import (
+    DataWrapper,
+    ToXlaTensorArena,
+    for_each_instance,
+    for_each_instance_rewrite,
+)
 
 Pair = namedtuple("Pair", "left right")
 
@@ -23,6 +28,18 @@ def test_tensors_in_every_container_are_replaced():
     one = torch.ones(())
     out = doubled({"list": [one, 3], "set": {1}, "text": "a", "none": None})
     assert out == {"list": [torch.tensor(2.0), 3], "set": {1}, "text": "a", "none": None}
+
+
+def test_objects_are_met_in_the_same_order_whether_they_are_replaced_or_not():
+    data = {"a": [1, 2], 3: {"b": 4}, "c": (5, {6: 7})}
+    met, replaced = [], []
+
+    def is_plain(value):
+        return isinstance(value, int | str)
+
+    for_each_instance(data, is_plain, met.append)
+    for_each_instance_rewrite(data, is_plain, lambda value: replaced.append(value) or value)
+    assert met == replaced == ["a", 1, 2, 3, "b", 4, "c", 5, 6, 7]
 
 
 def test_tuples_become_lists_as_in_torch_xla():

@@ -6,6 +6,7 @@
 
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +40,16 @@ def _save_folder() -> Path:
     return Path(named)
 
 
-def save(name: str, tensor: torch.Tensor, step: int | None = None) -> None:
-    """Write one tensor; the n-th one of a name gets the number n, counted from 0."""
+def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> None:
+    """Write one tensor; the n-th one of a name gets the number n, counted from 0.
+
+    Args:
+        name: None: the caller's file and line, "train.py.l12".
+    """
     folder = _save_folder()
+    if name is None:
+        caller = sys._getframe(1)
+        name = f"{Path(caller.f_code.co_filename).name}.l{caller.f_lineno}"
     if step is not None:
         folder = folder / f"step-{step}"
     with _lock:

@@ -5,29 +5,35 @@ from typing import Any
 
 import torch
 
-from torch_xdist.arena import ToXlaTensorArena
+from torch_xdist.arena import DataWrapper, ToXlaTensorArena
 from torch_xdist.core.devices import transfer
 
 
 def send_cpu_data_to_device(
-    datas: Sequence[Any] | torch.Tensor,
+    datas: Sequence[Any] | torch.Tensor | DataWrapper,
     device: str | torch.device,
     input_sharding: Any = None,
-) -> list[Any]:
+) -> Any:
     """The data with its tensors on `device`, as a list; a single tensor gives a list of one.
 
+    What needs gradients does so there as well.
+
     Args:
-        datas: batches: tensors, or nested lists and dicts of them.
+        datas: batches: tensors, or nested lists and dicts of them; or one `DataWrapper`, of which
+            its `from_tensors` gives the result.
         input_sharding: an object with `apply(tensor)`, called on each moved tensor.
     """
 
     def move(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         moved = transfer.all_to_device(tensors, device)
+        for tensor, source in zip(moved, tensors):
+            tensor.requires_grad_(source.requires_grad)
         if input_sharding is not None:
             for tensor in moved:
                 input_sharding.apply(tensor)
         return moved  # type: ignore[return-value]
 
     arena = ToXlaTensorArena(move, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu")
-    batches = [datas] if isinstance(datas, torch.Tensor) else list(datas)
-    return arena.transform(batches)
+    if isinstance(datas, DataWrapper):
+        return arena.transform(datas)
+    return arena.transform([datas] if isinstance(datas, torch.Tensor) else list(datas))

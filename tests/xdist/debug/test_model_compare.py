@@ -19,6 +19,11 @@ def folders(tmp_path):
     model_compare._folder = None
 
 
+def test_a_tensor_without_a_name_has_that_of_its_line(folders):
+    model_compare.save(None, torch.ones(2))
+    assert [file.name for file in folders[1].glob("test_model_compare.py.l*.0")]
+
+
 def test_the_first_difference_is_told(folders):
     report = model_compare.compare(*folders)
     assert report.splitlines() == [

@@ -106,6 +106,7 @@ def test_outside_of_spmd_mode_a_tensor_tells_its_device():
     torch_xla.sync()
     text = _XLAC._get_xla_tensor_debug_info(x)
     assert "Device: CPU:0" in text and "ShardingSpec: None" in text and "Data Handle: " in text
+    assert "IR: None" in text
 
 
 @four
