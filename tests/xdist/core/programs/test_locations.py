@@ -18,15 +18,6 @@ from torch_xla.experimental.scan import scan
 _XLAC = torch_xla._XLAC
 
 
-@pytest.fixture
-def noting():
-    torch_xla.sync()
-    _XLAC._set_ir_debug(True)
-    yield
-    _XLAC._set_ir_debug(False)
-    torch_xla.sync()
-
-
 def test_operations_say_operator_block_and_line(noting):
     x = torch.ones(2, 3).to("xla")
     with xp.Trace("conv1"):

@@ -9,24 +9,9 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
 import torch_xla.distributed.parallel_loader as pl
-from torch_xdist import metrics, settings
+from torch_xdist import metrics
 from torch_xdist.core.programs import collective_program, program, program_cache
 from torch_xdist.core.run import cuts, reports, unlowered
-
-
-@pytest.fixture
-def ask(monkeypatch):
-    """Set variables for the test; nothing pending before."""
-
-    def with_variables(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, str(value))
-        settings.reread()
-
-    torch_xla.sync()
-    yield with_variables
-    monkeypatch.undo()
-    settings.reread()
 
 
 def test_the_metrics_are_appended_at_every_step(ask, tmp_path, monkeypatch):

@@ -1,27 +1,11 @@
 """Where operators ran on the CPU, and the summaries made of it."""
 
-import pytest
 import torch
 
-import torch_xla
 import torch_xla.debug.frame_parser_util as frames
-from torch_xdist import settings
 from torch_xdist.core.run import unlowered
 
 RULE = "=" * 80
-
-
-@pytest.fixture
-def ask(monkeypatch):
-    def with_variables(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, str(value))
-        settings.reread()
-
-    torch_xla.sync()
-    yield with_variables
-    monkeypatch.undo()
-    settings.reread()
 
 
 def test_a_file_is_told_each_operator_on_the_cpu(ask, tmp_path):

@@ -17,15 +17,6 @@ from torch_xdist.core.trace.user_frames import Place
 _XLAC = torch_xla._XLAC
 
 
-@pytest.fixture
-def noting():
-    torch_xla.sync()
-    _XLAC._set_ir_debug(True)
-    yield
-    _XLAC._set_ir_debug(False)
-    torch_xla.sync()
-
-
 def test_nothing_is_noted_unasked():
     assert not _XLAC._get_ir_debug()
     torch_xla.sync()
