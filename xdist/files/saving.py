@@ -142,9 +142,15 @@ def _as_before(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 def write(data: Any, path: str | os.PathLike[str]) -> None:
     """Write `data` to `path` as torch.save would write its CPU copy, atomically and streamed.
 
+    A device or a pipe (/dev/null, /dev/stdout) gets the bytes: a rename would take its place.
+
     Raises CheckpointError that names the path when the file cannot be written.
-    Cost: host memory of the largest tensor; the file is written once.
+    Cost: host memory of the largest tensor, of all where it is no file; it is written once.
     """
+    final = Path(path)
+    if final.exists() and not final.is_file() and not final.is_dir():
+        _write_into(data, final)
+        return
     sources: dict[int, torch.Tensor] = {}
     arena = ToXlaTensorArena(
         lambda tensors: _one_each(tensors, lambda t: _placeholder(t, sources)),
@@ -157,6 +163,14 @@ def write(data: Any, path: str | os.PathLike[str]) -> None:
             _write_streamed(skeleton, sources, partial)
         else:
             torch.save(skeleton, partial)
+
+
+def _write_into(data: Any, device: Path) -> None:
+    try:
+        with device.open("wb") as stream:
+            torch.save(to_cpu(data), stream)
+    except OSError as error:
+        raise _cannot_write(device, error) from error
 
 
 def _placeholder(tensor: torch.Tensor, sources: dict[int, torch.Tensor]) -> torch.Tensor:

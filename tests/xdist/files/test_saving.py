@@ -1,8 +1,10 @@
 """Checkpoints are written whole, and load anywhere."""
 
 import io
+import os
 import pickle
 import resource
+import stat
 import subprocess
 import sys
 import threading
@@ -67,6 +69,33 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
         saving.write({"bad": lambda: 0, "w": pretend(torch.ones(2))}, path)
     assert torch.load(path) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path):
+    pipe, received = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    saving.save({"x": torch.arange(5.0, device="xla"), "n": 3}, pipe)
+    reader.join(30)
+    assert pipe.is_fifo() and [file.name for file in tmp_path.iterdir()] == ["pipe"]
+    found = torch.load(io.BytesIO(received[0]))
+    assert torch.equal(found["x"], torch.arange(5.0)) and found["n"] == 3
+
+
+def test_a_device_that_takes_nothing_is_named():
+    with pytest.raises(CheckpointError, match="save: /dev/full cannot be written .*No space left"):
+        saving.save(torch.ones(2, device="xla"), "/dev/full")
+
+
+def test_a_device_stays_a_device(tmp_path):
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.stat(os.devnull).st_rdev)
+    except PermissionError:
+        pytest.skip("only who may make devices can have one whose loss harms nobody")
+    saving.save(torch.ones(2, device="xla"), device)
+    assert device.is_char_device() and [file.name for file in tmp_path.iterdir()] == ["null"]
 
 
 def test_a_missing_folder_is_named(tmp_path):
