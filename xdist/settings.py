@@ -78,6 +78,11 @@ def pjrt_device() -> str | None:
     return current().platform
 
 
+def selects_platform() -> bool:
+    """Whether a platform is looked for where none is named: not PJRT_SELECT_DEFAULT_DEVICE=0."""
+    return os.environ.get("PJRT_SELECT_DEFAULT_DEVICE") != "0"
+
+
 def cpu_num_devices() -> int | None:
     """CPU_NUM_DEVICES, None where it is not set."""
     return current().cpu_devices

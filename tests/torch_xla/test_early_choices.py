@@ -65,6 +65,27 @@ def test_an_unknown_platform_is_named():
     assert "It may be CPU, TPU" in done.stderr
 
 
+UNKNOWN_BY_FORCE = """
+    import os, torch_xla, torch
+    for name in "ABACUS", "CPU":
+        os.environ["PJRT_DEVICE"] = name
+        try:
+            torch_xla._XLAC._init_computation_client()
+        except RuntimeError as error:
+            print(error)
+    torch_xla.runtime.set_device_type("CPU")
+    print(torch.ones(2, device="xla").sum().item())
+"""
+
+
+def test_the_first_outcome_of_starting_by_force_stays_and_devices_start_all_the_same():
+    done = run(UNKNOWN_BY_FORCE)
+    assert done.returncode == 0, done.stderr
+    first, second, value = done.stdout.splitlines()
+    assert first == second and first.startswith("No PjRtPlugin registered for: ABACUS. Make sure")
+    assert value == "2.0"
+
+
 JAX_FIRST = """
     import jax, torch, torch_xla
     assert float(jax.numpy.ones(2).sum()) == 2

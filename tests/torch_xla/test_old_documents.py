@@ -1,5 +1,7 @@
 """The snippets of torch_xla's documents of every age, on one device of this process."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ import torch_xla.runtime as xr
 import torch_xla.utils.serialization as xser
 import torch_xla.utils.utils as xu
 import torch_xla_py.xla_model as xm_2019
+from torch_xdist import settings
 from torch_xdist.core.run import cuts
 from torch_xdist.training import eager
 
@@ -21,6 +24,14 @@ from torch_xdist.training import eager
 @pytest.fixture
 def batches():
     return make_batches()
+
+
+@pytest.fixture
+def asked_again():
+    """The settings are read once more, now and after the test."""
+    settings.current.cache_clear()
+    yield
+    settings.current.cache_clear()
 
 
 @pytest.fixture
@@ -363,6 +374,22 @@ def test_what_must_be_chosen_early_refuses_to_be_late(tmp_path):
     assert xr.is_bf16_supported()
     assert xr.runtime_device_attributes("xla:0")["name"] == "CPU:0"
     assert not xr.is_spmd()
+
+
+def test_a_test_may_pretend_that_nothing_has_started(asked_again, monkeypatch):
+    xm.xla_device()
+    monkeypatch.setattr(torch_xla._XLAC, "_xla_runtime_is_initialized", lambda: False)
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    xr.set_device_type("TOASTER")
+    assert os.environ["PJRT_DEVICE"] == "TOASTER"
+
+
+def test_there_may_be_no_platform_until_one_is_named(asked_again, monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    monkeypatch.setenv("PJRT_SELECT_DEFAULT_DEVICE", "0")
+    assert xr.device_type() is None
+    monkeypatch.setenv("PJRT_SELECT_DEFAULT_DEVICE", "1")
+    assert xr.device_type() == "CPU"
 
 
 def test_the_environment_may_ask_for_eager_mode(monkeypatch):

@@ -29,7 +29,7 @@ def using_dynamic_plugins() -> bool:
 
 def default() -> DevicePlugin:
     """The plugin of the platform in use. Raises DeviceError where it has none."""
-    found = REGISTERED.get(device_type())
+    found = REGISTERED.get(device_type() or "")
     if found is None:
         raise DeviceError(
             f"plugins.default: {device_type()} has no plugin; registered are"

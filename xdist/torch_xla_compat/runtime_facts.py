@@ -5,6 +5,7 @@ What can still be chosen is chosen before the first use of a device; later it is
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,10 +28,15 @@ R = TypeVar("R")
 FN = TypeVar("FN", bound=Callable[..., Any])
 
 
-def device_type() -> str:
-    """CPU, TPU or CUDA: from PJRT_DEVICE where it is set, else the platform that was found."""
+def device_type() -> str | None:
+    """CPU, TPU or CUDA: from PJRT_DEVICE where it is set, else the platform that was found.
+
+    None only where PJRT_SELECT_DEFAULT_DEVICE=0 asks that no platform be looked for.
+    """
     named = settings.pjrt_device()
-    return named.split("_")[0].upper() if named else devices_here.device_type()
+    if named:
+        return named.split("_")[0].upper()
+    return devices_here.device_type() if settings.selects_platform() else None
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -38,12 +44,18 @@ def set_device_type(pjrt_device: str) -> None:
 
     Raises DeviceError (a RuntimeError) where another platform already runs.
     """
-    if devices_here.is_started() and devices_here.device_type() != pjrt_device.upper():
+    if _is_started() and devices_here.device_type() != pjrt_device.upper():
         raise DeviceError(
             f"set_device_type({pjrt_device!r}): the runtime is already initialised with"
             f" {devices_here.device_type()}; call it before the first use of an xla device"
         )
     settings.set_platform(pjrt_device)
+
+
+def _is_started() -> bool:
+    # By the private name that tests of scripts replace, where `torch_xla` was imported.
+    face = sys.modules.get("torch_xla._XLAC")
+    return face._xla_runtime_is_initialized() if face else devices_here.is_started()
 
 
 def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> None:

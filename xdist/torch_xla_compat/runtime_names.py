@@ -1,5 +1,6 @@
 """Private calls of torch_xla about devices, the runtime and the reports, answered by the core."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,20 @@ from torch_xdist.errors import DeviceError
 from torch_xdist.torch_xla_compat import runtime_facts
 
 
+@functools.cache
+def _first_start() -> DeviceError | None:
+    try:
+        device.start()
+    except DeviceError as error:
+        return error
+    return None
+
+
 def _init_computation_client() -> None:
-    """Start the devices, where nothing has yet."""
-    device.start()
+    """Start the devices, where nothing has yet; as in torch_xla the first outcome stays."""
+    error = _first_start()
+    if error is not None:
+        raise DeviceError(str(error)) from error
 
 
 def _init_xla_lazy_backend() -> None:

@@ -84,7 +84,7 @@ def test_a_pipe_is_written_into_and_not_replaced(tmp_path):
 
 
 def test_a_device_that_takes_nothing_is_named():
-    with pytest.raises(CheckpointError, match="save: /dev/full cannot be written .*No space left"):
+    with pytest.raises(CheckpointError, match=r"save: /dev/full cannot be written .*No space left"):
         saving.save(torch.ones(2, device="xla"), "/dev/full")
 
 
