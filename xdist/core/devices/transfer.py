@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import torch
 from jax.sharding import NamedSharding
+from numpy.lib.stride_tricks import as_strided
 
 from torch_xdist import dtypes, metrics
 from torch_xdist.collectives.shared_memory import transport as shared_memory
@@ -23,7 +24,7 @@ from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.notes import is_noting, note_buffer
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
-from torch_xdist.core.trace.values import Device, RootValue, Value
+from torch_xdist.core.trace.values import Device, RootValue, Value, ViewValue
 from torch_xdist.errors import NoLoweringError
 
 try:
@@ -34,6 +35,13 @@ except ImportError:
 
 _BITS_IN_NUMPY = {torch.int16: np.int16, torch.uint8: np.uint8}
 _ALIGNMENT = 64
+# The bytes that come from any device as soon as one element does.
+_READ_WHOLE = 64 << 10
+_STRIDED_STEPS = frozenset(
+    "alias.default as_strided as_strided.default detach.default diagonal.default expand.default"
+    " permute.default select.int slice.Tensor squeeze.default squeeze.dim squeeze.dims t.default"
+    " transpose.int unfold.default unsqueeze.default view.default".split()
+)
 # What the metrics count of one array that goes to a device, and of one that is a number.
 _UPLOADED: metrics.Tally = ((op_counts.CREATED, 1), ("CreateDataHandles", 1))
 _NUMBER_UPLOADED: metrics.Tally = (("DeviceDataCacheMiss", 1),)
@@ -168,7 +176,47 @@ def to_trace(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
 def host_value(tensor: XlaTensor) -> torch.Tensor:
     """A CPU copy of a device tensor; cuts where the value is pending."""
     metrics.note(op_counts.TO_CPU)
-    return to_host(buffer_of(tensor.value), tensor.value.type.dtype)
+    value = tensor.value
+    if value.parent is not None:
+        found = _part_on_host(value)  # type: ignore[arg-type]
+        if found is not None:
+            return found
+    return to_host(buffer_of(value), value.type.dtype)
+
+
+def _part_on_host(view: ViewValue) -> torch.Tensor | None:
+    """A copy of a part of memory that has its values already; None where that needs a program.
+
+    Each element that a script reads, `x[3].item()`, would be a program of its own.
+    """
+    root, kind = view.root, view.type
+    if root.buffer is None or not root.type.is_plain or root.type.dtype != kind.dtype:
+        return None
+    if root.trace.device.layout is not None or not _only_strides(view):
+        return None
+    is_near = root.buffer.nbytes <= _READ_WHOLE or root.trace.device.jax.platform == "cpu"
+    if not is_near:
+        return None
+    started = time.perf_counter()
+    array = _read(root.buffer)[0]
+    if not array.flags.c_contiguous:
+        return None
+    strides = [stride * array.itemsize for stride in kind.stride]
+    flat = array.reshape(-1)[kind.offset :]
+    part = as_strided(flat, kind.shape, strides, writeable=False)
+    result = _copied(part, kind.dtype)
+    _note_read(part.nbytes, started)
+    return result
+
+
+def _only_strides(view: ViewValue) -> bool:
+    """Whether each step to a view changes the strides alone: the values are those in memory."""
+    step: Value | None = view
+    while isinstance(step, ViewValue):
+        if step.reader is not None or step.step.name.partition(".")[2].partition("(")[0] not in _STRIDED_STEPS:
+            return False
+        step = step.parent
+    return step is view.root
 
 
 def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
@@ -181,9 +229,18 @@ def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
         held = torch.from_numpy(in_numpy)
         result = held if bits is None else held.view(dtype)
     else:
-        result = torch.empty(array.shape, dtype=dtype, device="cpu")
-        (result if bits is None else result.view(bits)).numpy()[...] = in_numpy
+        result = _copied(array, dtype)
     _note_read(array.nbytes, started)
+    return result
+
+
+def _copied(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    bits = _BITS.get(dtype)
+    result = torch.empty(array.shape, dtype=dtype, device="cpu")
+    if bits is None:
+        result.numpy()[...] = array
+    else:
+        result.view(bits).numpy()[...] = array.view(_BITS_IN_NUMPY[bits])
     return result
 
 

@@ -39,6 +39,11 @@ class TensorType:
             self._meta = meta_tensor(self.shape, self.dtype, self.stride, self.offset)
         return self._meta
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is its storage from the beginning, in row-major order."""
+        return self.wrap_stride is None
+
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from torch_xdist import metrics
 from torch_xdist.core.devices import transfer
 
 
@@ -74,3 +75,59 @@ def test_tensors_that_are_owned_become_the_devices_memory_and_others_are_copied(
         [moved] = transfer.all_to_device([tensor], "xla:0", owned=owned)
         there = transfer.host_bytes(moved.value.buffer, torch.float32).ctypes.data
         assert (there == tensor.data_ptr()) is owned
+
+
+PARTS = {
+    "element": lambda x: x[1, 2, 3],
+    "row": lambda x: x[:, 1],
+    "transposed": lambda x: x.transpose(0, 2)[1:, 2],
+    "repeated": lambda x: x[None].expand(3, 2, 3, 4),
+    "permuted": lambda x: x.permute(2, 0, 1)[::2],
+    "diagonal": lambda x: x.diagonal(0, 0, 1),
+    "windows": lambda x: x.unfold(2, 2, 1),
+    "by strides": lambda x: x.as_strided((2, 2), (3, 5), 4),
+    "flat": lambda x: x.view(6, 4)[2],
+    "nothing": lambda x: x[2:],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_a_part_of_memory_that_has_its_values_is_read_without_a_program(part, dtype):
+    whole = torch.arange(24).reshape(2, 3, 4).to(dtype)
+    device = whole.to("xla")
+    programs = metrics.counter_value("UncachedCompile")
+    found = part(device).cpu()
+    assert metrics.counter_value("UncachedCompile") == programs
+    assert torch.equal(found, part(whole)) and found.is_contiguous()
+
+
+def test_what_was_written_through_a_view_is_read_through_another():
+    device = torch.zeros(3, 4, device="xla")
+    part = device[1]
+    assert part[2].item() == 0
+    device.t()[2].add_(5)
+    assert part[2].item() == 5 and device[:, 2].tolist() == [5, 5, 5]
+    part.fill_(7)
+    assert device[1, 0].item() == 7 and device[0, 2].item() == 5
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda x: x.conj()[0],
+        lambda x: x.real[1],
+        lambda x: torch.view_as_real(x)[0],
+        lambda x: x.view(torch.float32)[:2],
+        lambda x: x.t().clone()[1],
+    ],
+)
+def test_a_view_that_changes_values_or_their_order_is_computed(part):
+    whole = torch.complex(torch.arange(6.0), -torch.arange(6.0)).reshape(2, 3)
+    assert torch.equal(part(whole.to("xla")).cpu(), part(whole).resolve_conj())
+
+
+def test_what_is_read_of_a_part_is_memory_of_its_own():
+    device = torch.zeros(3, 4).to("xla")
+    device[1].cpu().fill_(1)
+    assert device.sum().item() == 0
