@@ -43,7 +43,7 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are():
 def test_a_tensor_of_the_cpu_is_named_in_torch_xlas_words():
     words = r"Input tensor is not an XLA tensor: torch\.FloatTensor of shape \(2,\) on cpu; move it"
     with pytest.raises(DeviceError, match=words):
-        torch.ones(2, device="xla") + torch.ones(2)
+        torch.ones(2, device="xla").dot(torch.ones(2))
 
 
 def test_an_index_out_of_range_is_checked_where_python_knows_it():

@@ -1,12 +1,14 @@
-"""Linear layers as one einsum, whose dims keep their shardings: a matrix product flattens them."""
+"""Linear layers as one product, whose dims keep their shardings: a matrix product flattens them."""
 
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.amp import custom_bwd, custom_fwd
 
+from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.ranks.collective_ops import optimization_barrier_
 
 _FORWARD = "(Tensor input, Tensor weight, Tensor? bias) -> Tensor"
@@ -17,6 +19,8 @@ _BACKWARD = (
 
 
 def _forward(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(input, XlaTensor):
+        return F.linear(input, weight, bias)  # one row; torch takes an einsum apart
     product = torch.einsum("...n,mn->...m", input, weight)
     return product if bias is None else product + bias
 
@@ -30,6 +34,9 @@ def _backward(
     needs_input_grad_weight: bool,
     needs_input_grad_bias: bool,
 ) -> tuple[Any, Any, Any]:
+    if isinstance(grad_output, XlaTensor):
+        wanted = needs_input_grad_input, needs_input_grad_weight, needs_input_grad_bias
+        return torch.ops.aten.linear_backward(input, grad_output, weight, wanted)  # type: ignore[no-any-return]
     of_input = of_weight = of_bias = None
     if needs_input_grad_input:
         of_input = torch.einsum("...m,mn->...n", grad_output, weight).clone()

@@ -213,7 +213,10 @@ def _only_strides(view: ViewValue) -> bool:
     """Whether each step to a view changes the strides alone: the values are those in memory."""
     step: Value | None = view
     while isinstance(step, ViewValue):
-        if step.reader is not None or step.step.name.partition(".")[2].partition("(")[0] not in _STRIDED_STEPS:
+        if (
+            step.reader is not None
+            or step.step.name.partition(".")[2].partition("(")[0] not in _STRIDED_STEPS
+        ):
             return False
         step = step.parent
     return step is view.root

@@ -81,9 +81,36 @@ def test_numpy_asks_for_a_copy_to_the_host_first():
         torch.ones(1, device="xla").numpy()
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, y: x + y,
+        lambda x, y: y - x,
+        lambda x, y: torch.rsub(y, x),
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        lambda x, y: y**x,
+        lambda x, y: x.clone().mul_(y),
+        lambda x, y: x.long() & y.long(),
+        lambda x, y: torch.add(x, y, alpha=2),
+    ],
+)
+def test_one_operand_of_arithmetic_may_be_on_the_cpu(of):
+    x, y = torch.tensor([3.0, 5.0]), torch.tensor([2.0, 7.0])
+    found = of(x.to("xla"), y)
+    assert found.device.type == "xla" and torch.equal(found.cpu(), of(x, y))
+
+
+def test_an_operand_on_the_cpu_needs_no_gradient():
+    x, y = torch.ones(2, device="xla", requires_grad=True), torch.ones(2, requires_grad=True)
+    (x * y.detach() * 3).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    with pytest.raises(DeviceError, match=r"not an XLA tensor: torch.FloatTensor of shape \(2,\)"):
+        x * y
+
+
 def test_a_cpu_tensor_among_device_tensors_is_named():
     with pytest.raises(DeviceError, match=r"not an XLA tensor: torch.FloatTensor of shape \(2,\)"):
-        torch.ones(2, device="xla") + torch.ones(2)
+        torch.ones(2, device="xla").dot(torch.ones(2))
 
 
 def test_a_0d_cpu_tensor_may_take_part():
