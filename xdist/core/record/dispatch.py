@@ -16,6 +16,7 @@ from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor
 from torch_xdist.core.devices.torch_generator import drawn_from
 from torch_xdist.core.record import fallback
 from torch_xdist.core.record.arguments import SIZES, CallArguments, find, plan_of
+from torch_xdist.core.record.handlers_copy import is_elsewhere, made_elsewhere
 from torch_xdist.core.record.inference import STATIC_INTS
 from torch_xdist.core.run.device_trace import HERE, trace_here
 from torch_xdist.core.trace.operators import Op, op_of
@@ -152,6 +153,8 @@ def overwritten(value: Value, trace: Trace, tape: Tape, slot: int, row: Row) -> 
 
 def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The general path: any arguments, any number of results."""
+    if "device" in kwargs and is_elsewhere(args[0], kwargs["device"]):
+        return made_elsewhere(op, args, kwargs)
     call, plan = find(op, args, kwargs)
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)

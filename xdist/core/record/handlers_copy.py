@@ -18,6 +18,8 @@ from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.trace import Trace
 
+_CPU = torch.device("cpu")
+
 
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     metrics.count(metrics.READ_ONE_NUMBER)
@@ -63,6 +65,24 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def to_other_device(source: XlaTensor, index: int) -> XlaTensor:
     """A copy on another device of this process."""
     return transfer.to_device(host_value(source), index)
+
+
+def is_elsewhere(source: Any, target: Any) -> bool:
+    """Whether what is made after `source` shall be on another device than that is."""
+    if target is None or source.__class__ is not XlaTensor:
+        return False
+    if target.type not in ("xla", "lazy"):
+        return True
+    return device.index_of(target) != source.value.trace.device.index
+
+
+def made_elsewhere(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What `zeros_like`, `new_full` and their kind make on another device than the tensor's."""
+    like, target = args[0].value.type.meta, kwargs["device"]
+    if target.type not in ("xla", "lazy"):
+        return op.func(like, *args[1:], **kwargs)
+    made = op.func(like, *args[1:], **{**kwargs, "device": _CPU})
+    return transfer.to_device(made, device.index_of(target))
 
 
 def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

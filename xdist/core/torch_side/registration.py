@@ -14,6 +14,7 @@ from torch_xdist.core.composites import (
     attention,
     chunked_losses,
     composite_outs,
+    optimizer_states,
     optimizers,
     recurrent,
     sparse,
@@ -52,6 +53,7 @@ def register() -> None:
     composite_outs.register()
     chunked_losses.register()
     optimizers.register()
+    optimizer_states.register()
     _serve_control_flow()
     lazy_modules.register()
     attention.register()

@@ -1,5 +1,10 @@
 """Operators that copy: what torch names `*_copy` and does not take apart by itself."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 from devices_agree import served_by_cpu
@@ -40,3 +45,41 @@ def test_a_copy_of_a_view_has_memory_of_its_own():
     ATEN.select_copy.int(x, 0, 3).add_(1)
     torch_xla.sync()
     assert not x.any().item()
+
+
+MADE = {
+    "zeros_like": lambda x, where: torch.zeros_like(x, device=where),
+    "full_like": lambda x, where: torch.full_like(x, 3.0, device=where),
+    "randint_like": lambda x, where: torch.randint_like(x, 5, device=where),
+    "new_zeros": lambda x, where: x.new_zeros(3, device=where),
+    "new_full": lambda x, where: x.new_full((3,), 2.0, dtype=torch.int32, device=where),
+    "new_tensor": lambda x, where: x.new_tensor([1.0], device=where),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_what_is_made_after_a_tensor_may_be_elsewhere(make):
+    mine, plain = torch.ones(3, 2).to("xla"), torch.ones(3, 2)
+    torch.manual_seed(0)
+    found = make(mine, "cpu")
+    torch.manual_seed(0)
+    expected = make(plain, "cpu")
+    assert found.device.type == "cpu" and torch.equal(found, expected)
+    assert found.dtype is expected.dtype
+    assert make(mine, "meta").is_meta
+    assert make(mine, "xla").device == make(plain, "xla").device == mine.device
+
+
+ON_ANOTHER = """
+    import torch, torch_xla
+    x = torch.ones(2, device="xla:0")
+    made = torch.full_like(x, 5.0, device="xla:1")
+    assert made.device == torch.device("xla:1") and made.tolist() == [5, 5]
+    assert torch.zeros_like(x).device == x.device
+"""
+
+
+def test_what_is_made_after_a_tensor_may_be_on_another_of_the_devices():
+    code, env = textwrap.dedent(ON_ANOTHER), {**os.environ, "CPU_NUM_DEVICES": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr
