@@ -46,10 +46,11 @@ class TapeRun:
         """The buffers of these slots; the living values get theirs."""
         tape = self.tape
         found: dict[int, Any] = dict.fromkeys([*[value.slot for value in self.live], *slots])
-        outs = [*found]
+        # The order of the values is that of their first writes, which a first step has for itself.
+        outs = sorted(found)
         if not tape.buffers.keys().isdisjoint(found):
             # What is a leaf already stays as it is: the program neither returns nor donates it.
-            outs = [slot for slot in found if slot not in tape.buffers]
+            outs = [slot for slot in outs if slot not in tape.buffers]
             found.update((slot, tape.buffers[slot]) for slot in tape.buffers.keys() & found)
         if not outs and not tape.collectives:
             self._hand_over(found)

@@ -23,14 +23,15 @@ def trained(device, make, steps_count=3):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to(device)
     optimizer, batch = make(model.parameters()), torch.randn(5, 4).to(device)
-    steps.sync()
     programs = []
     for _ in range(steps_count):
         before = metrics.counter_value("UncachedCompile") or 0
         optimizer.zero_grad()
-        model(batch).square().sum().backward()
+        loss = model(batch).square().sum()
+        loss.backward()
         optimizer.step()
         steps.sync()
+        del loss
         programs.append((metrics.counter_value("UncachedCompile") or 0) - before)
     return model, optimizer, programs
 
