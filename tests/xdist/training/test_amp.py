@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import torch_xla.core.xla_model as xm
+from torch_xdist import metrics
+from torch_xdist.core.devices import steps
 from torch_xdist.core.run import cuts
 from torch_xla.amp import GradScaler, autocast, syncfree
 
@@ -89,3 +91,20 @@ def test_the_documented_flow_reduces_unscaled_gradients(model):
     scaler.step(optimizer)
     scaler.update()
     torch.testing.assert_close(model.bias.detach().cpu(), before - 0.1)
+
+
+def test_the_scale_is_no_row_of_the_first_step():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4).to("xla")
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), GradScaler(init_scale=4.0)
+    x = torch.randn(3, 8).to("xla")
+    programs = []
+    for _ in range(3):
+        before = metrics.counter_value("UncachedCompile") or 0
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        steps.sync()
+        programs.append((metrics.counter_value("UncachedCompile") or 0) - before)
+    assert programs[1:] == [0, 0] and scaler.get_scale() == 4
