@@ -163,7 +163,7 @@ def _program(launch: Launch) -> tuple[Program, bool]:
     compiled = program.PROGRAMS.get(launch.key())
     if compiled is not None:
         return compiled, False
-    compiled, is_new = program.find(launch)
+    _, compiled, is_new = program.find(launch)
     if is_new:
         reason = analysis.DYNAMO_COMPILE
         analysis.of_compilation(launch, reason, reason, compiled)

@@ -142,17 +142,23 @@ def prepare(
     )
 
 
-def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
-    """The program of a launch, and whether it was compiled just now.
+def find(
+    launch: Launch, kind: str = "", instead: Callable[[Launch], Launch | None] | None = None
+) -> tuple[Launch, Program, bool]:
+    """A launch, its program, and whether that was compiled just now.
 
     Args:
         kind: what the metrics call it before "CompileTime".
+        instead: tells what to launch instead of what is not compiled yet; None: that itself.
     """
     key = launch.key()
     program = PROGRAMS.get(key)
     if program is not None:
         metrics.count("CachedCompile")
-        return program, False
+        return launch, program, False
+    other_launch = instead(launch) if instead is not None else None
+    if other_launch is not None:
+        return find(other_launch, kind)
     metrics.count("UncachedCompile")
     if settings.asks_for_stablehlo():
         # It always is what XLA is given here; torch_xla counts where it is asked for.
@@ -180,7 +186,7 @@ def find(launch: Launch, kind: str = "") -> tuple[Program, bool]:
         PLANS.release(other.plans)
     if full:
         warn_full(full)
-    return program, True
+    return launch, program, True
 
 
 def make(launch: Launch) -> Program:

@@ -86,7 +86,7 @@ class CallArguments:
             self.trace = trace_here(value.trace.device)
         elif value.trace.device is not self.trace.device:
             raise mixed_devices(self.op.name, self.trace, value.trace)
-        self.key.append(value.type)
+        self.key.append(value.type.at_zero or value.type)
         self.operands.append(value)
 
     def add_number(self, value: Any, cls: type, is_runtime: bool) -> None:

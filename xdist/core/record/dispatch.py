@@ -69,7 +69,9 @@ def dispatch(
             cls = a.__class__
             if cls is XlaTensor:
                 value = a.value
-                key.append(value.type)
+                type_: Any = value.type
+                # Where in its storage an operand begins does not matter.
+                key.append(type_.at_zero or type_)
                 is_here = value.epoch == epoch and (
                     value.parent is None or value.seen == value.root.generation
                 )
@@ -111,7 +113,7 @@ def dispatch(
         if overwritten(args[0].value, trace, tape, slot, row):
             return args[0]
     else:
-        type_: Any = plan.types[0]
+        type_ = plan.types[0]
         if path is RESULTS:
             result = pack(plan, trace.new_values(plan.types, tape, slot))
         else:

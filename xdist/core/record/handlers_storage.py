@@ -39,6 +39,10 @@ def as_strided(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor
     return wrap(views.make_as_strided(x.value, size, stride, offset))
 
 
+def as_strided_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
+    return as_strided(op, args, kwargs).clone(memory_format=torch.contiguous_format)  # type: ignore[return-value]
+
+
 # In-place view operators: the tensor becomes a view of what it was.
 _VIEWED_ANEW = {
     "transpose_.default": "transpose.int",
@@ -114,6 +118,7 @@ HANDLERS = {
     "aten._unsafe_view.default": unsafe_view,
     "aten.as_strided.default": as_strided,
     "aten.as_strided_.default": as_strided_,
+    "aten.as_strided_copy.default": as_strided_copy,
     "aten.resize_.default": resize_,
     "aten.resize_as_.default": resize_as_,
     "aten.set_.default": set_empty,

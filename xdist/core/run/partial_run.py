@@ -37,13 +37,16 @@ def has_collective(tape: Tape, slots: set[int]) -> bool:
     return not slots.isdisjoint(tape.collectives)
 
 
-def copy_rows(source: Tape, slots: Sequence[int], target: Tape) -> dict[int, int]:
+def copy_rows(
+    source: Tape, slots: Sequence[int], target: Tape, known: dict[int, int] | None = None
+) -> dict[int, int]:
     """Append rows and leaves of one tape to another; returns the new slot of each old one.
 
     Args:
         slots: in the order they are appended in, operands before their users.
+        known: the new slots of some that are there already; it gets the others too.
     """
-    places: dict[int, int] = {}
+    places: dict[int, int] = {} if known is None else known
     for slot in slots:
         entry = source.entries[slot]
         assert entry is not None

@@ -9,7 +9,7 @@ import jax
 from torch_xdist import metrics
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program_cache import Program
-from torch_xdist.core.run import analysis, cuts, reports
+from torch_xdist.core.run import analysis, cuts, moving_slices, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import PLANS
@@ -64,7 +64,7 @@ class TapeRun:
         self.is_compiling = True
         # In eager mode the metrics count operators apart, so that programs stand out.
         kind = _EAGER_OP if reason == cuts.EAGER else ""
-        compiled, is_new = program.find(launch, kind)
+        launch, compiled, is_new = program.find(launch, kind, moving_slices.as_inputs)
         self.program = compiled
         self.is_compiling = False
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)

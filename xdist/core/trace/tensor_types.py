@@ -13,7 +13,8 @@ class TensorType:
     """The type of a tensor: shape, torch dtype, nominal strides and storage offset. Interned."""
 
     __slots__ = (
-        "__weakref__", "_meta", "dtype", "numel", "offset", "shape", "stride", "wrap_stride",
+        "__weakref__", "_meta", "at_zero",
+        "dtype", "numel", "offset", "shape", "stride", "wrap_stride",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +32,8 @@ class TensorType:
             numel *= size
         self.numel = numel
         self._meta: torch.Tensor | None = None
+        # The type of the same at its storage's beginning, where that is another.
+        self.at_zero = None if offset == 0 else tensor_type(shape, dtype, stride, 0)
 
     @property
     def meta(self) -> torch.Tensor:

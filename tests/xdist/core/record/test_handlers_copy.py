@@ -25,6 +25,7 @@ def complex_of(x):
         lambda x: ATEN.select_copy.int(x, 0, 1),
         lambda x: ATEN.slice_copy.Tensor(x, 1, 1, 5, 2),
         lambda x: ATEN.split_copy.Tensor(x, 4, 1),
+        lambda x: ATEN.as_strided_copy.default(x[1:], [2, 2], [1, 3]),
         lambda x: ATEN.lift_fresh_copy.default(x),
         lambda x: ATEN.detach_copy.default(x.detach()),
         lambda x: ATEN._neg_view_copy.default(x),
