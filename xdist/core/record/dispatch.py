@@ -57,8 +57,7 @@ def dispatch(
     if op.handler is not None:
         return op.handler(op, args, kwargs or _NO_KWARGS)
     trace = HERE.trace
-    tape = trace.tape
-    epoch = tape.epoch
+    epoch = (tape := trace.tape).epoch
     key: Any = [op, *kwargs] if kwargs else [op]
     values = (*args, *kwargs.values()) if kwargs else args
     kwargs = kwargs or _NO_KWARGS
@@ -70,8 +69,7 @@ def dispatch(
             if cls is XlaTensor:
                 value = a.value
                 type_: Any = value.type
-                # Where in its storage an operand begins does not matter.
-                key.append(type_.at_zero or type_)
+                key.append(type_.at_zero or type_)  # where in its storage it begins is all one
                 is_here = value.epoch == epoch and (
                     value.parent is None or value.seen == value.root.generation
                 )
