@@ -34,7 +34,7 @@ def get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
         f"Device: {name}",
         f"XLA Shape: {shape_text(value.type)}",
         f"ShardingSpec: {'None' if tiling is None else tiling.text}",
-        f"IR: {_row(value, on_host, is_operand)}",
+        f"IR: {_row(value, on_host, is_operand or tiling is not None)}",
         *_data(value, name, on_host),
         f"Tensor on host: {f'with size {list(found.shape)}' if on_host else 'None'}",
         "}",
@@ -43,9 +43,10 @@ def get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
     return "\n".join(lines)
 
 
-def _row(value: Value, on_host: bool, is_operand: bool) -> str:
-    """The row that makes a value; of a buffer that pending rows read that it is one."""
-    if on_host or (value.buffer is not None and not is_operand):
+def _row(value: Value, on_host: bool, is_data: bool) -> str:
+    """The row that makes a value; of a buffer that pending rows read, or that is cut, that it is
+    one."""
+    if on_host or (value.buffer is not None and not is_data):
         return "None"
     if value.buffer is not None:
         return f"{shape_text(value.type)} xla::device_data"

@@ -96,6 +96,8 @@ def test_a_tensor_tells_where_its_values_are():
     assert "IR: f32[4,4]{1,0} aten::mul(" in info(y)
     xs.mark_sharding(x, xs.get_1d_mesh(), (0, None))
     assert "Device: SPMD:0" in info(x)
+    cut = xs.mark_sharding(torch.ones(4, 4).to("xla"), xs.get_1d_mesh(), (0, None))
+    assert "xla::device_data" in info(cut.global_tensor)
     assert "XLAShardedData" in info(x) and "NumShards: 4" in info(x)
     assert "OpSharding: {devices=[4,1]0,1,2,3}" in info(x)
     assert info(torch.ones(2)) == "Not a XLATensor\n"
