@@ -17,12 +17,12 @@ Options = dict[str, bool | int]
 
 _EMITTERS = "xla_cpu_use_fusion_emitters"
 _LEVEL = "xla_backend_optimization_level"
-# Beyond that, several kernels take longer to compile without fusion emitters than with them.
+# Of chains of 40 the compilation gains little, of 100 it takes longer without fusion emitters.
 _MOST_EQUATIONS = 24
-# Elements of the largest array. Beyond the first number scatters run longer without fusion emitters;
-# beyond the second one loops that LLVM did not make wider are seen in a step's time.
+# Elements of the largest array. Beyond the first number scatters run longer without fusion
+# emitters; beyond the second, loops that LLVM did not make wider are seen in a step's time.
 _MOST_ELEMENTS, _MOST_ELEMENTS_UNOPTIMIZED = 4096, 64
-# XLA rounds float16 between the operations of a kernel with fusion emitters alone.
+# Without fusion emitters XLA rounds to float16 inside functions too, tan and rsqrt for example.
 _DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float32 float64".split()
 )

@@ -67,7 +67,7 @@ def _is_cpu() -> bool:
 
 
 def _counted(of: Any) -> tuple[torch.Tensor, int]:
-    """[size, dims]: where a tensor is not zero, in its first `count` rows, then zeros; the count."""
+    """[size, dims]: where a tensor is not zero, in `count` rows, then zeros; and the count."""
     if of.__class__ is not XlaTensor:
         places = of.nonzero()
         return places, len(places)
