@@ -184,8 +184,13 @@ def set_cache(path: str, read_only: bool) -> None:
 def fit_to_one_core() -> None:
     """On a single core keep XLA from splitting operators over threads, which costs time there."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if len(os.sched_getaffinity(0)) == 1 and _SPLITTING not in flags:
+    if len(os.sched_getaffinity(0)) == 1 and not is_flag_given(_SPLITTING):
         os.environ["XLA_FLAGS"] = f"{flags} --{_SPLITTING}=false".strip()
+
+
+def is_flag_given(name: str) -> bool:
+    """Whether XLA_FLAGS speak of a flag of XLA's."""
+    return name in os.environ.get("XLA_FLAGS", "")
 
 
 def read(env: Mapping[str, str]) -> Settings:

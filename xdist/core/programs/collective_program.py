@@ -19,7 +19,8 @@ from torch_xdist.collectives.mesh import lowering as mesh_lowering
 from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core.programs.jax_internals import Location, callable_of
+from torch_xdist.core.programs import compile_options
+from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
 from torch_xdist.core.programs.locations import located
 from torch_xdist.progress import PROGRESS
 
@@ -53,6 +54,7 @@ class OnDevice:
         self._locations = locations
         # Said outright, or JAX would compile again where a leaf was not put there by name.
         there = SingleDeviceSharding(device)
+        self._platform = device.platform
         self._function = jax.jit(
             step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
         )
@@ -60,12 +62,20 @@ class OnDevice:
 
     def lower(self, signature: Sequence[Any]) -> Any:
         """The program for arguments of these shapes, as JAX lowers it."""
-        return located(self._function.lower(*signature), self._locations)
+        return self._lowered(self._traced(signature))
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""
-        self._compiled = self.lower(signature).compile()
+        traced = self._traced(signature)
+        options = compile_options.options(traced.jaxpr, self._platform)
+        self._compiled = compiled(self._lowered(traced), options)
         return callable_of(self._compiled)
+
+    def _traced(self, signature: Sequence[Any]) -> Any:
+        return self._function.trace(*signature)
+
+    def _lowered(self, traced: Any) -> Any:
+        return located(traced.lower(), self._locations)
 
     def memory(self) -> Any:
         """XLA's account of the bytes a run needs."""
@@ -89,9 +99,8 @@ class OnHost(OnDevice):
         super().__init__(traced_step, device, locations, donated=1)
         self._count = count
 
-    def lower(self, signature: Sequence[Any]) -> Any:
-        """The program for arguments of these shapes, as JAX lowers it."""
-        return super().lower((_UNNUMBERED, *signature))
+    def _traced(self, signature: Sequence[Any]) -> Any:
+        return super()._traced((_UNNUMBERED, *signature))
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; what runs it says which launch of this rank it is."""

@@ -40,6 +40,16 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     return compiled if fast is None else fast
 
 
+def compiled(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
+    """A lowered program compiled with these options of XLA's, where this XLA has them."""
+    try:
+        return lowered.compile(compiler_options=options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return lowered.compile()
+
+
 def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     """Inside it JAX lowers shardings as HLO has them, not for Shardy, where it still can."""
     state = getattr(config, "use_shardy_partitioner", None)

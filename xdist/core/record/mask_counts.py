@@ -6,6 +6,9 @@ selects only the mask's own values say: they are read, which cuts the trace wher
 `x[mask]`, `masked_select` and `nonzero` need one number for the shape of their result. Where the
 device is no CPU only that number comes to the host, and the rest are rows; on a CPU it is cheaper
 to run them there, unless XLA_EXPERIMENTAL says otherwise.
+
+These rows run at once, with places for a power of two of elements, so that counts that change at
+each step share a few programs. What the user gets is cut to the count.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +18,14 @@ import torch
 
 from torch_xdist import settings
 from torch_xdist.core.devices import device
-from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.devices.transfer import host_value, value_of
 from torch_xdist.core.record.cpu_only import MASKS
+from torch_xdist.core.run.device_trace import buffer_of
 
 _aten = torch.ops.aten
+# Fewer are not worth a program of their own.
+_LEAST_PLACES = 8
 
 
 def check(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -60,12 +66,31 @@ def _is_cpu() -> bool:
     return device.device_type() == "CPU"
 
 
-def _places(of: Any) -> torch.Tensor:
-    """[n, dims]: where a tensor is not zero."""
+def _counted(of: Any) -> tuple[torch.Tensor, int]:
+    """[size, dims]: where a tensor is not zero, in `count` rows, then zeros; and the count."""
     if of.__class__ is not XlaTensor:
-        return of.nonzero()
-    count: Any = of.count_nonzero()
-    return _aten.nonzero_static(of, size=int(host_value(count)))
+        places = of.nonzero()
+        return places, len(places)
+    count = int(host_value(of.count_nonzero()))
+    size = min(max(_LEAST_PLACES, 1 << (count - 1).bit_length()), of.numel()) if count else 0
+    return _aten.nonzero_static(of, size=size, fill_value=0), count
+
+
+def _first(of: Any, count: int, dim: int = 0) -> torch.Tensor:
+    """The first `count` along a dim of a dense tensor, which is computed here."""
+    if of.shape[dim] == count:
+        return of
+    if not _is_cpu():
+        buffer_of(of.value)
+        return _aten.slice_copy(of, dim, 0, count)
+    # The memory of a CPU device is the host's: no program is needed.
+    return wrap(value_of(host_value(of).narrow(dim, 0, count), of.value.trace))
+
+
+def _places(of: Any) -> torch.Tensor:
+    """[n, dims]: where a tensor is not zero, each dim's places side by side as torch has them."""
+    found, count = _counted(of)
+    return _first(found.t(), count, 1).t()
 
 
 def _nonzero(self: torch.Tensor) -> torch.Tensor | None:
@@ -73,6 +98,8 @@ def _nonzero(self: torch.Tensor) -> torch.Tensor | None:
 
 
 def _indexed(self: Any, indices: Sequence[torch.Tensor | None]) -> Any:
+    if self.__class__ is not XlaTensor:
+        return None
     places: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in MASKS:
@@ -81,8 +108,14 @@ def _indexed(self: Any, indices: Sequence[torch.Tensor | None]) -> Any:
         covered = self.shape[len(places) : len(places) + index.dim()]
         if not index.dim() or index.shape != covered:
             return None  # Dims of one element, or torch's error.
-        places += _places(index).unbind(1)
-    return _aten.index(self, places) if self.__class__ is XlaTensor else None
+        found, count = _counted(index)
+        if len(indices) == 1:
+            rows: Any = _aten.index(self, found.unbind(1))
+            # Those of a transposed tensor may lie otherwise, by a rule of torch's.
+            if rows.is_contiguous():
+                return _first(rows, count)
+        places += _first(found.t(), count, 1).unbind()
+    return _aten.index(self, places)
 
 
 def _masked(self: torch.Tensor, mask: torch.Tensor) -> Any:

@@ -5,7 +5,8 @@ import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import metrics, settings
-from torch_xdist.core.devices import device
+from torch_xdist.core.devices import device, steps
+from torch_xdist.core.record import mask_counts
 from torch_xdist.core.run import cuts
 
 
@@ -80,6 +81,35 @@ def test_a_mask_reads_one_number_and_the_rest_are_rows(read, on_the_device):
     after = sum(metrics.counter_value(name) or 0 for name in metrics.executed_fallback_ops())
     assert before == after
     assert found.value.buffer is not None or found.value.parent is not None
+
+
+@pytest.mark.parametrize("is_cpu", [True, False], ids=["CPU", "another device"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, few: x[x < few],
+        lambda x, few: x.masked_select(x < few),
+        lambda x, few: (x < few).view(6, 4).nonzero(),
+        lambda x, few: x.view(6, 4).t()[(x < few)[::6]],
+    ],
+    ids=["x[mask]", "masked_select", "nonzero", "transposed"],
+)
+def test_masks_of_many_counts_share_few_programs(read, is_cpu, on_the_device, monkeypatch):
+    numbers = torch.arange(24.0)
+    x = numbers.to("xla")
+    monkeypatch.setattr(mask_counts, "_is_cpu", lambda: is_cpu)
+    steps.sync()
+    before = metrics.counter_value("UncachedCompile") or 0
+    for few in range(3, 24):
+        found, expected = read(x, few + 0.5), read(numbers, few + 0.5)
+        assert found.shape == expected.shape and found.dtype == expected.dtype
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found.cpu(), expected)
+        del found
+    compiled = metrics.counter_value("UncachedCompile") - before
+    # One that counts; for each power of two one, and one where the mask takes all its places; and
+    # what cuts to the count, where that is a row.
+    assert compiled <= (7 if is_cpu else 7 + 21)
 
 
 def test_what_a_mask_reads_has_a_gradient(on_the_device):

@@ -1,0 +1,115 @@
+"""Small programs on a CPU compile with fewer optimizations, and give the same bits."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from torch_xdist.core.programs import compile_options, jax_internals
+
+NO_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
+NOT_OPTIMIZED = NO_EMITTERS | {"xla_backend_optimization_level": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_flags(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
+def options(function, *shape, dtype="float32", platform="cpu"):
+    x = jax.ShapeDtypeStruct(shape or (8,), dtype)
+    return compile_options.options(jax.jit(function).trace(x).jaxpr, platform)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "expected"),
+    [
+        (lambda x: x + 1, (64,), NOT_OPTIMIZED),
+        (lambda x: x + 1, (65,), NO_EMITTERS),
+        (lambda x: x + 1, (4096,), NO_EMITTERS),
+        (lambda x: x + 1, (4097,), {}),
+        (lambda x: x[:, None] + x, (65,), {}),
+        (lambda x: x * x + 1, (8,), NO_EMITTERS),
+        (jnp.sin, (8,), NO_EMITTERS),
+        (jnp.tan, (8,), {}),
+        (lambda x: x.astype(jnp.float16), (8,), {}),
+        (lambda x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1, x), (8,), {}),
+    ],
+    ids="exact, more, most, large, large inside, contracted, sine, tangent, half, loop".split(", "),
+)
+def test_programs_are_small_by_what_they_compute_and_on_how_much(function, shape, expected):
+    assert options(function, *shape) == expected
+
+
+def test_a_program_of_many_equations_is_not_small():
+    def chain(x, count):
+        for _ in range(count):
+            x = -x
+        return x
+
+    assert options(lambda x: chain(x, 24)) == NOT_OPTIMIZED
+    assert options(lambda x: chain(x, 25)) == {}
+
+
+def test_other_platforms_compile_as_they_do():
+    assert options(lambda x: x + 1, platform="tpu") == {}
+
+
+def test_what_xla_flags_speak_of_they_decide(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=true")
+    assert options(lambda x: x + 1) == {"xla_backend_optimization_level": 0}
+
+
+def test_an_option_that_this_xla_lacks_is_left_out():
+    lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(2))
+    run = jax_internals.compiled(lowered, {"xla_cpu_no_such_option": False})
+    assert run(jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_another_failure_of_the_compiler_is_told():
+    class Failing:
+        def compile(self, compiler_options):
+            raise jax.errors.JaxRuntimeError("out of memory")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        jax_internals.compiled(Failing(), NO_EMITTERS)
+
+
+def with_reverse(function, x):
+    return function(x, x[::-1])
+
+
+ONE = """
+    abs acos acosh asin asinh atanh ceil cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor
+    lgamma log log1p logistic neg round rsqrt sign sin sinh sqrt square tanh is_finite
+""".split()
+ALONG_A_DIM = "argmax argmin cumsum cumprod max min prod sort sum".split()
+TWO = "add div max min mul pow rem sub eq ge gt le lt ne".split()
+FUNCTIONS = {
+    **{name: getattr(jax.lax, name) for name in ONE},
+    **{f"{name} of a dim": partial(getattr(jnp, name), axis=1) for name in ALONG_A_DIM},
+    **{f"{name} of two": partial(with_reverse, getattr(jax.lax, name)) for name in TWO},
+    "dot_general": lambda x: x @ x.T,
+    "integer_pow": lambda x: x**3,
+    "scatter-add": lambda x: x.at[jnp.array([2, 0, 2])].add(x[:3]),
+    "clamp": lambda x: jnp.clip(x, -0.5, 0.5),
+    "select_n": lambda x: jnp.where(x > 0, x, 1),
+    "softmax": jax.nn.softmax,
+    "to integers": lambda x: x.astype(jnp.int32),
+    "to halves": lambda x: x.astype(jnp.bfloat16).astype(x.dtype) * 3,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("shape", [(7, 5), (30, 50)], ids=str)
+def test_small_programs_give_the_bits_of_others(function, shape, dtype):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape) * 0.9, dtype)
+    traced = jax.jit(function).trace(x)
+    found = compile_options.options(traced.jaxpr, "cpu")
+    assert found
+    lowered = traced.lower()
+    expected, got = lowered.compile()(x), lowered.compile(compiler_options=found)(x)
+    assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
