@@ -179,6 +179,7 @@ from torch_xdist.spmd.private_names import (
     _xla_set_auto_sharding,
     _xla_spmd_all_reduce,
     _xla_spmd_reduce_scatter,
+    _xla_tensors_from_aten,
 )
 from torch_xdist.torch_xla_compat.buffer_donation import (
     get_buffer_donation as _get_buffer_donation,
@@ -242,7 +243,6 @@ from torch_xdist.torch_xla_compat.private_names import (
     _xla_set_rng_seed,
     _xla_set_use_full_mat_mul_precision,
     _xla_step_marker,
-    _xla_tensors_from_aten,
     _xla_wait_device_ops,
 )
 from torch_xdist.torch_xla_compat.ready import (

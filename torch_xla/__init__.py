@@ -19,6 +19,7 @@ from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
 from torch_xdist.ranks.c10d import backend as _process_groups
 from torch_xdist.torch_xla_compat.random_seeds import manual_seed
+from torch_xdist.torch_xla_compat.submodules import on_demand as _on_demand
 from torch_xdist.training import eager as _eager
 from torch_xdist.training import gru as _gru
 from torch_xdist.training.compiled_step import compile, step
@@ -30,6 +31,7 @@ _loading.register()
 _traced_collectives.register()
 _sync_batch_norm.register()
 _eager.follow_environment()
+_on_demand(__name__)
 
 from torch_xla import (  # noqa: E402 - after the check, which explains what these could not
     _XLAC,

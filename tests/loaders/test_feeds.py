@@ -11,7 +11,7 @@ from torch_xdist.loaders import threads
 from torch_xdist.loaders.errors import ArgumentError, BatchError
 from torch_xdist.loaders.mp_device import MpDeviceLoader
 from torch_xdist.loaders.pace import Pace
-from torch_xdist.loaders.parallel import ParallelLoader
+from torch_xdist.loaders.parallel import ParallelLoader, PerDeviceLoader
 
 pytestmark = pytest.mark.usefixtures("cuts_made")
 
@@ -73,13 +73,21 @@ def test_several_transfer_threads_keep_the_order(movers):
 def test_batches_go_round_the_devices_and_an_incomplete_round_is_dropped():
     loader = ParallelLoader(Numbers(8), ["xla:0", "xla:1", "xla:2"], move=copy)
     parts = [loader.per_device_loader(device) for device in ("xla:0", "xla:1", "xla:2")]
-    assert [len(part) for part in parts] == [2, 2, 2]
+    assert [len(part) for part in parts] == [2, 2, 2] and loader.per_device_samples() == 2
     assert [ints(part) for part in parts] == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_more_devices_than_batches_make_an_empty_pass():
     loader = ParallelLoader(Numbers(1), ["xla:0", "xla:1"], move=copy)
     assert ints(loader.per_device_loader("xla:1")) == []
+
+
+def test_a_device_has_one_iterator_by_its_class_too():
+    loader = ParallelLoader(Numbers(4), ["xla:0", "xla:1"], move=copy)
+    part = PerDeviceLoader(loader, torch.device("xla:1"))
+    assert ints(part) == [1, 3] and ints(part) == []
+    with pytest.raises(ArgumentError, match="no device xla:3 here; it was made for xla:0, xla:1"):
+        PerDeviceLoader(loader, torch.device("xla:3"))
 
 
 def test_the_old_form_numbers_the_batches_of_each_device():

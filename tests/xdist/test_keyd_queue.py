@@ -2,6 +2,7 @@
 
 import threading
 
+import torch_xla.utils.keyd_queue as names
 from torch_xdist.keyd_queue import KeydQueue, PerDeviceQueue, Queue
 
 
@@ -51,3 +52,9 @@ def test_a_device_has_two_queues():
     queues = PerDeviceQueue("xla:0", 3, 2)
     assert queues.device == "xla:0"
     assert (queues.cpu_loader_queue.max_size(), queues.queue.max_size()) == (3, 2)
+
+
+def test_every_queue_has_a_bound_and_both_ends():
+    for queue in (Queue(maxsize=3), KeydQueue(maxsize=3)):
+        assert isinstance(queue, names.QueueBase) and queue.max_size() == 3
+    assert names.QueueBase().max_size() == 1024

@@ -1,1 +1,5 @@
 """Private names that other libraries import."""
+
+from torch_xdist.torch_xla_compat.submodules import on_demand as _on_demand
+
+_on_demand(__name__)

@@ -47,6 +47,10 @@ class FlattenedInputFunc:
 
     def flat_call(self, flat_input: Sequence[Any]) -> list[Any]:
         """The function of what stands in the tensors' places; its result, flat."""
+        if self.in_spec is None:
+            raise ArgumentError(
+                "FlattenedInputFunc.flat_call: no arguments are known yet; call preprocess before"
+            )
         given = iter(flat_input)
         leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.non_tensors]
         args, kwargs = self.unflatten(leaves, self.in_spec)
@@ -55,6 +59,10 @@ class FlattenedInputFunc:
 
     def postprocess(self, res_flattened: Sequence[Any]) -> Any:
         """A flat result in the form the function gave it."""
+        if self.out_spec is None:
+            raise ArgumentError(
+                "FlattenedInputFunc.postprocess: no result is known yet; call flat_call before"
+            )
         return self.unflatten(res_flattened, self.out_spec)
 
     def flatten(self, inputs: Any) -> tuple[list[Any], Any]:

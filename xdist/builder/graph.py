@@ -16,7 +16,7 @@ from torch_xdist.builder import lowerings
 from torch_xdist.builder.shapes import Kind
 from torch_xdist.core.devices.transfer import as_numpy
 from torch_xdist.core.run.partial_run import post_order
-from torch_xdist.errors import ArgumentError
+from torch_xdist.errors import ArgumentError, NoLoweringError
 
 PARAMETER = "Parameter"
 
@@ -72,8 +72,13 @@ def operation(
 ) -> XlaOp:
     """One operation more. Raises ArgumentError for an unknown name, or what does not fit."""
     given = {n: v for n, v in attributes.items() if v is not None and n != "builder"}
+    if given.pop("static_operands", ()):
+        raise NoLoweringError(
+            f"xla_builder: {name} with static operands is not there, and neither has XLA it;"
+            " broadcast them to the shape of the others"
+        )
     # Operands that torch_xla hands over among the attributes.
-    among = [n for n, v in given.items() if n == "static_operands" or _are_operations(v)]
+    among = [n for n, v in given.items() if _are_operations(v)]
     operands = [*operands, *(op for n in among for op in given.pop(n))]
     kept = {n: snapshot(v) for n, v in given.items()}
     rule = lowerings.find(name)

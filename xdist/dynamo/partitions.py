@@ -11,10 +11,16 @@ from torch.fx.passes.operator_support import OperatorSupport
 from torch.fx.passes.utils.fuser_utils import topo_sort
 
 from torch_xdist import metrics
+from torch_xdist.core.devices import device
 from torch_xdist.core.record import cpu_only
 from torch_xdist.dynamo.captured import CapturedModule
 
 _COPY = torch.ops.aten._to_copy.default
+_TAKE_INDICES = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+)
 
 
 def get_fallback_ops() -> list[str]:
@@ -77,15 +83,17 @@ class InputCollector(torch.fx.Interpreter):
 
 
 class XLAConstructorMoverPass:
-    """Makes tensors on the device that a graph makes on the CPU only to move them there."""
+    """Makes tensors on the device that a graph makes on the CPU only to use them there."""
 
     def __init__(self) -> None:
         self.target = "xla"
 
     def allow_cpu_device(self, node: torch.fx.Node) -> bool:
-        """Whether a node takes tensors of the CPU and gives one of the device."""
-        device = node.kwargs.get("device")
-        return node.target is _COPY and isinstance(device, torch.device) and device.type == "xla"
+        """Whether a node takes tensors of the CPU and may give one of the device."""
+        if node.target in _TAKE_INDICES:
+            return True
+        place = node.kwargs.get("device")
+        return node.target is _COPY and isinstance(place, torch.device) and _is_ours(place)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change the graph."""
@@ -94,9 +102,25 @@ class XLAConstructorMoverPass:
             is_made = not node.all_input_nodes and isinstance(place, torch.device)
             if not is_made or place.type != "cpu" or not node.users:
                 continue
-            if all(map(self.allow_cpu_device, node.users)):
-                target = next(iter(node.users)).kwargs["device"]
-                node.kwargs = {**node.kwargs, "device": target}
+            targets = [self._goes_to(user) for user in node.users]
+            if None not in targets:
+                node.kwargs = {**node.kwargs, "device": targets[0]}
+
+    def _goes_to(self, node: torch.fx.Node) -> torch.device | None:
+        """The device that a node gives a tensor of, though it takes one of the CPU; or None."""
+        if not self.allow_cpu_device(node):
+            return None
+        place: Any = node.kwargs.get("device")
+        if node.target is not _COPY:
+            place = getattr(node.meta.get("val"), "device", None)
+        if place is None or not _is_ours(place):
+            return None
+        return torch.device(self.target, device.index_of(place))
+
+
+def _is_ours(place: torch.device) -> bool:
+    # Of `lazy` is what was moved to "xla" without an index.
+    return place.type in ("xla", "lazy")
 
 
 def unsupported_nodes(module: torch.fx.GraphModule, args: Sequence[Any]) -> list[torch.fx.Node]:

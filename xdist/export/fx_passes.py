@@ -205,20 +205,37 @@ def native_group_norm_pattern(
 
 
 def decompose_dynamic_native_layer_norm(gm: GraphModule) -> None:
-    """`native_layer_norm` over the last dim: simple operators."""
+    """`native_layer_norm` with a weight and a bias over the last dim alone: simple operators."""
     # A result that nobody uses would keep the pattern from being found.
     gm.graph.eliminate_dead_code()
+    filters: Any = [_is_of_last_dim]
     subgraph_rewriter.replace_pattern_with_filters(
-        gm, native_layer_norm_pattern, native_layer_norm_impl, ignore_literals=False
+        gm, native_layer_norm_pattern, native_layer_norm_impl, filters, ignore_literals=False
     )
+
+
+def _is_of_last_dim(match: Any, graph: Any, pattern: Any) -> bool:
+    _, sizes, *affine, _ = _matched(match, aten.native_layer_norm.default)
+    return len(sizes) == 1 and None not in affine
+
+
+def _is_of_one_channel(match: Any, graph: Any, pattern: Any) -> bool:
+    x, *affine, _, channels, _, groups, _ = _matched(match, aten.native_group_norm.default)
+    return x.meta["val"].dim() == 3 and channels == groups and None not in affine
+
+
+def _matched(match: Any, target: Any) -> Any:
+    """The arguments of the call of an operator that a pattern was found by."""
+    return next(n for n in match.nodes_map.values() if getattr(n, "target", None) is target).args
 
 
 def decompose_dynamic_native_group_norm(gm: GraphModule) -> None:
     """`native_group_norm` with one channel in each group: simple operators."""
     # A result that nobody uses would keep the pattern from being found.
     gm.graph.eliminate_dead_code()
+    filters: Any = [_is_of_one_channel]
     subgraph_rewriter.replace_pattern_with_filters(
-        gm, native_group_norm_pattern, native_group_norm_impl, ignore_literals=True
+        gm, native_group_norm_pattern, native_group_norm_impl, filters, ignore_literals=True
     )
 
 

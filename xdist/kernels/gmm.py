@@ -11,7 +11,7 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm as tgmm_kernel
 from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.rows import form_here, is_on_device, kernel_row
-from torch_xdist.kernels.torch_ops import differentiate
+from torch_xdist.kernels.torch_ops import differentiate, warn_of_no_values
 from torch_xdist.ops import grouped
 
 _Tiling = tuple[int, int, int]
@@ -295,6 +295,7 @@ def gmm_non_xla(
 ) -> torch.Tensor:
     """Its result for tensors without values."""
     _check("gmm", lhs, rhs, 3)
+    warn_of_no_values("gmm", lhs)
     return lhs.new_empty(lhs.shape[0], rhs.shape[1 if transpose_rhs else 2])
 
 

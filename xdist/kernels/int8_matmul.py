@@ -5,6 +5,7 @@ import torch
 from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
 from torch_xdist.kernels.quantized_matmul import quantized_matmul_xla
+from torch_xdist.kernels.torch_ops import warn_of_no_values
 
 _Maybe = torch.Tensor | None
 
@@ -63,6 +64,7 @@ def quantized_matmul_int8_non_xla(
     in_block_size: int | None = None,
 ) -> torch.Tensor:
     """Its result for tensors without values."""
+    warn_of_no_values("quantized_matmul_int8", x)
     return x.new_empty(x.shape[0], w.shape[0])
 
 

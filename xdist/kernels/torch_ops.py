@@ -52,16 +52,20 @@ def differentiate(name: str, function: Kernel) -> None:
     torch.library.register_autograd(f"xla::{name}", backward, setup_context=save, lib=LIBRARY)
 
 
+def warn_of_no_values(what: str, operand: torch.Tensor) -> None:
+    """Say that a result like this one's has no values, where the operand itself has some."""
+    if operand.device.type != "meta":
+        warnings.warn(
+            f"XLA {what} should only be applied to tensors on XLA device; the result has no values",
+            stacklevel=3,
+        )
+
+
 def non_xla_attetion(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_type: str
 ) -> torch.Tensor:
     """What an attention of these looks like: a tensor like `q`, without values."""
-    if k.device.type != "meta":
-        warnings.warn(
-            f"XLA {attention_type} attention should only be applied to tensors on XLA device; the"
-            " result has no values",
-            stacklevel=2,
-        )
+    warn_of_no_values(f"{attention_type} attention", k)
     return torch.empty_like(q)
 
 

@@ -166,6 +166,11 @@ PATCHES = (
     ),
     Patch("torch._dynamo.variables.builder.infer_subclass_type", _IN_DYNAMO, _PLAIN, DYNAMO),
     Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.__new__",
+        _IN_DYNAMO,
+        'a fake tensor of "xla" is of the present device, as one of "cuda" is',
+    ),
+    Patch(
         "torch.distributed.fsdp._common_utils._FSDPDeviceHandle.from_device",
         "ranks.c10d.torch_fsdp",
         "FSDP makes devices of bare numbers, and waits for the device so as not to run ahead",

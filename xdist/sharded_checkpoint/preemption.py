@@ -34,6 +34,11 @@ def deactivate() -> None:
         _told.clear()
 
 
+def is_active() -> bool:
+    """Whether SIGTERM is taken note of."""
+    return _is_active
+
+
 def _note(number: int, frame: Any) -> None:
     _told.set()
     if callable(_previous):

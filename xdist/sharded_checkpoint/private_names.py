@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch_xdist.errors import CheckpointError
 from torch_xdist.sharded_checkpoint import preemption
 
 
@@ -20,5 +21,14 @@ def _deactivate_preemption_sync_manager() -> None:
 
 
 def _sync_point_reached(step: int) -> bool:
-    """Whether any process was told that its machine is taken away."""
+    """Whether any process was told that its machine is taken away.
+
+    Raises CheckpointError where nobody took note of SIGTERM.
+    """
+    if not preemption.is_active():
+        raise CheckpointError(
+            "_sync_point_reached: nobody takes note of SIGTERM here, so that no preemption is seen;"
+            " call _activate_preemption_sync_manager before, or make a CheckpointManager with"
+            " chkpt_on_preemption=True"
+        )
     return preemption.reached()

@@ -238,7 +238,7 @@ def from_shards(
 ) -> jax.Array:
     """An array on the devices made of what each local device shall hold, with padding.
 
-    Raises ShardingError where the shards are too few, or of another shape.
+    Raises ShardingError where the shards are too few, or of another shape, or of several dtypes.
     """
     here = layout(of)
     mine = [d for d in here.devices if d.process_index == jax.process_index()]
@@ -252,6 +252,11 @@ def from_shards(
             raise ShardingError(
                 f"{of}: shard {number} has shape {list(shard.shape)}; a tensor of shape"
                 f" {list(shape)} sharded as {tiling.text} has shards of {list(wanted)}"
+            )
+        if shard.dtype != shards[0].dtype:
+            raise ShardingError(
+                f"{of}: shard {number} is {shard.dtype}, and shard 0 is {shards[0].dtype}; give"
+                " all in one dtype"
             )
     whole, sharding = tiling.padded_shape(shape), here.sharding(tiling)
     numbers = [here.devices.index(d) for d in mine]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.errors import ShardingError
 
 
 class ShardingType(IntEnum):
@@ -30,7 +31,9 @@ class OpSharding:
         tile_assignment: the devices; of TILED in the shape of the tiles.
         group_assignment: of PARTIAL: which group of devices has each tile.
         replication_groups: of PARTIAL: the devices of each group, which hold the same.
-        sharding_type: a ShardingType.
+        sharding_type: a ShardingType; MAXIMAL, all of it on the one device there is, is REPLICATED.
+
+    Raises ShardingError for TUPLE and UNKNOWN, and for PARTIAL without groups that fit its tiles.
     """
 
     def __init__(
@@ -41,6 +44,13 @@ class OpSharding:
         sharding_type: int,
     ) -> None:
         self.type = ShardingType(sharding_type)
+        if self.type in (ShardingType.TUPLE, ShardingType.UNKNOWN):
+            raise ShardingError(
+                f"OpSharding: a sharding of the kind {self.type.name} says nothing of one tensor;"
+                " use REPLICATED, TILED, PARTIAL or MANUAL"
+            )
+        if self.type is ShardingType.MAXIMAL:
+            self.type = ShardingType.REPLICATED
         # None for a whole copy on every device: it says nothing of the dims.
         self.tiling: Tiling | None = None
         if self.type is ShardingType.TILED:
@@ -48,6 +58,11 @@ class OpSharding:
             self.tiling = Tiling(tiles.shape, tuple(tiles.ravel().tolist()))
         elif self.type is ShardingType.PARTIAL:
             groups = np.asarray(group_assignment)
+            if groups.size != len(replication_groups) or not groups.size:
+                raise ShardingError(
+                    f"OpSharding: PARTIAL has {groups.size} tiles and {len(replication_groups)}"
+                    " replication groups; give one group of devices for each tile"
+                )
             devices = np.asarray(replication_groups)[groups.ravel()]
             self.tiling = Tiling(groups.shape, tuple(devices.ravel().tolist()))
 

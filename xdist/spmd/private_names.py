@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from torch_xdist import settings
-from torch_xdist.core.devices import device
+from torch_xdist import settings, world
+from torch_xdist.core.devices import device, transfer
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run.manual_values import is_manual
 from torch_xdist.core.sharding.tiling import Tiling
@@ -213,6 +213,31 @@ def _xla_get_all_runtime_devices() -> list[str]:
 def _xla_num_runtime_devices() -> int:
     """How many devices of the hardware this process drives."""
     return len(_xla_get_runtime_devices())
+
+
+def _xla_tensors_from_aten(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[str],
+    shardings: Sequence[XlaShardingSpec | None] | None = None,
+) -> list[torch.Tensor]:
+    """Each tensor on the device of the same place in `devices`, cut as `shardings` say.
+
+    What needs gradients does so there as well.
+    """
+    of = "_xla_tensors_from_aten"
+    result = []
+    for i, tensor in enumerate(tensors):
+        moved = transfer.to_device(tensor, devices[i])
+        spec = shardings[i] if shardings is not None else None
+        if spec is not None:
+            target = marks.on_device(moved, of)
+            tiling = _tiling(spec.sharding, tensor.dim(), of)
+            if spec.minibatch and tensor.dim() > 0 and world.shares_device():
+                moved = marks.of_all_processes(target, tiling)
+            else:
+                marks.mark(target, tiling)
+        result.append(moved.requires_grad_(tensor.requires_grad))
+    return result
 
 
 def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -77,6 +77,11 @@ def load_local_shards(tensor: XlaTensor, shards: Sequence[torch.Tensor]) -> None
             f"load_local_shards_: the tensor of shape {list(tensor.shape)} is not sharded, so every"
             " device holds all of it; write to the tensor itself"
         )
+    if shards and shards[0].dtype != tensor.dtype:
+        raise ShardingError(
+            f"load_local_shards_: the shards are {shards[0].dtype}, and the tensor is"
+            f" {tensor.dtype}; cast them"
+        )
     # As `local_shards` tells it, also where the order of the devices is another than the tiling's.
     here = marks.layout("load_local_shards_")
     lies = here.tiling(here.sharding(tiling), tensor.dim())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_xdist import __version__, world
-from torch_xdist.core.devices import device, device_names, rng, steps, transfer
+from torch_xdist.core.devices import device, device_names, rng, steps
 from torch_xdist.torch_xla_compat import runtime_facts
 
 
@@ -52,13 +52,6 @@ def _xla_step_marker(device_: str = "", devices: Sequence[str] = (), wait: bool 
 def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
     """Block until everything launched is done."""
     steps.wait_device_ops(devices)
-
-
-def _xla_tensors_from_aten(
-    tensors: Sequence[torch.Tensor], devices: Sequence[str]
-) -> list[torch.Tensor]:
-    """Each tensor on the device of the same place in `devices`."""
-    return [transfer.to_device(tensor, where) for tensor, where in zip(tensors, devices)]
 
 
 def _xla_set_mat_mul_precision(precision: str) -> None:

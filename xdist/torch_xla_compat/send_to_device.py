@@ -21,17 +21,19 @@ def send_cpu_data_to_device(
     Args:
         datas: batches: tensors, or nested lists and dicts of them; or one `DataWrapper`, of which
             its `from_tensors` gives the result.
-        input_sharding: an object with `apply(tensor)`, called on each moved tensor.
+        input_sharding: an object with `apply(tensor)`, called on each moved tensor; what it
+            returns, unless None, takes the tensor's place.
     """
 
     def move(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         moved = transfer.all_to_device(tensors, device)
         for tensor, source in zip(moved, tensors):
             tensor.requires_grad_(source.requires_grad)
-        if input_sharding is not None:
-            for tensor in moved:
-                input_sharding.apply(tensor)
-        return moved  # type: ignore[return-value]
+        if input_sharding is None:
+            return moved  # type: ignore[return-value]
+        # Of a minibatch it is the batch that all processes have together.
+        whole = [input_sharding.apply(tensor) for tensor in moved]
+        return [tensor if cut is None else cut for tensor, cut in zip(moved, whole)]
 
     arena = ToXlaTensorArena(move, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu")
     if isinstance(datas, DataWrapper):

@@ -100,6 +100,8 @@ def test_a_placeholder_stands_in_a_graph_and_has_no_value():
         p.cpu()
     with pytest.raises(ValueLostError, match="a program that shall run reads it, but it has none"):
         graph.cpu()
+    raw = _XLAC._xla_create_placeholder_tensor({"type": "s8", "sizes": (4,)})
+    assert _XLAC._is_placecholder(raw) and raw.dtype == torch.int8 and raw.shape == (4,)
     handles = _XLAC._get_tensors_handle([p, xb.create_placeholder_tensor((1,), torch.int8)])
     assert len(set(handles)) == 2
     with pytest.raises(ValueLostError, match="its buffer is pending; ask for that of a tensor"):
@@ -135,6 +137,85 @@ def test_functions_of_operations_take_nests():
         found = called({"a": a, "b": b}, factor)["sum"]
         torch.testing.assert_close(found.cpu(), a.cpu() + b.cpu() * factor)
     assert len(called._cache) == 2
+
+
+def test_a_function_of_nests_is_called_in_three_steps():
+    def weighted(pair, factor, *, dtype):
+        return {"sum": (pair["a"] + pair["b"] * factor).to(dtype), "factor": factor}
+
+    flat = xb.FlattenedInputFunc(weighted)
+    with pytest.raises(ArgumentError, match="flat_call: no arguments are known yet; call preproc"):
+        flat.flat_call([torch.ones(2)])
+    with pytest.raises(ArgumentError, match="postprocess: no result is known yet; call flat_call"):
+        flat.postprocess([torch.ones(2)])
+    a, b = torch.tensor([1.0]), torch.tensor([2.0])
+    given = flat.preprocess(({"a": a, "b": b}, 3), {"dtype": torch.int64})
+    assert given[0] is a and given[1] is b and len(given) == 2
+    found = flat.postprocess(flat.flat_call([a, b * 10]))
+    assert found["sum"].tolist() == [61] and found["sum"].dtype == torch.int64
+    assert found["factor"] == 3
+    form = flat.flatten({"x": [a, 1]})[1]
+    assert flat.unflatten([b, 2], form) == {"x": [b, 2]}
+
+
+def test_a_jax_function_of_nests_gets_jaxs_dtypes():
+    def cast(nest, dtype):
+        return (nest["x"].astype(dtype), [dtype])
+
+    flat = xb.JaxFlattenedInputFunc(cast)
+    (x,) = flat.preprocess(({"x": torch.tensor([1.5])}, torch.int32))
+    whole, (dtype,) = flat.postprocess(flat.flat_call([jax.numpy.array(x.numpy())]))
+    assert whole.tolist() == [1] and dtype == jax.numpy.int32
+    leaves, form = flat.flatten({"b": 2, "a": (1, None)})
+    # As JAX orders them: by key, and None is no leaf.
+    assert leaves == [1, 2] and flat.unflatten([3, 4], form) == {"a": (3, None), "b": 4}
+
+
+def test_a_jax_callable_is_specialized_once_for_each_form():
+    traced = []
+
+    def shifted(x, by):
+        traced.append((x.shape, by))
+        return x + by
+
+    called = xb.JaxCallable(shifted)
+    for size, by in ((2, 1), (2, 1), (3, 1), (2, 5)):
+        x = torch.zeros(size, device="xla", requires_grad=True)
+        found = called(x, by)
+        assert found.tolist() == [by] * size
+        found.sum().backward()
+        assert x.grad.tolist() == [1.0] * size
+    assert set(traced) == {((2,), 1), ((3,), 1), ((2,), 5)} and len(called._cache) == 3
+    run = called.specialize((torch.ones(2, device="xla"),))
+    assert run((torch.ones(2, device="xla"),))[0].tolist() == [6, 6]
+    with pytest.raises(ArgumentError, match=r"from_jax\.shifted: no device tensor among the argu"):
+        xb.JaxCallable(shifted)(1, 2)
+
+
+def test_a_class_of_ones_own_says_how_a_form_is_specialized():
+    made = []
+
+    class Counted(xb.CompiledCallableWithCache):
+        def specialize(self, sample_flat_args):
+            made.append([tuple(t.shape) for t in sample_flat_args])
+            flat = self._flat_input_func
+            return lambda tensors: flat.flat_call(tensors)
+
+    called = Counted(xb.FlattenedInputFunc(lambda x, y=0: [x + y]))
+    assert called(torch.ones(2), y=3)[0].tolist() == [4, 4]
+    assert called(torch.zeros(2), y=3)[0].tolist() == [3, 3]
+    assert called(torch.zeros(1), y=3)[0].tolist() == [3]
+    assert made == [[(2,)], [(1,)]]
+    with pytest.raises(TypeError, match="abstract"):
+        xb.CompiledCallableWithCache(xb.FlattenedInputFunc(len))
+
+
+def test_an_operator_function_is_specialized_for_tensors_like_the_samples():
+    called = xb.XlaCallable(lambda x, y: [x - y])
+    a, b = torch.tensor([5.0, 6.0]).to("xla"), torch.tensor([1.0, 2.0]).to("xla")
+    called._flat_input_func.preprocess((a, b))
+    run = called.specialize((a, b))
+    assert run([a, b])[0].tolist() == [4, 4] and run([b, a])[0].tolist() == [-4, -4]
 
 
 def test_threads_may_call_a_function_with_forms_of_their_own(monkeypatch):

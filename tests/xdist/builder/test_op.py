@@ -7,6 +7,7 @@ import torch
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_op_registry as xor
 from torch_xdist.errors import ArgumentError, NoLoweringError
+from torch_xla import _XLAC
 
 A = torch.tensor([[4.0, -1.0, 2.0], [0.5, 3.0, -2.0]])
 ONE_DIM = {"dtype": xb.Type.S32}
@@ -43,6 +44,45 @@ def test_functions_of_one_array_are_torchs():
     names = "sin cos tanh exp floor ceil erf sinh cosh tan atan expm1".split()
     found = run(lambda a: xb.Op.tuple([getattr(a, name)() for name in names]), A)
     torch.testing.assert_close(found, [getattr(torch, name)(A) for name in names])
+
+
+def test_functions_of_a_narrower_domain_are_torchs():
+    inside = torch.tensor([-0.9, -0.25, 0.0, 0.5, 0.75])
+    found = run(lambda a: xb.Op.tuple([a.acos(), a.asin(), a.erfc(), a.erfinf()]), inside)
+    expected = [inside.acos(), inside.asin(), torch.erfc(inside), torch.erfinv(inside)]
+    torch.testing.assert_close(found, expected)
+    above = inside + 1
+    found = run(lambda a: xb.Op.tuple([a.rsqrt(), a.sqrt(), a.log(), a.log1p()]), above)
+    torch.testing.assert_close(found, [above.rsqrt(), above.sqrt(), above.log(), above.log1p()])
+
+
+def test_a_complex_number_has_parts_and_a_conjugate():
+    z = torch.tensor([1.0 + 2.0j, -3.0 - 0.5j])
+    found = run(lambda a: xb.Op.tuple([a.real(), a.imag(), a.conj()]), z)
+    torch.testing.assert_close(found, [z.real, z.imag, z.conj().resolve_conj()])
+
+
+def test_leading_zeros_are_counted_and_bits_are_read_as_another_type():
+    x = torch.tensor([1, 255, 0, -1], dtype=torch.int32)
+    assert run(lambda a: a.clz(), x).tolist() == [31, 24, 32, 0]
+    found = run(lambda a: a.bitcast(xb.Type.S32), A)
+    assert found.dtype == torch.int32 and found.tolist() == A.view(torch.int32).tolist()
+
+
+def test_a_dim_becomes_the_one_that_is_named():
+    x = torch.tensor([1.0, 2.0])
+    found = run(lambda a: a.broadcast_in_dim([2, 3], [0]), x)
+    assert found.tolist() == [[1, 1, 1], [2, 2, 2]]
+    with pytest.raises(ArgumentError, match=r"BroadcastInDim of .*'dimensions'"):
+        run(lambda a: a.broadcast_in_dim([3, 3], [0]), x)
+
+
+def test_one_value_stands_in_every_place_of_a_shape():
+    found = run(lambda a: xb.Op.tuple([a.scalar_like(3), a.zeros_like(), a.ones_like()]), A)
+    assert [(f.dtype, f.unique().tolist()) for f in found] == [
+        (torch.float32, [3]), (torch.float32, [0]), (torch.float32, [1]),
+    ]  # fmt: skip
+    assert all(f.shape == A.shape for f in found)
 
 
 def test_integers_have_bits():
@@ -116,6 +156,58 @@ def test_a_loop_and_a_choice_hold_computations():
     assert run(choose, torch.ones(2), torch.tensor(False)).tolist() == [0, 0]
 
 
+def test_each_side_of_a_choice_has_its_own_operand():
+    def choose(a, b, which):
+        return which.conditional(a, b, lambda x: x + x, lambda x: x * x)
+
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])
+    with pytest.raises(ArgumentError, match="Conditional of"):
+        run(choose, a, b, torch.tensor(True))
+    assert run(choose, a, b[:2], torch.tensor(True)).tolist() == [2, 4]
+    assert run(choose, a, b[:2], torch.tensor(False)).tolist() == [9, 16]
+
+
+def test_a_loop_over_one_state_runs_while_its_condition_holds():
+    def doubled(a):
+        return a.while_loop(lambda x: x < x.scalar_like(100), lambda x: x + x)
+
+    assert run(doubled, torch.tensor(3.0)).item() == 192
+
+
+def test_a_function_takes_the_parts_of_a_tuple_and_may_return_several():
+    shape = xb.mkshape(xb.Type.F32, [2])
+    both = xb.Shape([shape.shape, shape.shape])
+    made = xb.Op.make_computation("pair", lambda a, b: (a + b, a * b), [both])
+    assert xb.Op.make_computation("other name", made, []) is made
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    found = run(lambda a, b: xb.Op.call(made, [xb.Op.tuple([a, b])]), a, b)
+    assert [f.tolist() for f in found] == [[4, 6], [3, 8]]
+    wrapped = xb.Op.wrap_function(lambda a, b: [b, a])
+    found = run(lambda a, b: wrapped(xb.Op.tuple([a, b])), a, b)
+    assert [f.tolist() for f in found] == [[3, 4], [1, 2]]
+
+
+def test_a_map_with_static_operands_is_refused_as_xla_does():
+    def scaled(a, factor):
+        return xb.Op.map([a], lambda x: x + x, [0, 1], static_operands=[factor])
+
+    with pytest.raises(
+        NoLoweringError, match="Map with static operands is not there, and neither has"
+    ):
+        run(scaled, A, torch.tensor(2.0))
+
+
+def test_an_operation_of_another_library_is_made_by_its_name():
+    def angle(a):
+        builder = a.builder()
+        one = xb.mkleaf("Constant", builder, value=torch.tensor(1.0))
+        return xb.mkop("Atan2", (a.op, one.broadcast([2, 3]).op))
+
+    torch.testing.assert_close(run(angle, A), torch.atan2(A, torch.ones(2, 3)))
+    with pytest.raises(ArgumentError, match="there is no operation 'Leaf'"):
+        xb.mkleaf("Leaf", xb.create_builder("x"))
+
+
 def test_sort_map_call_and_iota():
     x = torch.tensor([3.0, 1.0, 2.0])
     found = run(
@@ -179,6 +271,43 @@ def test_parameters_are_numbered_from_0():
     p = xb.mkparam(builder, 1, xb.mkshape(xb.Type.F32, [2]))
     with pytest.raises(ArgumentError, match=r"'gap' has the parameters \[1\]; number them from 0"):
         p.build("gap")
+
+
+def test_the_raw_calls_build_what_the_classes_do():
+    builder = xb.create_builder("raw")
+    assert isinstance(builder, _XLAC.XlaBuilder)
+    x = _XLAC._xla_op_param(builder, 0, {"type": "f32", "sizes": (2,)})
+    total = _XLAC._xla_op_create(builder, "Add", (x, x), {})
+    assert isinstance(total, _XLAC.XlaOp) and _XLAC._xla_op_builder(total) is builder
+    assert _XLAC._xla_op_shape(total) == {"type": "f32", "sizes": (2,)}
+    made = _XLAC._xla_op_build("raw", total)
+    assert isinstance(made, _XLAC.XlaComputation)
+    (found,) = _XLAC._xla_user_computation("xla::raw", [torch.ones(2, device="xla")], made)
+    assert found.tolist() == [2, 2]
+    with pytest.raises(ArgumentError, match="there is no operation 'Plus'; there are Abs"):
+        _XLAC._xla_op_create(builder, "Plus", (x, x), {})
+
+
+def test_the_raw_shape_of_a_tensor_is_a_dictionary():
+    x = torch.ones(2, 3, dtype=torch.int8, device="xla")
+    assert _XLAC._xla_op_tensor_shape(x, "xla:0") == {"type": "s8", "sizes": (2, 3)}
+    assert xb.tensor_shape(x).shape == _XLAC._xla_op_tensor_shape(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("F32", torch.float32), ("F64", torch.float64), ("F16", torch.float16),
+        ("BF16", torch.bfloat16), ("U8", torch.uint8), ("S8", torch.int8),
+        ("U16", torch.uint16), ("S16", torch.int16), ("U32", torch.uint32),
+        ("S32", torch.int32), ("U64", torch.uint64), ("S64", torch.int64),
+        ("C64", torch.complex64), ("C128", torch.complex128), ("PRED", torch.bool),
+    ],
+)  # fmt: skip
+def test_a_constant_of_each_type_has_the_dtype_of_torch(name, dtype):
+    element = getattr(xb.Type, name)
+    found = run(lambda a: xb.Op.one(a.builder(), element), A)
+    assert found.dtype == dtype and found.item() == 1
 
 
 def test_shapes_answer_what_they_can():

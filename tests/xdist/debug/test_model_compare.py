@@ -6,6 +6,7 @@ import torch
 import torch_xla  # noqa: F401
 from torch_xdist.debug import model_compare
 from torch_xdist.errors import CheckpointError
+from torch_xla.debug import model_comparator
 
 
 @pytest.fixture
@@ -44,3 +45,13 @@ def test_a_folder_must_be_known(monkeypatch):
     monkeypatch.delenv("MODELCMP_SAVEDIR", raising=False)
     with pytest.raises(CheckpointError, match="no folder is known; call configure"):
         model_compare.save("x", torch.ones(1))
+
+
+def test_two_files_are_compared_by_their_tensors(tmp_path):
+    x = torch.arange(4.0).reshape(2, 2)
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for path, value in zip(paths, (x, x + torch.tensor([[0.0, 0.0], [0.5, 0.0]]))):
+        torch.save(value, path)
+    tell = model_comparator.tensor_file_compare
+    assert tell(paths[0], paths[0]) == ""
+    assert "2.5" in tell(*paths) and tell(*paths, atol=1.0) == ""

@@ -205,6 +205,27 @@ def test_a_constant_of_the_cpu_is_made_on_the_device():
     assert met.metric_data("RunCachedGraphInputData")[0] == 1
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.arange(4).to("xla") + x,
+        lambda x: torch.ones(4, device="xla") * 3 + x,
+        lambda x: x[torch.arange(2)],
+        lambda x: x.to("xla").index_put((torch.arange(2),), torch.zeros((), device="xla")),
+    ],
+    ids=["moved", "made", "index", "written index"],
+)
+def test_the_device_may_be_named_without_an_index_and_indices_made_anywhere(function):
+    x = torch.arange(4.0)
+    compiled = torch.compile(function, backend="openxla", fullgraph=True)
+    expected = function(x.to("xla")).cpu()
+    met.clear_all()
+    assert torch.equal(compiled(x.to("xla")).cpu(), expected)
+    # One program, and nothing of it on the CPU.
+    assert met.counter_value("UncachedCompile") == 1
+    assert met.metric_data("RunCachedGraphInputData")[0] == 1
+
+
 def test_a_graph_without_inputs_runs_on_this_threads_device():
     compiled = torch.compile(lambda: torch.full((2,), 3.0, device="xla:0") + 1, backend="openxla")
     assert compiled().tolist() == [4, 4]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import torch_xla.experimental.stablehlo_custom_call as custom_calls
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export.custom_calls import (
     extract_custom_call_outputs_shape_dtype,
@@ -13,6 +14,7 @@ from torch_xdist.export.custom_calls import (
 from torch_xdist.export.graph_module import StableHLOExportOptions
 from torch_xdist.export.pending import get_stablehlo
 from torch_xdist.export.programs import exported_program_to_stablehlo
+from torch_xla import _XLAC
 
 LIBRARY = torch.library.Library("export_custom_calls", "DEF")
 
@@ -101,3 +103,17 @@ def test_outputs_that_are_no_tensors_are_refused():
         extract_custom_call_outputs_shape_dtype(node)
     node.meta["val"] = torch.ones(2)
     assert extract_custom_call_outputs_shape_dtype(node) == ([(2,)], [torch.float32])
+
+
+def test_a_call_by_its_private_name_gives_a_list():
+    given = [ones(2)], "target", [(2,)], [torch.float32], False, "", 0, {"a": "b"}
+    (found,) = _XLAC._xla_custom_call(*given)
+    assert "@target(%arg0)" in get_stablehlo([found]) and found.shape == (2,)
+    with pytest.raises(ArgumentError, match="custom call 'target': 0 operands, 1 output shapes"):
+        _XLAC._xla_custom_call([], *given[1:])
+
+
+def test_gradients_stay_where_they_are():
+    gradient = torch.ones(2)
+    assert custom_calls.to_host_backward(None, gradient) is gradient
+    assert custom_calls.to_device_backward(None, gradient) is gradient

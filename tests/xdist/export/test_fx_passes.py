@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.export import Dim, export
 
+import torch_xla.experimental.xla_dynamic_reshape_ops as reshape_ops
+import torch_xla.stablehlo as stablehlo
 from torch_xdist.errors import ArgumentError
 from torch_xdist.export import dynamic_reshapes, fx_passes
 
@@ -143,3 +145,84 @@ def test_dynamic_reshapes_take_their_size_from_the_other_tensor(device):
     assert view.tolist() == [[float(i)] for i in range(6)]
     wide = dynamic_reshapes.dynamic_expand_xla(numbers[:1], [3, -1], like, 0, 0)
     assert wide.tolist() == [[0.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "is_simple"),
+    [
+        (lambda x: layer_norm(x, [4], torch.full((4,), 2.0), torch.ones(4)), (2, 3, 4), True),
+        (lambda x: layer_norm(x, [3, 4], torch.ones(3, 4), torch.zeros(3, 4)), (2, 3, 4), False),
+        (lambda x: layer_norm(x, [4], None, None), (2, 3, 4), False),
+        (lambda x: layer_norm(x, [4], torch.ones(4), None), (2, 3, 4), False),
+        (lambda x: group_norm(x, 4, 6), (2, 4, 6), True),
+        (lambda x: group_norm(x, 2, 6), (2, 4, 6), False),
+        (lambda x: group_norm(x, 4, 12), (2, 4, 6, 2), False),
+    ],
+    ids=["last dim", "two dims", "no weight", "no bias", "a channel each", "two each", "images"],
+)
+def test_a_norm_becomes_simple_operators_only_where_they_say_the_same(function, shape, is_simple):
+    rewrites = [
+        fx_passes.decompose_dynamic_native_layer_norm,
+        fx_passes.decompose_dynamic_native_group_norm,
+    ]
+    # Rows and channels that differ, so that a mean over the wrong ones is seen.
+    steps = torch.arange(1.0, 1 + shape[1]).reshape(-1, *[1] * (len(shape) - 2))
+    code = rewritten(function, (torch.rand(*shape) * steps,), {0: Dim("rows")}, *rewrites)
+    assert ("native" not in code) == is_simple
+
+
+def layer_norm(x, sizes, weight, bias):
+    return torch.ops.aten.native_layer_norm.default(x, sizes, weight, bias, 1e-5)[0]
+
+
+def group_norm(x, groups, length):
+    affine = torch.full((4,), 2.0), torch.ones(4)
+    sizes = x.shape[0], 4, length
+    return torch.ops.aten.native_group_norm.default(x, *affine, *sizes, groups, 1e-5)[0]
+
+
+def test_the_simple_form_of_a_layer_norm_is_torchs():
+    x, weight, bias = torch.rand(2, 3, 4), torch.rand(4), torch.rand(4)
+    found = fx_passes.native_layer_norm_impl(x, [4], weight, bias, 1e-3)
+    torch.testing.assert_close(found, torch.layer_norm(x, [4], weight, bias, 1e-3))
+    torch.testing.assert_close(
+        fx_passes.native_layer_norm_pattern(x, [4], weight, bias, 1e-3), found
+    )
+
+
+def test_a_program_with_an_open_size_is_told_from_one_without():
+    module = fx_passes.wrap_func_as_nn_module(lambda x: x.unsqueeze(-1).expand(-1, -1, 2) * 2)
+    fixed = export(module, (torch.rand(3, 4),))
+    opened = export(module, (torch.rand(3, 4),), dynamic_shapes=((OPEN,),))
+    assert not stablehlo.exported_program_has_symbolic_input_shape(fixed)
+    assert stablehlo.exported_program_has_symbolic_input_shape(opened)
+    opened = opened.run_decompositions({})
+    before = opened.module()(torch.ones(5, 4))
+    stablehlo.process_exported_program_with_symbolic_input(opened)
+    opened.graph_module.recompile()
+    assert "xla.dynamic_view" in opened.graph_module.code
+    assert "aten.unsqueeze" not in opened.graph_module.code
+    torch.testing.assert_close(opened.module()(torch.ones(5, 4)), before)
+
+
+def test_a_call_is_entered_with_what_it_is_called_with():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    plain = fx_passes.call_function(graph, torch.ops.aten.neg.default, (x,))
+    named = fx_passes.call_function(
+        graph, torch.ops.aten.sum.dim_IntList, (plain, [0]), {"keepdim": True}
+    )
+    graph.output(named)
+    found = torch.fx.GraphModule({}, graph)(torch.ones(3))
+    assert found.tolist() == [-3] and plain.kwargs == {} and named.kwargs == {"keepdim": True}
+
+
+def test_dynamic_reshapes_say_their_shape_without_values():
+    x, source = torch.empty(6, 1, device="meta"), torch.empty(4, 2, device="meta")
+    found = reshape_ops.dynamic_expand_meta(x, [-1, 7], source, 0, 1)
+    assert (found.shape, found.device.type) == ((6, 4), "meta")
+    found = reshape_ops.dynamic_view_meta(x, [-1, 3], source, 1, 0, 1.0)
+    assert (found.shape, found.device.type) == ((2, 3), "meta")
+    here, other = torch.arange(6.0).reshape(6, 1), torch.ones(4, 2)
+    assert torch.equal(reshape_ops.dynamic_expand(here, [-1, 7], other, 0, 1), here.expand(6, 4))
+    assert torch.equal(reshape_ops.dynamic_view(here, [-1, 3], other, 1, 0, 1.0), here.view(2, 3))

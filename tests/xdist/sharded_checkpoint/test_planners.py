@@ -12,12 +12,18 @@ import torch
 import torch.distributed.checkpoint as dist_cp
 from spmd_process import SpmdProcess
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    ReadItem,
+    SavePlan,
+    WriteItem,
+    WriteItemType,
+)
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch_xdist.errors import CheckpointError
-from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner
+from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner, _helpers
 
 four = SpmdProcess(4)
 spec_of = torch_xla._XLAC._get_xla_sharding_spec
@@ -372,3 +378,36 @@ def test_a_read_of_another_part_than_the_number_says_is_an_error():
         match=r"the ReadItem for w is of the part at .*\[0\]\), and part 1 lies at .*\[2\]\)",
     ):
         planner.lookup_tensor(MetadataIndex("w", (0,), 1))
+
+
+def test_a_state_dict_is_taken_apart_by_paths_and_put_together():
+    x, y = torch.ones(2), torch.zeros(1)
+    state = {"model": {"w": x}, "steps": [y, {"n": 3}], "epoch": 7}
+    flat, paths = _helpers.flatten_state_dict(state)
+    assert set(flat) == {"model.w", "steps.0", "steps.1", "epoch"} or "steps.1.n" in flat
+    assert flat["model.w"] is x and paths["steps.0"] == ("steps", 0)
+    again = {}
+    for name, path in paths.items():
+        _helpers.set_element(again, path, flat[name])
+    assert again["model"]["w"] is x and again["steps"][0] is y and again["epoch"] == 7
+    assert again["steps"][1] == {"n": 3}
+    with pytest.raises(ValueError, match=r"duplicated flatten key a\.b: "):
+        _helpers.flatten_state_dict({"a": {"b": x}, "a.b": y})
+
+
+def test_a_part_of_a_tensor_is_a_view_of_it():
+    whole = numbers(4, 3)
+    part = _helpers.narrow_tensor_by_index(whole, (1, 0), (2, 2))
+    assert part.tolist() == [[4, 5], [7, 8]]
+    part.zero_()
+    assert whole[1:3, :2].abs().sum() == 0 and whole[0].tolist() == [1, 2, 3]
+
+
+def test_what_several_ranks_would_write_is_written_by_one():
+    def plan(*names):
+        items = [WriteItem(index=MetadataIndex(name), type=WriteItemType.TENSOR) for name in names]
+        return SavePlan(items)
+
+    once = _helpers.dedup_tensors([plan("a", "b"), plan("b", "c"), plan("a")])
+    written = collections.Counter(item.index.fqn for one in once for item in one.items)
+    assert written == {"a": 1, "b": 1, "c": 1}

@@ -5,11 +5,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 from sharded_jobs import manager_of, warned
 from spmd_process import SpmdProcess
 
+from torch_xdist.errors import CheckpointError
 from torch_xdist.sharded_checkpoint import preemption
+from torch_xla import _XLAC
 
 four = SpmdProcess(4)
 
@@ -100,4 +103,19 @@ def test_a_manager_that_is_told_to_leaves_sigterm_alone(tmp_path):
     with handler_of_the_script():
         own = signal.getsignal(signal.SIGTERM)
         manager_of(tmp_path, chkpt_on_preemption=False)
+        assert signal.getsignal(signal.SIGTERM) is own
+
+
+@four
+def test_the_private_names_take_note_of_sigterm_and_give_it_back():
+    with handler_of_the_script():
+        own = signal.getsignal(signal.SIGTERM)
+        _XLAC._ensure_xla_coordinator_initialized(0, 1, "localhost")
+        with pytest.raises(CheckpointError, match="_sync_point_reached: nobody takes note of SIGT"):
+            _XLAC._sync_point_reached(1)
+        _XLAC._activate_preemption_sync_manager()
+        assert not _XLAC._sync_point_reached(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert _XLAC._sync_point_reached(2)
+        _XLAC._deactivate_preemption_sync_manager()
         assert signal.getsignal(signal.SIGTERM) is own

@@ -137,6 +137,32 @@ def test_a_text_of_no_mesh_is_an_error():
 
 
 @four
+def test_a_sharding_that_is_known_is_wrapped_learned_and_unwrapped():
+    x = torch.arange(8.0).to("xla")
+    wrapped = xs.xla_sharding.wrap_as_sharded_tensor(x, (4,), (0,))
+    assert isinstance(wrapped, xs.XLAShardedTensor) and wrapped.global_tensor is x
+    assert (wrapped.mesh_shape, wrapped.partition_spec) == ((4,), (0,))
+    assert [p.dim for p in wrapped.placements] == [0]
+    again = xs.xla_sharding.wrap_as_sharded_tensor(wrapped, partition_spec=(None,))
+    # What DTensor was told before is forgotten.
+    assert again is wrapped and wrapped.placements[0].is_replicate()
+    assert wrapped.mesh_shape == (4,)
+    assert xs.xla_sharding.unwrap_sharded_tensor(wrapped) is x
+    assert xs.xla_sharding.unwrap_sharded_tensor(x) is x
+
+
+@four
+def test_the_function_behind_marks_with_gradients_has_a_fake_form():
+    x = torch.ones(8, 4).to("xla").requires_grad_()
+    found = xs.MarkShardingFunction.apply(x, row(), ("x", None))
+    assert spec_of(found) == CUT
+    (found * 3).sum().backward()
+    assert spec_of(x.grad) == CUT and x.grad.unique().tolist() == [3]
+    fake = xs.xla_sharding.aot_mark_sharding_fake(torch.ones(2, 3).half(), str(row()), "(0, None)")
+    assert fake.shape == (2, 3) and fake.dtype == torch.float16
+
+
+@four
 def test_a_spec_of_a_loader_fits_tensors_with_as_many_dims():
     spec = xs.ShardingSpec(row(), ("x", None), minibatch=True)
     assert spec.can_apply(torch.ones(4, 4)) and not spec.can_apply(torch.ones(4))

@@ -9,9 +9,12 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
 from torch_xdist.spmd import distribute
+from torch_xla.distributed.spmd.api import with_xla
 
 four = SpmdProcess(4)
+plain = SpmdProcess(2, spmd=False)
 spec_of = torch_xla._XLAC._get_xla_sharding_spec
 
 
@@ -118,3 +121,15 @@ def test_automatic_sharding_of_a_module_begins_on_the_cpu():
         model = xs.xla_distribute_module(torch.nn.Linear(4, 4), devices(), xs.auto_policy)
         model(torch.ones(4, 4).to("xla")).sum().item()
         assert spec_of(model.weight) == "{devices=[4,1]0,1,2,3}"
+
+
+@plain
+def test_a_function_with_xla_runs_in_spmd_mode():
+    @with_xla
+    def place(tensor, *, by):
+        """Its own text."""
+        return tensor.to("xla") * by
+
+    assert not xr.is_spmd() and place.__doc__ == "Its own text."
+    assert place(torch.ones(2), by=3).tolist() == [3, 3]
+    assert xr.is_spmd() and xr.global_runtime_device_count() == 2

@@ -166,6 +166,16 @@ def test_a_linear_layer_as_an_einsum_is_the_layer():
 
 
 @four
+def test_a_layer_may_get_the_einsum_as_its_forward():
+    layer, x = torch.nn.Linear(6, 4).to("xla"), torch.randn(3, 5, 6).to("xla")
+    expected = layer(x)
+    layer.forward = functools.partial(xs.xla_patched_nn_linear_forward, layer)
+    found = layer(x)
+    assert "xla::einsum_linear_forward" in torch_xla._XLAC._get_xla_tensors_text([found])
+    torch.testing.assert_close(found.cpu(), expected.cpu())
+
+
+@four
 def test_a_barrier_in_the_backward_changes_no_gradient():
     x = torch.randn(4, 8, dtype=torch.float64)
     there, here = network().to("xla"), network()

@@ -1,5 +1,8 @@
 """The private names of torch_xla for shardings, and what stands behind a tensor."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import pictures
 
 four = SpmdProcess(4)
+late = SpmdProcess(2, spmd=False)
+automatic = SpmdProcess(2, spmd=False)
 _XLAC = torch_xla._XLAC
 TILED, PARTIAL, MANUAL = (
     xs.ShardingType.TILED,
@@ -29,6 +34,75 @@ def test_a_sharding_is_made_of_lists_of_devices():
     assert repr(_XLAC.OpSharding([], [], [], MANUAL)) == "{manual}"
     same = xs.Mesh(np.arange(4), (2, 2)).get_op_sharding((0, 1))
     assert same == tiled and hash(same) == hash(tiled) and same != partial
+
+
+@four
+def test_every_kind_of_sharding_has_a_meaning_or_is_refused():
+    kinds = xs.ShardingType
+    numbers = [0, 1, 2, 3, 4, 5, 6]
+    assert [kind.value for kind in kinds] == numbers and kinds(1) is kinds.MAXIMAL
+    # All of it on the only device there is.
+    one = _XLAC.OpSharding([0], [], [], kinds.MAXIMAL)
+    assert repr(one) == "{replicated}" and one.type == kinds.REPLICATED
+    for kind in (kinds.TUPLE, kinds.UNKNOWN):
+        with pytest.raises(ShardingError, match=f"a sharding of the kind {kind.name} says nothing"):
+            _XLAC.OpSharding([0], [], [], kind)
+    with pytest.raises(ShardingError, match="PARTIAL has 0 tiles and 0 replication groups; give"):
+        _XLAC.OpSharding([], [], [], PARTIAL)
+    with pytest.raises(ShardingError, match="PARTIAL has 2 tiles and 1 replication groups; give"):
+        _XLAC.OpSharding([[0, 1]], [0, 1], [[0, 1]], PARTIAL)
+
+
+@four
+def test_a_tensor_of_the_host_comes_to_the_devices_as_its_spec_says():
+    mesh, x = xs.Mesh(np.arange(4), (4,)), torch.arange(8.0).requires_grad_()
+    spec = xs.ShardingSpec(mesh, (0,)).xla_spec(x)
+    assert isinstance(spec, _XLAC.XlaShardingSpec) and spec.tensor is x
+    count = torch.ones(3, dtype=torch.int64)
+    cut, whole = _XLAC._xla_tensors_from_aten([x, count], ["xla:0"] * 2, [spec, None])
+    assert _XLAC._get_xla_sharding_specs([cut, whole]) == ["{devices=[4]0,1,2,3}", ""]
+    assert cut.requires_grad and cut.tolist() == x.tolist()
+    assert not whole.requires_grad and whole.tolist() == [1, 1, 1]
+    with pytest.raises(ShardingError, match=r"_xla_tensors_from_aten: the sharding .* is for 1 di"):
+        _XLAC._xla_tensors_from_aten([torch.ones(2, 2)], ["xla:0"], [spec])
+
+
+@four
+def test_parts_become_a_whole_and_a_whole_parts():
+    x = torch.arange(8.0).to("xla")
+    mesh = xs.get_1d_mesh()
+    xs.mark_sharding(x, mesh, (0,))
+    parts = _XLAC._spmd_full_to_shard_shape(x)
+    assert parts.shape == (2,)
+    cut = mesh.get_op_sharding((0,))
+    whole = _XLAC._spmd_shard_to_full_shape(parts * 2, cut, x.shape, x.dtype)
+    assert whole.tolist() == [2 * n for n in range(8)]
+    assert _XLAC._get_xla_op_sharding(whole) == cut
+    with pytest.raises(ShardingError, match="_spmd_shard_to_full_shape: MANUAL sharding; use"):
+        manual = _XLAC.OpSharding([], [], [], MANUAL)
+        _XLAC._spmd_shard_to_full_shape(parts, manual, x.shape, x.dtype)
+
+
+@late
+def test_a_late_process_may_still_make_one_device_of_all():
+    assert not _XLAC._xla_get_spmd_config_is_locked()
+    assert torch.ones(2).to("xla:1").sum().item() == 2
+    assert _XLAC._xla_get_spmd_config_is_locked()
+    assert _XLAC._xla_get_runtime_devices() == ["CPU:0", "CPU:1"]
+    _XLAC._xla_force_spmd_device()
+    assert _XLAC._xla_get_devices() == ["xla:0"]
+    assert _XLAC._xla_get_runtime_devices() == ["CPU:0", "CPU:1"]
+    x = torch.arange(4.0).to("xla")
+    xs.mark_sharding(x, xs.Mesh(np.arange(2), (2,)), (0,))
+    assert [len(shard.data) for shard in xs.XLAShardedTensor(x).local_shards] == [2, 2]
+
+
+@automatic
+def test_shardings_may_be_left_to_xla():
+    assert not _XLAC._xla_get_auto_sharding()
+    _XLAC._xla_set_auto_sharding()
+    assert _XLAC._xla_get_auto_sharding() and torch_xla.runtime.is_spmd()
+    assert (torch.ones(4).to("xla") * 2).tolist() == [2, 2, 2, 2]
 
 
 @four
@@ -123,6 +197,20 @@ def test_a_picture_shows_which_devices_hold_which_tile():
     assert grid("{devices=[1,2,2]0,1,2,3}").tolist() == [[[0], [2]]]
     with pytest.raises(ValueError, match="sharding 'nonsense' is not organized as expected"):
         grid("nonsense")
+
+
+@four
+def test_a_sharding_is_drawn_from_its_text():
+    draw = xs.debugging.visualize_sharding
+    if not xs.debugging.RICH_ENABLED:
+        with pytest.raises(ValueError, match="requires `rich` to be installed: pip install"):
+            draw("{devices=[2,2]0,1,2,3}")
+        return
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        table = draw("{devices=[2,2]0,1,2,3}", use_color=False)
+    assert (table.row_count, len(table.columns)) == (2, 2)
+    assert "Visualizing {devices=[2,2]0,1,2,3} (showing up to" in told.getvalue()
+    assert all(f"CPU [{n}]" in told.getvalue() for n in range(4))
 
 
 @four

@@ -78,6 +78,17 @@ def test_each_process_may_load_its_part_of_a_batch():
 
 
 @both
+def test_data_sent_to_the_device_may_be_a_part_of_a_batch():
+    part = torch.arange(12.0).reshape(4, 3) + 12 * xr.process_index()
+    spec = xs.ShardingSpec(mesh(), (("data", "model"), None), minibatch=True)
+    (sent,) = xm.send_cpu_data_to_device(part, "xla", input_sharding=spec)
+    given = [part], ["xla:0"], [spec.xla_spec(part)]
+    (made,) = torch_xla._XLAC._xla_tensors_from_aten(*given)
+    for batch in (sent, made):
+        assert torch.equal(batch.cpu(), torch.arange(24.0).reshape(8, 3))
+
+
+@both
 def test_a_part_of_a_batch_must_be_what_the_devices_need():
     part = torch.ones(4, 4).to("xla")
     whole = xs.ShardingSpec(mesh(), (None, "model"), minibatch=True)

@@ -9,6 +9,7 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 import torch_xla.distributed.spmd as xs
 from torch_xdist.errors import ShardingError
+from torch_xla.distributed.spmd.xla_sharded_tensor import no_dispatch
 
 four = SpmdProcess(4)
 
@@ -161,3 +162,48 @@ def test_placements_that_cannot_be_are_errors(placements, error, words):
     tensor = marked(torch.ones(4, 4), (2, 2), (0, 1))
     with pytest.raises(error, match=words):
         tensor.redistribute(xs.Mesh(np.arange(4), (2, 2)), placements)
+
+
+@four
+def test_a_spec_that_is_kept_is_forgotten_when_told():
+    tensor = marked(torch.arange(8.0), (2, 2), (0,))
+    assert tensor.placements == (Shard(0), Replicate())
+    tensor.partition_spec = (1,)
+    assert tensor.placements == (Shard(0), Replicate())
+    tensor.invalidate_spec_cache()
+    assert tensor.placements == (Replicate(), Shard(0))
+
+
+@four
+def test_parts_of_ones_own_are_loaded():
+    tensor = marked(torch.zeros(6), (4,), (0,))
+    tensor.load_local_shards_(
+        [
+            xs.XLAShard(torch.tensor(data), [slice(2 * n, 2 * n + 2, 1)], f"CPU:{n}", 0)
+            for n, data in enumerate([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [0.0, 0.0]])
+        ]
+    )
+    assert tensor.cpu().tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@four
+def test_parts_of_another_dtype_are_not_written_back():
+    tensor = marked(torch.zeros(4), (4,), (0,))
+    shards = tensor.local_shards
+    shards[2].data = torch.ones(1, dtype=torch.int64)
+    with pytest.raises(ShardingError, match=r"shard 2 is torch.int64, and shard 0 is torch.float"):
+        tensor.load_local_shards_(shards)
+    for shard in shards:
+        shard.data = torch.ones(1, dtype=torch.int64)
+    with pytest.raises(ShardingError, match=r"the shards are torch.int64, and the tensor is torc"):
+        tensor.load_local_shards_(shards)
+    assert tensor.cpu().tolist() == [0, 0, 0, 0]
+
+
+@four
+def test_without_dispatch_the_wrapper_is_a_plain_tensor():
+    tensor = marked(torch.arange(4.0), (4,), (0,))
+    with no_dispatch():
+        alias = tensor.detach()
+    assert type(alias) is not xs.XLAShardedTensor or alias.shape == (4,)
+    assert (tensor + 1).global_tensor.tolist() == [1, 2, 3, 4]

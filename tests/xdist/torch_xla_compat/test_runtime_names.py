@@ -5,6 +5,7 @@ import torch
 
 import torch_xla
 import torch_xla.debug.metrics as met
+import torch_xla.runtime as xr
 from torch_xdist.errors import DeviceError
 from torch_xla import _XLAC
 
@@ -94,3 +95,11 @@ def test_sessions_of_the_shape_detector():
     _XLAC._dynamic_shape_detector_remove_session("f")
     session(y)
     _XLAC._dynamic_shape_detector_end_session()
+
+
+def test_a_process_that_is_alone_is_the_first_of_one():
+    assert (xr.local_ordinal(), xr.host_index(), xr.local_process_count()) == (0, 0, 1)
+    assert xr.local_device_count() == xr.addressable_device_count() == 1
+    (attributes,) = xr.global_runtime_device_attributes()
+    assert attributes == xr.runtime_device_attributes("xla:0") | {"name": attributes["name"]}
+    assert xr.get_master_ip() == "127.0.0.1"

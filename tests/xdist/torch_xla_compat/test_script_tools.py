@@ -91,6 +91,9 @@ def test_printing_goes_to_stderr_or_nowhere(capsys):
     tools.get_print_fn(True)("seen")
     tools.get_print_fn(False)("unseen")
     assert capsys.readouterr() == ("", "seen\n")
+    tools.eprint("a", 1, sep="-", end="!")
+    tools.null_print("b", file=None)
+    assert capsys.readouterr() == ("", "a-1!")
 
 
 def test_a_function_runs_once():

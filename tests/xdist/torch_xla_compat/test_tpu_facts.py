@@ -187,6 +187,39 @@ def test_processes_are_not_more_than_are_named(monkeypatch):
     assert tpu_facts.task_id() == 5
 
 
+def test_variables_name_the_slice_by_their_newer_names_first(monkeypatch):
+    assert tpu_facts.build_tpu_env_from_vars() == dict.fromkeys(tpu_facts.TpuEnv.__annotations__)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-16")
+    monkeypatch.setenv("TPU_HOST_BOUNDS", "1,1,1")
+    monkeypatch.setenv("TPU_CHIPS_PER_HOST_BOUNDS", "2,2,1")
+    monkeypatch.setenv("TPU_WORKER_ID", "3")
+    old = tpu_facts.build_tpu_env_from_vars()
+    assert old["TPU_PROCESS_BOUNDS"] == "1,1,1" and old["WORKER_ID"] == "3"
+    monkeypatch.setenv("TPU_PROCESS_BOUNDS", "1,1,2")
+    monkeypatch.setenv("TPU_CHIPS_PER_PROCESS_BOUNDS", "1,2,1")
+    monkeypatch.setenv("CLOUD_TPU_TASK_ID", "1")
+    assert tpu_facts.build_tpu_env_from_vars() == tpu_facts.TpuEnv(
+        ACCELERATOR_TYPE="v4-16",
+        TPU_PROCESS_BOUNDS="1,1,2",
+        TPU_CHIPS_PER_PROCESS_BOUNDS="1,2,1",
+        WORKER_ID="1",
+    )
+
+
+@pytest.mark.parametrize(("name", "cores"), [("v2-8", 2), ("v3-8", 2), ("v4-8", 1), ("v6e-4", 1)])
+def test_a_chip_of_an_old_generation_shows_two_devices(monkeypatch, name, cores):
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", name)
+    assert tpu_facts.num_logical_cores_per_chip() == cores
+
+
+def test_a_topology_of_one_chip_keeps_what_is_set(monkeypatch):
+    monkeypatch.setattr(os, "environ", {**os.environ, "TPU_VISIBLE_CHIPS": "2"})
+    tpu_facts.configure_one_chip_topology()
+    assert os.environ["TPU_VISIBLE_CHIPS"] == "2"
+    assert os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,1,1"
+    assert os.environ["TPU_PROCESS_BOUNDS"] == "1,1,1"
+
+
 def test_grids_multiply():
     grid = MeshShape.from_string("1,1,2") * MeshShape(2, 2, 1)
     assert (grid, grid.size) == ((2, 2, 2), 8)

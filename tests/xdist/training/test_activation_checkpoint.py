@@ -93,3 +93,8 @@ def test_what_cannot_be_checkpointed_is_refused():
     out = checkpoint.checkpoint(lambda x: x.detach(), x)
     with pytest.raises(RuntimeError, match="none of output has requires_grad=True"):
         out.sum().backward()
+
+
+def test_a_status_of_ones_own_begins_outside():
+    assert not checkpoint.CheckpointStatus().in_chkpt_bwd
+    assert isinstance(checkpoint.chkpt_status, checkpoint.CheckpointStatus)

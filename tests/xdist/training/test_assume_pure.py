@@ -9,6 +9,7 @@ from torch import nn
 import torch_xla.core.xla_builder as xb
 from torch_xdist.errors import ArgumentError, ImpureError
 from torch_xdist.training import assume_pure as training
+from torch_xla import _XLAC
 from torch_xla.experimental import assume_pure as ap
 
 
@@ -152,3 +153,23 @@ def test_the_oldest_forms_of_arguments_are_forgotten(monkeypatch):
     for factor in (2, 3, 4, 5, 2):
         assert pure(x, factor).tolist() == [factor] * 2
     assert len(pure._cache) == 3
+
+
+def test_stand_ins_have_types_and_no_values():
+    x = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)
+    fake = ap.make_fake_inputs(x)
+    assert fake.device.type == "xla" and (fake.shape, fake.dtype) == (x.shape, x.dtype)
+    assert fake.requires_grad and _XLAC._is_placecholder(fake)
+    assert ap.make_fake_inputs("text") == "text" and ap.make_fake_inputs(None) is None
+
+
+def test_the_parameters_of_a_lowered_function_are_its_inputs_and_what_it_holds():
+    held, x, y = (torch.full((2,), n).to("xla") for n in (1.0, 2.0, 3.0))
+    fakes = [ap.make_fake_inputs(x), "text", ap.make_fake_inputs(y)]
+    lowered = _XLAC.lowering.LoweringContext("held")
+    lowered.build([fakes[2] * 2 + fakes[0] + held])
+    inputs, hoisted, places = ap.prepare_computation_inputs(lowered, fakes, [x, "text", y])
+    assert sorted(places.values()) == [0, 2] and [t.tolist() for t in hoisted.values()] == [[1, 1]]
+    assert sorted(t.tolist()[0] for t in inputs) == [1, 2, 3]
+    for number, place in places.items():
+        assert inputs[number] is [x, "text", y][place]

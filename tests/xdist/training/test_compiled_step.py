@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 import torch_xla
+import torch_xla.core.xla_model as xm
 from torch_xdist.training.eager import eager_mode_context, is_eager_mode
 
 
@@ -92,3 +93,11 @@ def test_a_function_that_calls_itself_runs():
         return countdown(x + 1, turns - 1) if turns else x
 
     assert countdown(torch.zeros(1, device="xla"), 3).tolist() == [3]
+
+
+def test_tensors_are_computed_now_and_the_step_goes_on():
+    x = torch.ones(3, device="xla")
+    y, z = x * 2, x * 3
+    xm.unlazy([y, torch.ones(1)])
+    assert y.value.buffer is not None and z.value.buffer is None
+    assert (y + z).tolist() == [5, 5, 5]

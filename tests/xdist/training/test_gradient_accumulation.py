@@ -9,7 +9,11 @@ from torch.nn.functional import mse_loss
 import torch_xla
 from torch_xdist.errors import ArgumentError, ImpureError
 from torch_xdist.metrics import counter_value
-from torch_xla.experimental.gradient_accumulation import gradient_accumulation
+from torch_xla.experimental.gradient_accumulation import (
+    GradientAccumulationContext,
+    XlaBuildHelper,
+    gradient_accumulation,
+)
 from torch_xla.experimental.scan_layers import scan_layers
 
 
@@ -138,3 +142,21 @@ def test_a_step_that_writes_to_its_arguments_is_refused(models):
 def test_tensors_that_give_no_turns_are_refused(models, tensors, words):
     with pytest.raises(ArgumentError, match=words):
         gradient_accumulation(lambda *_: None, tensors, models[1])
+
+
+def test_a_loop_is_told_by_three_numbers():
+    context = GradientAccumulationContext(4, 2, num_carried_tensors=1)
+    assert context.num_gradient_steps == 4 and context.num_iterable_tensors == 2
+    assert context == GradientAccumulationContext(4, 2, 1) and "num_carried_tensors=1" in repr(
+        context
+    )
+
+
+def test_parameters_of_a_loop_are_numbered_as_told():
+    helper = XlaBuildHelper("body")
+    x, y = torch.ones(2, 3).to("xla"), torch.ones(4).to("xla")
+    assert [helper.add_param(x, idx=1), helper.add_param(y, idx=0)] == [1, 0]
+    assert helper.num_params == 2 and helper.param_tensors == (x, y)
+    assert [op.shape().sizes for op in helper.params] == [(2, 3), (4,)]
+    made = helper.params[0].slice([0, 0], [1, 3], [1, 1]).build("body")
+    assert [tuple(kind.shape) for kind in made.parameters] == [(4,), (2, 3)]

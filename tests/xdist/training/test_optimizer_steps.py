@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import torch_xla  # noqa: F401 - the device
+from torch_xla import _XLAC
 from torch_xla.amp.syncfree import _functional
 
 SGD = [
@@ -75,3 +75,29 @@ def test_adam_steps_as_torch_does_and_skips_what_the_flag_says(optimizer_class, 
     on_device(step, [param])
     torch.testing.assert_close(param.cpu(), steps_of(optimizer_class, options))
     assert count.item() == 2
+
+
+def test_one_parameter_is_stepped_by_its_private_name():
+    value, gradient = torch.tensor([1.0, 2.0, 3.0]), GRADIENTS[0]
+    param, count = value.to("xla"), torch.zeros((), device="xla")
+    buffer, flag = torch.zeros(3, device="xla"), torch.zeros((), device="xla")
+    sgd = 0.1, 0.9, 0.5, 0.0, True, False
+    _XLAC._xla_sgd_optimizer_step_(flag, count, param, buffer, gradient.to("xla"), *sgd)
+    options = {"lr": 0.5, "weight_decay": 0.1, "momentum": 0.9, "nesterov": True}
+    torch.testing.assert_close(param.cpu(), once(torch.optim.SGD, options))
+    assert count.item() == 1
+
+    param, moments = value.to("xla"), [torch.zeros(3, device="xla") for _ in range(3)]
+    adam = 0.9, 0.99, 0.1, 0.2, 1e-8, True, False, True
+    _XLAC._xla_adam_optimizer_step_(flag, count * 0, param, gradient.to("xla"), *moments, *adam)
+    options = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.2, "amsgrad": True}
+    torch.testing.assert_close(param.cpu(), once(torch.optim.AdamW, options))
+    torch.testing.assert_close(moments[1].cpu(), moments[2].cpu())
+
+
+def once(optimizer_class, options):
+    """The values after one step of torch's on the CPU."""
+    value = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    value.grad = GRADIENTS[0].clone()
+    optimizer_class([value], **options).step()
+    return value.detach()

@@ -9,6 +9,9 @@ from torch_xdist.ranks.fsdp.state import (
 from torch_xdist.ranks.fsdp.wrap import (
     checkpoint_module,
 )
+from torch_xdist.torch_xla_compat.submodules import on_demand as _on_demand
+
+_on_demand(__name__)
 
 __all__ = [
     "FSDP",

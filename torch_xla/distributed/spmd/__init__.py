@@ -43,6 +43,9 @@ from torch_xdist.spmd.sharded_tensor import (
 from torch_xdist.spmd.sharding_spec import (
     ShardingSpec,
 )
+from torch_xdist.torch_xla_compat.submodules import on_demand as _on_demand
+
+_on_demand(__name__)
 
 __all__ = [
     "HybridMesh",

@@ -35,7 +35,12 @@ def op_name(plan: Plan) -> str:
     if plan.name.startswith("aten."):
         name = plan.name.split(".")[1]
         return f"aten::{_ONE_OF.get(name, name)}"
-    return "xla::" + plan.name.split(".")[-1]
+    if plan.op is not None:
+        # torch.ops.NAMESPACE.NAME.OVERLOAD, of a library or of the user's.
+        return "::".join(plan.name.split(".")[:2])
+    if plan.name.startswith("from_jax."):
+        return "xla::jax_func"
+    return "xla::" + plan.name.removeprefix("xla::").split(".")[-1]
 
 
 def locations_of(entries: Sequence[Entry]) -> dict[int, Location]:

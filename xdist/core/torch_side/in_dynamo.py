@@ -12,6 +12,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from torch_xdist.core.devices.device import index_of
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.user_frames import OUR_PACKAGES
 from torch_xdist.releases import late_imports, patches, probes
@@ -24,9 +27,29 @@ _NOT_LOOKED_INTO = (*OUR_PACKAGES, "jax", "jaxlib")
 
 def register() -> None:
     """Complete torch's modules, now or when they are imported."""
+    patches.wrap("torch._subclasses.fake_tensor.FakeTensor.__new__", _with_index)
     late_imports.when_imported(_BUILDER, _know_the_class)
     late_imports.when_imported(_RULES, _skip)
     late_imports.when_imported(_CONFIG, _keep_static)
+
+
+def _with_index(usual: Callable[..., Any]) -> Any:
+    """Fake tensors of "xla" are of the present device, as they are of "cuda".
+
+    What is moved to "xla" comes as one of `lazy`, the device underneath, which its guard tells.
+    """
+
+    @functools.wraps(usual)
+    def __new__(
+        cls: Any, fake_mode: Any, elem: Any, device: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if device is not None:
+            found = torch.device(device)
+            if found.type == "lazy" or (found.type == "xla" and found.index is None):
+                device = torch.device("xla", index_of(None))
+        return usual(cls, fake_mode, elem, device, *args, **kwargs)
+
+    return staticmethod(__new__)
 
 
 def _know_the_class(builder: ModuleType) -> None:

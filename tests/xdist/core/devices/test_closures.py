@@ -66,3 +66,25 @@ def test_closures_belong_to_the_thread_that_added_them():
     thread.join()
     closures.run_step_closures()
     assert seen == []
+
+
+def test_a_handler_runs_a_round_until_one_fails():
+    seen = []
+
+    def fail():
+        raise ValueError("the second")
+
+    handler = closures.ClosureHandler()
+    with pytest.raises(ValueError, match="the second"):
+        handler.run_all([lambda: seen.append(1), fail, lambda: seen.append(3)])
+    handler.run(lambda: seen.append(threading.current_thread()))
+    assert seen == [1, threading.current_thread()]
+
+
+def test_an_asynchronous_handler_needs_no_start_and_takes_rounds():
+    seen = []
+    handler = closures.AsyncClosureHandler(max_queue_size=2)
+    handler.start_event_loop()
+    handler.run_all([lambda n=n: seen.append(n) for n in range(5)])
+    handler.wait()
+    assert seen == [0, 1, 2, 3, 4]

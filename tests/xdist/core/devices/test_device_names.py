@@ -1,6 +1,7 @@
 """Devices by the names scripts of every age call them."""
 
 import pytest
+import torch
 
 import torch_xla.core.xla_model as xm
 
@@ -31,3 +32,10 @@ def test_the_sharding_of_a_loaders_input_is_named_here_too():
     import torch_xla.distributed.spmd as xs
 
     assert xm.ShardingSpec is xs.ShardingSpec
+
+
+def test_a_tensor_tells_whether_it_is_of_the_device():
+    assert xm.is_xla_tensor(torch.ones(1, device="xla"))
+    assert not xm.is_xla_tensor(torch.ones(1)) and not xm.is_xla_tensor(
+        torch.ones(1, device="meta")
+    )

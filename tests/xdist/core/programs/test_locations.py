@@ -13,6 +13,7 @@ from torch_xdist.core.programs.program import PROGRAMS
 from torch_xdist.core.run import cuts
 from torch_xdist.errors import ReleaseError
 from torch_xdist.torch_xla_compat import graphs
+from torch_xla.experimental.custom_kernel import gmm
 from torch_xla.experimental.scan import scan
 
 _XLAC = torch_xla._XLAC
@@ -31,6 +32,26 @@ def test_operations_say_operator_block_and_line(noting):
     )
     text = _XLAC._get_xla_tensors_hlo([y.relu()])
     assert '"conv1.1/aten__sin"' in text and 'op_type="aten__relu" op_name="aten__relu"' in text
+
+
+@torch.library.custom_op("library_of_this_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_operators_of_a_library_and_functions_of_jax_have_names_in_graphs():
+    x = torch.ones(2, 2).to("xla")
+    sizes = torch.tensor([1, 1]).to("xla")
+    nodes = [
+        twice(x), xb.call_jax(lambda x: x + 1, (x,)), gmm(x, x.expand(2, 2, 2), sizes)
+    ]  # fmt: skip
+    for node, name in zip(nodes, ("library_of_this_test::twice", "xla::jax_func", "xla::gmm")):
+        assert re.search(rf"= f32\[2,2\]\S* {name}\(", _XLAC._get_xla_tensors_text([node]))
 
 
 def test_what_xla_compiled_says_it_too(noting, monkeypatch):

@@ -1,0 +1,139 @@
+"""What scripts call of several ranks by torch_xla's names: kinds of reductions, replicas, spawn."""
+
+import functools
+
+import pytest
+import torch
+from device_ranks import on_threads
+from torch import nn
+
+import torch_xla._internal.pjrt as pjrt
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+from torch_xla.core import functions
+
+
+@functools.cache
+def of_two(function):
+    """What the function returned on each of two ranks."""
+    return on_threads(2, function)
+
+
+def reduced(rank, size):
+    x = torch.tensor([rank, 1, 2 + rank], dtype=torch.int32).to("xla")
+    kinds = xm.REDUCE_SUM, xm.REDUCE_MUL, xm.REDUCE_AND, xm.REDUCE_OR, xm.REDUCE_MIN, xm.REDUCE_MAX
+    return [xm.all_reduce(kind, x).tolist() for kind in kinds]
+
+
+def test_each_kind_of_reduction_is_what_its_name_says():
+    expected = [[1, 2, 5], [0, 1, 6], [0, 1, 2], [1, 1, 3], [0, 1, 2], [1, 1, 3]]
+    assert of_two(reduced) == [expected, expected]
+
+
+def in_buckets(rank, size):
+    gradients = [torch.full((3,), rank + 1.0).to("xla"), torch.full((2, 2), 10.0 * rank).to("xla")]
+    assert xm.all_reduce_bucketized_gradients(gradients, 0.5, None, False, bucket_cap_mb=1) is None
+    alone = [torch.full((2,), rank + 1.0).to("xla")]
+    xm.all_reduce_bucketized_gradients(alone, 2.0, [[0], [1]], False)
+    return [t.flatten().unique().tolist() for t in (*gradients, *alone)]
+
+
+def test_gradients_are_summed_in_place_and_scaled():
+    assert of_two(in_buckets) == [[[1.5], [5.0], [2.0]], [[1.5], [5.0], [4.0]]]
+
+
+def differentiated(rank, size):
+    x = torch.tensor([1.0 + rank, 5.0]).to("xla").requires_grad_()
+    total = functions.AllReduce.apply(x, xm.REDUCE_SUM, 2.0, None)
+    (total * (rank + 1)).sum().backward()
+    y = torch.tensor([10.0 + rank]).to("xla").requires_grad_()
+    side_by_side = functions.AllGather.apply(y, 0)
+    (side_by_side * torch.tensor([3.0, 4.0]).to("xla")).sum().backward()
+    return total.tolist(), x.grad.tolist(), side_by_side.tolist(), y.grad.tolist()
+
+
+def test_the_functions_of_autograd_reduce_and_gather_with_gradients():
+    # Of a sum the gradients are summed too, with the scale.
+    first, second = of_two(differentiated)
+    assert first == ([6, 20], [6, 6], [10, 11], [3])
+    assert second == ([6, 20], [6, 6], [10, 11], [4])
+
+
+def placed(rank, size):
+    return xr.local_ordinal(), xr.local_process_count(), xr.local_device_count(), xr.host_index()
+
+
+def test_threads_of_a_process_have_ordinals_on_their_host():
+    assert [local for local, *_ in of_two(placed)] == [0, 1]
+    assert {tuple(rest) for _, *rest in of_two(placed)} == {(1, 2, 0)}
+
+
+def replicated(rank, size):
+    devices = [f"xla:{n}" for n in range(size)]
+    xm.set_replication(devices[rank], devices)
+    together = xm.all_reduce(xm.REDUCE_SUM, torch.tensor(rank + 1.0).to(devices[rank])).item()
+    xm.set_replication(devices[rank], [])
+    alone = xm.all_reduce(xm.REDUCE_SUM, torch.tensor(rank + 1.0).to(devices[rank])).item()
+    xm.set_replication(devices[rank], devices)
+    return together, alone, xr.world_size()
+
+
+def test_a_thread_is_a_replica_among_the_devices_it_names_or_alone():
+    assert on_threads(2, replicated) == [(3, 1, 2), (3, 2, 2)]
+
+
+def test_a_replica_among_other_devices_is_refused():
+    with pytest.raises(RuntimeError, match="xla:5"):
+        xm.set_replication("xla:0", ["xla:0", "xla:5"])
+
+
+def divided(rank, size):
+    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+
+    torch.manual_seed(0)
+    inner = XlaFullyShardedDataParallel(nn.Linear(2, 2, bias=False))
+    model = XlaFullyShardedDataParallel(nn.Sequential(inner, nn.Linear(2, 1, bias=False)))
+    text, before = model.extra_repr(), len(model.params_with_grad)
+    found = []
+    for factors in ((1.0, 1.0), (2.0, 4.0)):
+        model.set_gradient_divide_factors(*factors, recursive=True)
+        model.zero_grad(set_to_none=True)
+        model(torch.ones(1, 2).to("xla")).sum().backward()
+        found.append([p.grad.abs().sum().item() for p in model.params_with_grad])
+    return text, before, found
+
+
+def test_divided_modules_tell_their_state_and_divide_gradients_as_told():
+    for rank, (text, before, (summed, scaled)) in enumerate(of_two(divided)):
+        assert f"world_size=2, rank={rank}, " in text and before == 0
+        assert len(summed) == 2 and scaled == pytest.approx([value / 8 for value in summed])
+
+
+def without_index(offset, *, more=0):
+    return xr.global_ordinal() + offset + more
+
+
+def test_processes_run_by_the_runtimes_private_names(monkeypatch):
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    assert pjrt.run_multiprocess(without_index, 10, more=5) == {0: 15, 1: 16}
+
+
+def test_spawn_passes_the_rank_before_the_arguments(tmp_path):
+    pjrt.spawn(_writes, nprocs=1, args=(str(tmp_path),))
+    assert (tmp_path / "0").read_text() == "1"
+
+
+def _writes(index, folder):
+    from pathlib import Path
+
+    (Path(folder) / str(index)).write_text(str(xr.world_size()))
+
+
+def test_a_process_says_which_of_its_host_it_is(monkeypatch):
+    from torch_xdist import settings, world
+
+    told = []
+    monkeypatch.setattr(settings, "set_local_rank", lambda *numbers: told.append(numbers))
+    monkeypatch.setattr(world, "forget", lambda: told.append("forgotten"))
+    pjrt.initialize_multiprocess(1, 4)
+    assert told == [(1, 4), "forgotten"]
