@@ -20,7 +20,7 @@ def failure_text(failures: Sequence[Failure], log_dir: str) -> str:
     same = [ranks for ranks, first in fold(failures) if first is root]
     ranks = same[0] if same else [root.rank]
     head = describe(root)
-    if len(ranks) > 1:
+    if len(ranks) > 1 and root.kind != "host_lost":
         head += f" (the same on {ranks_text(ranks)})"
     parts = [head]
     if root.traceback:
@@ -46,6 +46,8 @@ def main_stack(text: str) -> str:
 
 def describe(failure: Failure) -> str:
     """The failure in one line: who, where, what; without traceback and log."""
+    if failure.kind == "host_lost":
+        return f"{failure.message}{_when(failure)}"
     who = f"rank {failure.rank}"
     place = [f"host {failure.host}"] * bool(failure.host) + [f"pid {failure.pid}"] * bool(
         failure.pid
