@@ -59,6 +59,11 @@ class PipeStream:
         """What the other side printed instead of the mark, or before it."""
         return self._noise.decode(errors="replace")
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the mark of the other side has come."""
+        return not self._awaits_mark
+
     def first(self) -> Frame | None:
         """Wait for the first message, before `start`; None where the stream ends before it."""
         while not self._frames:

@@ -31,7 +31,6 @@ UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
-# As long as tests need it to refuse: {name}
 MaxStartups 100
 """
 _SSH = """
@@ -81,13 +80,14 @@ def missing() -> str:
 class PodHost:
     """One host."""
 
-    def __init__(self, name: str, address: str, space: str, folder: Path) -> None:
-        self.name, self.address, self._space, self._folder = name, address, space, folder
+    def __init__(self, name: str, address: str, space: str, folder: Path, shared: Path) -> None:
+        self.name, self.address, self._space = name, address, space
+        self._folder, self._shared = folder, shared
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Boot it; it answers then."""
-        kept = [str(self._folder), *([str(ROOT)] if ROOT.is_relative_to("/tmp") else [])]
+        kept = [str(self._shared), *([str(ROOT)] if ROOT.is_relative_to("/tmp") else [])]
         script = _BOOT.format(
             name=self.name,
             folder=self._folder,
@@ -132,6 +132,10 @@ class PodHost:
         """The link is whole again."""
         _check(["ip", "link", "set", f"{self._space}v", "up"])
 
+    def also_has(self, address: str) -> None:
+        """Give it an address that no other host has a way to."""
+        _check(["ip", "-n", self._space, "addr", "add", f"{address}/32", "dev", "lo"])
+
     def has_link(self) -> bool:
         done = _check(["ip", "-br", "link", "show", f"{self._space}v"])
         return "DOWN" not in done.stdout
@@ -141,16 +145,17 @@ class Pod:
     """Some hosts, by name.
 
     Args:
-        folder: where keys and configurations go; the hosts see it at the same path.
+        folder: where keys and configurations go.
+        shared: a folder above it that the hosts see at the same path, as they see the repository.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("a", "b")) -> None:
+    def __init__(self, folder: Path, shared: Path, names: Sequence[str] = ("a", "b")) -> None:
         self.folder = folder
         self._prefix = f"x{os.getpid() % 100_000}"
         self._net = f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
         self.address = f"{self._net}.254"
         self.hosts = {
-            name: PodHost(name, f"{self._net}.{number}", f"{self._prefix}{number}", folder)
+            name: PodHost(name, f"{self._net}.{number}", f"{self._prefix}{number}", folder, shared)
             for number, name in enumerate(names, 1)
         }
 
@@ -187,7 +192,7 @@ class Pod:
         """What to give as --ssh-command."""
         return f"ssh -F {self.folder}/ssh_config"
 
-    def whole(self) -> None:
+    def make_whole(self) -> None:
         """Mend and boot what the last test has broken."""
         for host in self.hosts.values():
             if not host.has_link():

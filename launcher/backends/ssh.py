@@ -138,7 +138,7 @@ class SshAgent:
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         code, last = self._process.poll(), self._last_words()
         if has_said_hello:
-            told = f"; {last}" if last else ""
+            told = f"; {last}" if last and code == _SSH_FAILED else ""
             return Gone(f"host {name} was lost: {why}{told}", int(ExitCode.HOST), is_lost=True)
         if code == _SSH_FAILED:
             text = f"ssh cannot reach it: {last or why}; try `ssh {self._host.destination}` by hand"
@@ -165,7 +165,8 @@ class SshAgent:
         self._process.close()
 
     def _is_cut(self) -> bool:
-        return not self._is_connected or self._stream.is_lost
+        """Whether it cannot be expected to end by itself: it is lost, or has never begun."""
+        return self._stream.is_lost or not self._stream.has_begun
 
     def _tell_gone(self, why: str) -> None:
         """On the thread of the stream: ssh says its last words when it ends."""
@@ -181,6 +182,9 @@ class SshAgent:
                 line = data.decode(errors="replace").strip()
                 if line:
                     self._said.append(line)
+                    if self._stream.has_begun:
+                        note = {"op": "note", "text": f"[{self._host.name}] {line}"}
+                        self._post(self._index, note, b"")
 
     def _last_words(self) -> str:
         noise = self._stream.noise.strip().splitlines()

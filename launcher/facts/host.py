@@ -26,9 +26,11 @@ _READ = (
 class HostFacts:
     """One machine.
 
-    `address` is where the ranks of other hosts reach it, `port` one that is free there. `cores` are
+    `address` is where the ranks of other hosts reach it, `port` one that is free there, or 0
+    where that is no address of it. `cores` are
     those its agent may use, neighbours side by side. `whole` is its TPU slice; where that cannot be
-    told, `trouble` says why. `log_root` is where it would keep logs, "" for nowhere.
+    told, `trouble` says why. `log_root` is where it keeps logs of its own, "" for nowhere, and then
+    `why_no_logs` says why.
     """
 
     name: str = ""
@@ -41,6 +43,7 @@ class HostFacts:
     whole: Slice | None = None
     trouble: str = ""
     log_root: str = ""
+    why_no_logs: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""

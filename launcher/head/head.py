@@ -125,6 +125,7 @@ class Head:
                 "host_index": state.index,
                 "hosts": len(self._hosts),
                 "named": state.address,
+                "keeps_logs": bool(self.job.hosts) and not self.job.log_root_is_named,
                 "device": self.job.device,
                 "beat_s": self.job.timeouts.beat_s,
                 "lost_s": self.job.timeouts.lost_s,
@@ -143,7 +144,7 @@ class Head:
         control = f"ssh:{socket.gethostname()}" if self.job.hosts else address
         meeting = Meeting(control=control, secret=secrets.token_bytes(32))
         self._start = Start(
-            self.job, self.number, self._hosts, meeting, self._log_dir, self._on_started
+            self.job, self.number, self._hosts, meeting, self._log_dir, self._note, self._on_started
         )
 
     def _on_started(self, headline: str) -> None:

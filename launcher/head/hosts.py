@@ -38,8 +38,8 @@ class HostState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come from it."""
-        return self.all_ended or self.gone
+        """Whether nothing more is to come from it; without a hello it has started nothing."""
+        return self.all_ended or self.gone or self.facts is None
 
 
 @dataclass

@@ -25,6 +25,7 @@ class Start:
     Args:
         meeting: what is known of it before any host is: `control` and `secret`.
         log_dir: of this attempt, as the head would keep it; "": no logs are kept.
+        note: shows a line.
         started: called with the line at start, when the ranks have got their orders.
     """
 
@@ -35,10 +36,12 @@ class Start:
         hosts: Hosts,
         meeting: Meeting,
         log_dir: str,
+        note: Callable[[str], None],
         started: Callable[[str], None],
     ) -> None:
         self._job, self._number, self._hosts = job, number, hosts
-        self._meeting, self._log_dir, self._started = meeting, log_dir, started
+        self._meeting, self._log_dir = meeting, log_dir
+        self._note, self._started = note, started
         self._headline = job.headline
 
     def absent(self) -> list[str]:
@@ -49,19 +52,28 @@ class Start:
         """The hello of an agent; the last one sets all going.
 
         Raises:
+            HostError: host 0 has no address to meet at.
             PreflightError, DevicesError: the hosts cannot do this job together.
         """
         if why := refusal(hello):
             raise PreflightError(f"host {state.name}: {why}")
         state.facts = HostFacts.from_json(hello["facts"])
         state.name = state.name or state.facts.name
+        if self._keeps_own_logs and not state.facts.log_root:
+            why = state.facts.why_no_logs
+            self._note(f"warning: host {state.name}: no logs are kept there: {why}")
         if any(one.facts is None for one in self._hosts):
             return
         needs_coordinator = self._job.needs_coordinator
         if self._job.hosts:
             self._choose_device()
             needs_coordinator = len(self._hosts) > 1 or self._job.device != "CPU"
-        facts = self._facts(self._hosts[0])
+        first, facts = self._hosts[0].name, self._facts(self._hosts[0])
+        if not facts.port:
+            raise HostError(
+                f"host {first}: {facts.address} is no address of it; name one that other hosts "
+                f"reach it at in a --hostfile: {first} address=ADDRESS"
+            )
         self._meeting = replace(self._meeting, master_addr=facts.address, master_port=facts.port)
         if self._job.nprocs > 1 and needs_coordinator:
             order = {"world_size": self._job.nprocs, "host": facts.address}
@@ -108,16 +120,22 @@ class Start:
         orders = placement.rank_orders(self._job, self._number, self._meeting, places)
         for state, place, own in zip(self._hosts, places, orders, strict=True):
             common = placement.common_order(self._job, place.log_dir)
-            state.send({"op": "start", **common, "ranks": own}, b"")
+            is_own = self._keeps_own_logs and bool(place.log_dir)
+            state.send({"op": "start", **common, "is_own_log_dir": is_own, "ranks": own}, b"")
         self._started(self._headline)
 
     def log_dir_on(self, state: HostState) -> str:
         """Where a host keeps the logs of its ranks: here, or below a folder of its own."""
-        if not self._job.hosts or self._job.log_root_is_named:
+        if not self._keeps_own_logs:
             return self._log_dir
         root = state.facts.log_root if state.facts is not None else ""
         tail = Path(self._log_dir or f"{self._job.job_id}/attempt-{self._number}").parts[-2:]
         return str(Path(root, *tail)) if root else ""
+
+    @property
+    def _keeps_own_logs(self) -> bool:
+        """Whether every host keeps the logs of its ranks in a place of its own."""
+        return bool(self._job.hosts) and not self._job.log_root_is_named
 
     @staticmethod
     def _facts(state: HostState) -> HostFacts:

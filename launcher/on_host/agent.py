@@ -66,6 +66,7 @@ class Agent:
         self._stopping = self._gone = self._orphaned = self._said_all_ended = False
         self._oom = OomWatch()
         self._pump: Any = None
+        self._own_logs: Any = None
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -85,7 +86,12 @@ class Agent:
         told = config.message
         self._beat_s = float(told["beat_s"])
         self._stdin = config.descriptors[0] if config.descriptors else -1
-        facts = host_facts.measure(told["device"], alone=told["hosts"] == 1, address=told["named"])
+        facts = host_facts.measure(
+            told["device"],
+            alone=told["hosts"] == 1,
+            address=told["named"],
+            keeps_logs=told["keeps_logs"],
+        )
         self._stream = HeadStream(self._head, told, {"facts": facts.to_json()}, self._post)
         self._watch(self._wake_read, self._on_wake)
         if self._head.fileno() >= 0:
@@ -215,8 +221,11 @@ class Agent:
     def _start(self, message: Message) -> None:
         if self._stopping:
             return
+        from torch_xdist.launcher.on_host.own_logs import OwnLogs
         from torch_xdist.launcher.on_host.pump import Pump
 
+        if message["is_own_log_dir"]:
+            self._own_logs = OwnLogs(Path(message["log_dir"]))
         self._pump = Pump(
             Path(message["log_dir"]) if message["log_dir"] else None,
             show=self._stream.show,
@@ -389,6 +398,8 @@ class Agent:
         process_tree.reap()
         if self._pump is not None:
             self._pump.close(_LOG_WAIT_S)
+        if self._own_logs is not None:
+            self._own_logs.close()
         if not self._orphaned:
             self._stream.close()
         sys.stdout.flush()

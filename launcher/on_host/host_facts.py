@@ -9,19 +9,23 @@ from torch_xdist.launcher.facts.devices import Found
 from torch_xdist.launcher.facts.errors import DevicesError
 from torch_xdist.launcher.facts.host import HostFacts, excerpt
 from torch_xdist.launcher.facts.settings import LOOPBACK
+from torch_xdist.launcher.on_host import own_logs
 from torch_xdist.launcher.on_host.coordinator import free_port
 
 # Reserved for documentation: nothing is sent there, the kernel only chooses the way.
 _ELSEWHERE = ("192.0.2.1", 9)
 
 
-def measure(device: str = "", *, alone: bool = True, address: str = "") -> HostFacts:
+def measure(
+    device: str = "", *, alone: bool = True, address: str = "", keeps_logs: bool = False
+) -> HostFacts:
     """Look at this machine.
 
     Args:
         device: the kind of the job's devices; "": whatever is found.
         alone: whether no other host takes part, so that the ranks meet on loopback.
         address: where other hosts reach this one, if the user has said it.
+        keeps_logs: whether a place for logs is to be made here.
     """
     environ = settings.environment()
     found = Found({}, {}) if device == "CPU" else devices.probe()
@@ -31,19 +35,31 @@ def measure(device: str = "", *, alone: bool = True, address: str = "") -> HostF
             whole = tpu.read_slice(environ)
         except DevicesError as error:
             trouble = str(error)
+    root = settings.log_root({**environ, "XLA_RUN_LOG_DIR": ""})[0]
+    why_no_logs = own_logs.why_not(root) if keeps_logs else "the head keeps them"
     where = LOOPBACK if alone else address or own_address(environ)
     return HostFacts(
         name=socket.gethostname(),
         address=where,
-        port=free_port(where),
+        port=free_port(where) if _is_own(where) else 0,
         cores=tuple(devices.own_cores()),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         found=found,
         environ=excerpt(environ),
         whole=whole,
         trouble=trouble,
-        log_root=str(settings.log_root(environ)[0]),
+        log_root="" if why_no_logs else str(root),
+        why_no_logs=why_no_logs,
     )
+
+
+def _is_own(address: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
 
 
 def own_address(environ: Mapping[str, str]) -> str:
