@@ -74,10 +74,14 @@ class SshHosts:
         Raises:
             HostError: there is no ssh here.
         """
-        host = self._hosts[host_index]
-        argv = ["-P", "-m", _MODULE, job_id, warmth, mark, str(host.slots)]
-        first = json.dumps({"env": self.env, "argv": argv}) + "\n"
-        return SshAgent(host, self.command(host_index), self._python, first.encode())
+        first = self.first_line(host_index, job_id, warmth, mark)
+        return SshAgent(self._hosts[host_index], self.command(host_index), self._python, first)
+
+    def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
+        """What the remote command reads: the variables and the arguments of the agent."""
+        slots = self._hosts[host_index].slots
+        argv = ["-P", "-m", _MODULE, job_id, warmth, mark, str(slots)]
+        return (json.dumps({"env": self.env, "argv": argv}) + "\n").encode()
 
 
 class SshAgent:
