@@ -32,7 +32,7 @@ class Plane:
 class Gone:
     """An agent that is gone, in words, and the exit code of the job.
 
-    `is_lost` says that its host may be: nothing is known of its ranks any more.
+    `is_lost` says that its host may be: nothing is known of its ranks any more, and `text` is why.
     """
 
     text: str

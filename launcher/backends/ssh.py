@@ -143,7 +143,7 @@ class SshAgent:
         code, last = self._process.poll(), self._last_words()
         if has_said_hello:
             told = f"; {last}" if last and code == _SSH_FAILED else ""
-            return Gone(f"host {name} was lost: {why}{told}", int(ExitCode.HOST), is_lost=True)
+            return Gone(f"{why}{told}", int(ExitCode.HOST), is_lost=True)
         if code == _SSH_FAILED:
             text = f"ssh cannot reach it: {last or why}; try `ssh {self._host.destination}` by hand"
         elif code in _NOT_STARTED:

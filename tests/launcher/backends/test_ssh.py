@@ -92,7 +92,7 @@ def test_an_agent_that_does_not_come_is_explained(
 
 def test_an_agent_that_was_there_is_lost_with_its_host(tmp_path: Path, told: Told) -> None:
     agent = hosts(stand_in(tmp_path, "exit 0")).start(1, "job", "cold", "M=1")
-    assert ended(agent, told, has_said_hello=True) == "host b was lost: its stream ended"
+    assert ended(agent, told, has_said_hello=True) == "its stream ended"
 
 
 def test_what_an_agent_is_to_know_comes_on_its_stdin(tmp_path: Path, told: Told) -> None:

@@ -34,7 +34,7 @@ def test_a_host_that_is_killed_is_named_and_the_others_end(on_hosts: Callable, p
     pod.hosts["b"].kill()
     ended = job.end(limit_s=15)
     assert ended.code == ExitCode.HOST
-    assert "xla-run: host b was lost: its stream ended" in ended.err
+    assert "xla-run: host b (ranks 2, 3) was lost: its stream ended" in ended.err
     assert time.monotonic() - since_s < 15
 
 
@@ -45,7 +45,7 @@ def test_a_cut_link_is_noticed_and_each_side_ends_its_ranks(on_hosts: Callable, 
     job.process.wait(15)
     taken_s = time.monotonic() - since_s
     assert job.process.returncode == ExitCode.HOST
-    assert "xla-run: host b was lost: no word from it for 10 s" in job.texts()
+    assert "xla-run: host b (ranks 2, 3) was lost: no word from it for 10 s" in job.texts()
     assert 8 < taken_s < 15
     # Nobody can tell the cut-off side: its agent knows by itself.
     assert job.gone(5.0), f"survivors: {job.alive()}"
@@ -55,7 +55,7 @@ def test_how_long_a_host_may_be_silent_is_an_option(on_hosts: Callable, pod: Pod
     job = running(on_hosts, "--lost-after", "3", "--beat-every", "0.5")
     pod.hosts["b"].cut()
     job.process.wait(8)
-    assert "host b was lost: no word from it for 3 s" in job.texts()
+    assert "host b (ranks 2, 3) was lost: no word from it for 3 s" in job.texts()
     assert job.gone(5.0), f"survivors: {job.alive()}"
 
 
@@ -84,7 +84,7 @@ def test_ranks_in_a_collective_end_with_a_host_that_is_lost(on_hosts: Callable, 
     pod.hosts["b"].cut()
     job.process.wait(20)
     assert job.process.returncode == ExitCode.HOST, job.texts()
-    assert "xla-run: host b was lost: no word from it for 10 s" in job.texts()
+    assert "xla-run: host b (ranks 2, 3) was lost: no word from it for 10 s" in job.texts()
     assert job.gone(5.0), f"survivors: {job.alive()}"
 
 
@@ -102,7 +102,7 @@ def test_a_killed_connection_loses_its_host(on_hosts: Callable) -> None:
     os.kill(connections[1], signal.SIGKILL)
     ended = job.end(limit_s=15)
     assert ended.code == ExitCode.HOST
-    assert "xla-run: host b was lost: its stream ended" in ended.err
+    assert "xla-run: host b (ranks 2, 3) was lost: its stream ended" in ended.err
 
 
 def is_ssh(pid: int) -> bool:

@@ -96,7 +96,7 @@ def test_two_hosts_train_to_the_same_weights_as_one(on_hosts: Callable, start: C
 
 
 def test_nothing_that_is_secret_stands_on_a_command_line(on_hosts: Callable) -> None:
-    job = on_hosts("say('on'); time.sleep(60)", "--env", "API_KEY", *TWO, env={"API_KEY": "hush"})
+    job = on_hosts("say('on'); time.sleep(250)", "--env", "API_KEY", *TWO, env={"API_KEY": "hush"})
     job.wait_for("on")
     record = next((job.folder / "jobs").iterdir()).read_text()
     shown = b" ".join(
@@ -110,7 +110,7 @@ def test_nothing_that_is_secret_stands_on_a_command_line(on_hosts: Callable) -> 
 
 
 def test_a_job_on_other_hosts_answers_ps_and_stack_here(on_hosts: Callable) -> None:
-    job = on_hosts("def wait():\n  say('on%d' % RANK); time.sleep(60)\nwait()", *TWO)
+    job = on_hosts("def wait():\n  say('on%d' % RANK); time.sleep(250)\nwait()", *TWO)
     for rank in range(4):
         job.wait_for(f"on{rank}")
     name = json.loads(job.ask("ps", "--json"))["job"]
@@ -147,7 +147,7 @@ def test_ctrl_c_reaches_the_ranks_of_all_hosts(on_hosts: Callable) -> None:
     body = """
         try:
             meet()
-            time.sleep(60)
+            time.sleep(250)
         except KeyboardInterrupt:
             say("saved-%d" % RANK)
     """

@@ -48,7 +48,7 @@ def test_hosts_that_cannot_be_right_are_refused(
 def test_a_command_for_ssh_that_is_none_is_refused() -> None:
     error = refused("--hosts", "a", "-n", "1", "--ssh-command", "ssh 'x")
     assert isinstance(error, SettingError)
-    assert "XLA_RUN_SSH: \"ssh 'x\" is no command line (No closing quotation); write" in str(error)
+    assert 'XLA_RUN_SSH: "ssh \'x" is no command line (No closing quotation); write' in str(error)
 
 
 def test_an_empty_list_is_refused() -> None:
