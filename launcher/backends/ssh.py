@@ -24,6 +24,8 @@ from torch_xdist.system.process import Child
 
 # What a program that the shell cannot start ends with, and ssh of a trouble of its own.
 _NOT_STARTED, _SSH_FAILED = (126, 127), 255
+# How ssh begins when it speaks of a connection that has ended: `explain` tells that.
+_SSHS_OWN = ("Connection to ", "Timeout, server ", "client_loop: ", "ssh: ")
 _KEPT_LINES = 20
 _END_S = 2.0
 _CONNECT_S = 10
@@ -186,7 +188,7 @@ class SshAgent:
                 line = data.decode(errors="replace").strip()
                 if line:
                     self._said.append(line)
-                    if self._stream.has_begun:
+                    if self._stream.has_begun and not line.startswith(_SSHS_OWN):
                         note = {"op": "note", "text": f"[{self._host.name}] {line}"}
                         self._post(self._index, note, b"")
 
