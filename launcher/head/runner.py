@@ -238,6 +238,7 @@ class _Run:
                 log_dir=facts["log_dir"],
                 argv=self._job.argv,
                 ranks=self._job.nprocs,
+                hosts=[host.name for host in self._job.hosts],
                 graceful_s=self._job.timeouts.graceful_s,
                 started=time.time(),
             )
