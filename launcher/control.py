@@ -26,11 +26,11 @@ from typing import Any
 import grpc
 
 from torch_xdist.launcher.facts.errors import AuthError, HostError
+from torch_xdist.launcher.facts.host import VERSION, refusal
 from torch_xdist.launcher.facts.settings import LOOPBACK
 from torch_xdist.system import frames
 from torch_xdist.system.frames import Message
 
-VERSION = 3
 SERVICE = "xlarun.Control"
 TOKEN_KEY = "xla-run-token"
 CALL_LIMIT_S = 30.0
@@ -67,6 +67,7 @@ class Server:
         host: str = LOOPBACK,
         agents: int = 1,
     ) -> None:
+        self.token = token
         self._on_message, self._on_call = on_message, on_call
         self._outboxes: dict[int, queue.SimpleQueue[bytes | None]] = {}
         self._greeted: set[int] = set()
@@ -120,12 +121,8 @@ class Server:
             yield from _pieces(frame)
 
     def _greet(self, hello: Message, host_index: int, context: grpc.ServicerContext) -> None:
-        if hello.get("version") != VERSION:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the agent speaks version {hello.get('version')} of the control plane, the head "
-                f"version {VERSION}; install the same torch-xdist on all hosts",
-            )
+        if why := refusal(hello):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         with self._lock:
             is_second = host_index in self._greeted
             self._greeted.add(host_index)

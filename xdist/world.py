@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from torch_xdist import settings
+from torch_xdist.errors import WorldError
 from torch_xdist.system import rank as ranks
 from torch_xdist.system.rank import Rank
 
@@ -101,10 +102,19 @@ def transport() -> str:
 
 
 def join() -> None:
-    """Meet the other ranks: share memory with them, or start JAX's distributed runtime."""
+    """Meet the other ranks: share memory with them, or start JAX's distributed runtime.
+
+    Raises:
+        WorldError: XDIST_TRANSPORT asks ranks of several hosts to share memory.
+    """
     here = current()
     if here.world_size == 1:
         return
+    if transport() == "host" and here.local_world_size < here.world_size:
+        raise WorldError(
+            f"XDIST_TRANSPORT=host: {here.world_size} ranks, of which {here.local_world_size} are "
+            "on this host, share no memory; unset it, so that they exchange over the network"
+        )
     # Late, because reading the facts of a rank must not load JAX.
     from torch_xdist.collectives.mesh import transport as mesh
     from torch_xdist.collectives.shared_memory import transport as shared_memory

@@ -66,7 +66,7 @@ class Liveness:
             return False
 
     def _serve(self, coordinator: str) -> None:
-        listener = socket.create_server((_own_address(coordinator), 0), backlog=BACKLOG)
+        listener = socket.create_server((own_address(coordinator), 0), backlog=BACKLOG)
         _keep_alive(listener)  # what it accepts inherits that
         host, port = listener.getsockname()[:2]
         Server(_NAME, self._secret, {"rank": self._note_rank}, listener=listener)
@@ -112,7 +112,7 @@ def _is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def _own_address(coordinator: str) -> str:
+def own_address(coordinator: str) -> str:
     """This host's address on the way to the coordination service."""
     host, _, port = coordinator.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

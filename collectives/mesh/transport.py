@@ -2,13 +2,14 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import time
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import distributed
+from jax._src import distributed, xla_bridge
 from jax.sharding import Mesh
 from jaxlib import _jax
 
@@ -16,7 +17,7 @@ from torch_xdist.collectives.errors import JoinError
 from torch_xdist.collectives.launches import Launches
 from torch_xdist.collectives.mesh.agreement import Agreement
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
-from torch_xdist.collectives.mesh.liveness import Liveness
+from torch_xdist.collectives.mesh.liveness import Liveness, own_address
 from torch_xdist.collectives.mesh.lowering import AXIS
 from torch_xdist.collectives.mesh.store import StoreCommunicator
 from torch_xdist.collectives.messages import communicator
@@ -84,8 +85,22 @@ def join(
         ) from error
     state.client, state.coordinator_address = client, coordinator
     state.process_id, state.num_processes = rank, world_size
+    make_client = functools.partial(_cpu_client, coordinator)
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
     _connect(rank, world_size, KeyValueStore(client, secret), coordinator, secret)
     atexit.register(_leave)
+
+
+def _cpu_client(coordinator: str) -> Any:
+    """JAX's client of the CPU, with gloo at this rank's address on the way to the others.
+
+    JAX lets gloo look up the host's name, which often stands for an address of loopback.
+    """
+    client, address = distributed.global_state.client, None
+    with contextlib.suppress(OSError):  # IPv6 alone: the name must do
+        address = own_address(coordinator)
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+    return xla_bridge.make_cpu_client(collectives)
 
 
 def _client(coordinator: str, rank: int, timeout_s: float) -> Any:

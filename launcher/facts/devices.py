@@ -22,6 +22,7 @@ _PLUGINS = {
 }
 _PLUGIN_TO_INSTALL = {"TPU": "jax[tpu]", "CUDA": "jax[cuda13]"}
 _TRANSPORT = {"TPU": "ICI", "CUDA": "NCCL", "CPU": "gloo"}
+KINDS = tuple(_TRANSPORT)
 _GOOGLE_PCI_VENDOR = "0x1ae0"
 _TPU_PCI_DEVICES = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0056")
 

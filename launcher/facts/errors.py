@@ -9,7 +9,7 @@ LauncherError                                70  anything of ours that went wron
   DevicesError          ValueError           71  more ranks than accelerators, an unknown topology
   PreflightError        RuntimeError         71  something the job needs is not there
   RendezvousError       TimeoutError         72  ranks that did not arrive in time
-  HostError             ConnectionError      73  a launcher that does not answer
+  HostError             ConnectionError      73  a host or a launcher that cannot be reached
   AuthError             PermissionError      73  a caller without the job's token
   DuplicateJobError     RuntimeError         74  the job is already running
   HangError             TimeoutError         76  no rank went on, and the limit to wait has passed
@@ -47,7 +47,7 @@ EXIT_CODES: tuple[tuple[str, str], ...] = (
     ("70", "an error inside the launcher"),
     ("71", "preflight: something the job needs is missing, or cannot be pickled"),
     ("72", "rendezvous: some ranks did not arrive in time"),
-    ("73", "`xla-run ps`, `stop`, ...: the job's launcher does not answer, or refuses the token"),
+    ("73", "a host cannot be reached, or was lost; or a job's launcher does not answer `ps`, ..."),
     ("74", "the job is already running"),
     ("76", "hang: killed because no rank went on"),
     ("77", "the restart budget is used up"),
@@ -116,7 +116,7 @@ class RendezvousError(LauncherError, TimeoutError):
 
 
 class HostError(LauncherError, ConnectionError):
-    """A launcher that does not answer, or cannot listen."""
+    """A host that cannot be reached, or a launcher that does not answer or cannot listen."""
 
     exit_code = ExitCode.HOST
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch_xdist.launcher.facts.errors import UsageError
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Timeouts, timeouts
 
 
@@ -18,6 +19,8 @@ class Job:
     `log_root` is where the folder of its logs is made; without `log_root_is_named` the launcher
     chose it, and removes the oldest folders there. Without `ranks_of_command` the command runs once
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
+    `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
+    may be "", for what they have; `ssh_command` reaches them, and `python` is their interpreter.
     """
 
     kind: str
@@ -39,16 +42,31 @@ class Job:
     ranks_of_command: bool = True
     needs_coordinator: bool = True
     stdin_rank: int | None = None
+    hosts: list[Host] = field(default_factory=list)
+    ssh_command: list[str] = field(default_factory=list)
+    python: str = ""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Job":
         """Read what `to_json` wrote."""
-        return cls(**{**data, "timeouts": timeouts(data["timeouts"])})
+        hosts = [Host(**host) for host in data["hosts"]]
+        return cls(**{**data, "timeouts": timeouts(data["timeouts"]), "hosts": hosts})
 
     @property
     def warmth(self) -> str:
         """Whether the nursery imports torch and jax for this job."""
         return "cold" if self.kind == "program" else "warm"
+
+    def shares(self) -> list[int]:
+        """How many ranks each host has; their ranks are consecutive."""
+        return [host.slots for host in self.hosts] or [self.nprocs]
+
+    def labels(self) -> list[str]:
+        """What stands before the lines of each rank: "2", on other hosts "a/2"."""
+        names = [host.name for host in self.hosts for _ in range(host.slots)]
+        return [f"{name}/{rank}" for rank, name in enumerate(names)] or [
+            str(rank) for rank in range(self.nprocs)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Infinite timeouts travel as "off": JSON has no infinity."""

@@ -27,14 +27,18 @@ _LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
 class LogFolder:
     """The log folder of a job that runs.
 
+    Args:
+        fresh: whether an earlier job of that name keeps its folder, and this one gets another.
+
     Raises:
         OSError: it cannot be made.
     """
 
-    def __init__(self, root: Path, job_id: str) -> None:
+    def __init__(self, root: Path, job_id: str, *, fresh: bool = True) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path = _fresh(root, job_id)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.path = _fresh(root, job_id) if fresh else root / job_id
+        self.path.mkdir(exist_ok=True, mode=0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_EXCL * fresh
         self._mark: int | None = os.open(self.path / MARK, flags, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.fcntl(self._mark, fcntl.F_OFD_SETLK, _LOCK)

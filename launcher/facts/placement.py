@@ -1,11 +1,12 @@
 """Where the ranks of a job go: their environment, their cores, their threads. Starts nothing."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_xdist.launcher.facts import devices, tpu
+from torch_xdist.launcher.facts import devices
+from torch_xdist.launcher.facts.errors import DevicesError, LauncherError
+from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.settings import environment
 from torch_xdist.system.rank import RANK_VARIABLES, Rank
@@ -22,18 +23,34 @@ class Meeting:
     secret: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One host as `rank_orders` sees it: what it says of itself, and where it keeps its logs.
+
+    Without facts (it has not been asked) its ranks get neither cores nor devices.
+    """
+
+    facts: HostFacts | None
+    log_dir: str = ""
+
+
 def shared_environ(job: Job) -> dict[str, str]:
     """What must be set before torch and jax are imported, which the ranks of a host do together."""
     environ = {**environment(), **job.env}
-    shared = devices.thread_variables(devices.own_cores(), job.nprocs, environ)
-    if job.nprocs > 1 and "OPENBLAS_NUM_THREADS" not in environ:
+    return {**thread_environ(environ, job.nprocs), **job.timeouts.to_environ()}
+
+
+def thread_environ(environ: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """How many threads libraries start that are imported on this host, for so many ranks."""
+    shared = devices.thread_variables(devices.own_cores(), ranks, environ)
+    if ranks > 1 and "OPENBLAS_NUM_THREADS" not in environ:
         # numpy's BLAS starts its threads when it is imported; a nursery must have none.
         shared["OPENBLAS_NUM_THREADS"] = "1"
-    return {**shared, **job.timeouts.to_environ()}
+    return shared
 
 
 def common_order(job: Job, log_dir: str) -> dict[str, Any]:
-    """What all ranks of a job are told alike."""
+    """What all ranks of a host are told alike."""
     return {
         "task": {
             "kind": job.kind,
@@ -49,47 +66,112 @@ def common_order(job: Job, log_dir: str) -> dict[str, Any]:
     }
 
 
-def rank_orders(job: Job, attempt: int, log_dir: str, meeting: Meeting) -> list[dict[str, Any]]:
-    """One order per rank of this host: who it is, its variables, its cores.
+def device_of(job: Job, names: Sequence[str], hosts: Sequence[HostFacts]) -> devices.Choice:
+    """The device kind of a job on several hosts: the one they all have, or that was asked for.
 
-    `log_dir` is "" where no logs are kept. The variables of `job.env` are the same for all, and in
-    none of them.
+    Raises:
+        DevicesError: they differ, or one has fewer devices than ranks, or nothing is known of one.
     """
-    environ = {**environment(), **job.env}
+    found: dict[str, list[str]] = {}
     choice = devices.Choice(job.device, "")
-    whole = tpu.read_slice(environ) if job.device == "TPU" else None
-    cores = devices.split_cores(devices.own_cores(), job.nprocs)
-    threads = _threads(environ, job.nprocs)
-    orders = []
-    for number in range(job.nprocs):
-        rank = Rank(
-            number,
-            job.nprocs,
-            number,
-            job.nprocs,
-            master_addr=meeting.master_addr,
-            master_port=meeting.master_port,
-            job_id=job.job_id,
-            attempt=attempt,
-            max_restarts=job.max_restarts,
-            log_dir=log_dir,
-            error_file=f"{log_dir}/rank-{number}.error.json" if log_dir else "",
-            control=meeting.control,
-            coordinator=meeting.coordinator,
-            task=job.kind,
-            secret=meeting.secret,
+    for name, facts, ranks in zip(names, hosts, job.shares(), strict=True):
+        environ = {**facts.environ, **job.env}
+        try:
+            choice = devices.choose(environ, facts.found)
+            devices.local_ranks(ranks, choice, environ, facts.found)
+        except LauncherError as error:
+            raise DevicesError(f"host {name}: {error}") from None
+        if choice.kind == "TPU" and facts.trouble:
+            raise DevicesError(f"host {name}: {facts.trouble}")
+        found.setdefault(choice.kind, []).append(name)
+    if len(found) > 1:
+        told = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in found.items())
+        raise DevicesError(
+            f"the hosts have different devices ({told}); leave some out, or let all use the CPU "
+            "with PJRT_DEVICE=CPU"
         )
+    return choice
+
+
+def rank_orders(
+    job: Job, attempt: int, meeting: Meeting, places: Sequence[Place]
+) -> list[list[dict[str, Any]]]:
+    """For each host one order per rank: who it is, its variables, its cores.
+
+    The variables of `job.env` are the same for all, and in none of them.
+
+    Raises:
+        DevicesError: a TPU host cannot say which part of which slice it is.
+    """
+    orders, first = [], 0
+    for index, (place, count) in enumerate(zip(places, job.shares(), strict=True)):
+        on_host = [
+            Rank(
+                first + local,
+                job.nprocs,
+                local,
+                count,
+                index,
+                len(places),
+                master_addr=meeting.master_addr,
+                master_port=meeting.master_port,
+                job_id=job.job_id,
+                attempt=attempt,
+                max_restarts=job.max_restarts,
+                log_dir=place.log_dir,
+                error_file=f"{place.log_dir}/rank-{first + local}.error.json"
+                if place.log_dir
+                else "",
+                control=meeting.control,
+                coordinator=meeting.coordinator,
+                task=job.kind,
+                secret=meeting.secret,
+            )
+            for local in range(count)
+        ]
+        orders.append(_on_host(job, place.facts, on_host))
+        first += count
+    return orders
+
+
+def _on_host(job: Job, facts: HostFacts | None, ranks: Sequence[Rank]) -> list[dict[str, Any]]:
+    """The orders of the ranks of one host."""
+    if facts is None:
+        return [{"rank": rank.rank, "env": _environ_of(job, rank)} for rank in ranks]
+    environ = {**facts.environ, **job.env}
+    if job.device == "TPU":
+        _check_slice(facts, ranks[0])
+    choice = devices.Choice(job.device, "")
+    cores = devices.split_cores(facts.cores, len(ranks))
+    orders = []
+    for rank, own in zip(ranks, cores, strict=True):
         env = {
-            **rank.to_environ(),
-            **devices.device_variables(choice, number, job.nprocs, environ, whole),
+            **_environ_of(job, rank),
+            **devices.device_variables(choice, rank.local_rank, len(ranks), environ, facts.whole),
             **_jax_variables(environ),
         }
-        if not job.ranks_of_command:
-            env = {name: value for name, value in env.items() if name not in RANK_VARIABLES}
-        orders.append(
-            {"rank": number, "env": env, "cores": list(cores[number]), "threads": threads}
-        )
+        threads = _threads(environ, len(facts.cores), len(ranks))
+        orders.append({"rank": rank.rank, "env": env, "cores": list(own), "threads": threads})
     return orders
+
+
+def _environ_of(job: Job, rank: Rank) -> dict[str, str]:
+    env = rank.to_environ()
+    if not job.ranks_of_command:
+        env = {name: value for name, value in env.items() if name not in RANK_VARIABLES}
+    return env
+
+
+def _check_slice(facts: HostFacts, first: Rank) -> None:
+    """libtpu numbers ranks by the workers of the slice: hosts must stand in that order."""
+    if facts.whole is None:
+        raise DevicesError(facts.trouble)
+    worker, joined = facts.whole.worker_id, first.hosts > 1
+    if joined and worker != first.host_index:
+        raise DevicesError(
+            f"host {facts.name} is worker {worker} of its TPU slice, and stands at place "
+            f"{first.host_index} of the hosts; name the hosts in the order of the workers"
+        )
 
 
 def _jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -99,7 +181,7 @@ def _jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def _threads(environ: Mapping[str, str], nprocs: int) -> int:
+def _threads(environ: Mapping[str, str], cores: int, ranks: int) -> int:
     """Threads of torch in one rank: OMP_NUM_THREADS, else its share of the cores."""
     asked = environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() else max(1, len(os.sched_getaffinity(0)) // nprocs)
+    return int(asked) if asked.isdigit() else max(1, cores // ranks)

@@ -7,6 +7,7 @@ one. TIMEOUTS and VARIABLES are the tables from which the flags and docs/launchi
 import math
 import os
 import re
+import shlex
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -129,7 +130,7 @@ TIMEOUTS: tuple[TimeoutRow, ...] = (
         "lost_s",
         "XLA_RUN_LOST_AFTER",
         "--lost-after",
-        "a rank that sent no heartbeat this long is called silent",
+        "a rank that sent no heartbeat this long is called silent, a host is lost",
     ),
     TimeoutRow(
         "grace_s",
@@ -215,7 +216,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs, and where logs go"),
     Variable("XDG_RUNTIME_DIR", "records of jobs go there where XLA_RUN_STATE_DIR is unset"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
-    Variable("XLA_RUN_CONTROL", "set in every rank of ours: the address of its launcher"),
+    Variable("XLA_RUN_CONTROL", "in every rank of ours: its launcher's address, or ssh:HOST"),
     Variable("XLA_RUN_COORDINATOR, XLA_RUN_TASK", "set in every rank of ours, for the device"),
     Variable("XLA_RUN_SECRET", "set in every rank of ours: it seals messages between ranks"),
     Variable("TORCHELASTIC_*", "set in every rank of ours, as torchrun sets them"),
@@ -223,6 +224,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "JOB_COMPLETION_INDEX, XLA_RUN_HOSTS", "set in a pod of a JobSet: which one of how many"
     ),
+    Variable("XLA_RUN_SSH", "the command that reaches the hosts of --hosts; unset: ssh"),
     Variable("XLA_RUN_PREIMPORT", "what is imported once per host, before the ranks"),
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),
@@ -297,6 +299,46 @@ def log_root(environ: Environ) -> tuple[Path, bool]:
     # Not below XDG_RUNTIME_DIR: that is memory.
     state = text(environ, "XLA_RUN_STATE_DIR")
     return (Path(state).absolute() if state else _scratch(environ)) / "logs", False
+
+
+# Variables that the ranks of other hosts get as they are here. Not those that name a place or a
+# device of this machine; what else is needed is named by --env.
+_PASSED_ON = (
+    *("XDIST_", "XLA_", "PJRT_", "JAX_", "TORCH", "NCCL_", "GLOO_", "LIBTPU_", "TF_CPP_"),
+    *("PYTHON", "OMP_NUM_THREADS", "CPU_NUM_DEVICES"),
+)
+_KEPT_HERE = ("XLA_RUN_", "TORCHELASTIC_", "PYTHONHOME", "PYTHONEXECUTABLE")
+
+
+def passed_on(environ: Environ) -> dict[str, str]:
+    """What agents on other hosts are started with of this environment."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "XLA_RUN_PREIMPORT"
+        or (name.startswith(_PASSED_ON) and not name.startswith(_KEPT_HERE))
+    }
+
+
+def ssh_command(environ: Environ) -> list[str]:
+    """How other hosts are reached.
+
+    Raises:
+        SettingError: XLA_RUN_SSH is no command line.
+    """
+    command = text(environ, "XLA_RUN_SSH", "ssh")
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise SettingError(
+            f"XLA_RUN_SSH: {command!r} is no command line ({error}); write it as for a shell"
+        ) from None
+
+
+def ssh_address(environ: Environ) -> str:
+    """The address of this machine to which the ssh session came that we run in; "" for none."""
+    words = text(environ, "SSH_CONNECTION").split()
+    return words[2] if len(words) == 4 else ""
 
 
 def _scratch(environ: Environ) -> Path:

@@ -6,22 +6,24 @@ messages into its queue. What to think of what was seen is decided in `verdict` 
 
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from torch_xdist.launcher.facts import placement
-from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.backends.backend import AgentProcess, Backend, Plane
+from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
 from torch_xdist.launcher.head.ending import Ending
-from torch_xdist.launcher.head.hosts import AgentProcess, Backend, Hosts, HostState
+from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
-from torch_xdist.launcher.on_host.coordinator import free_port
+from torch_xdist.launcher.head.start import Start
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
@@ -29,6 +31,7 @@ _COLLECT_S = 0.25
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
+_BEATS_MISSED = 2
 
 
 class Head:
@@ -61,7 +64,6 @@ class Head:
         self.sight = Sight(job, number, self._clock)
         self._inbox = Inbox()
         self._token = secrets.token_hex(32)
-        self._meeting = placement.Meeting(secret=secrets.token_bytes(32))
         self._asked: int | None = None
         self._ending: Ending | None = None
         self._released = self._started = False
@@ -71,6 +73,7 @@ class Head:
         self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
             "hello": self._on_hello,
             "coordinator": self._on_coordinator,
+            "reached": self._on_reached,
             **dict.fromkeys(sight.OPS, self._on_rank),
             "log": self._on_log,
             "note": self._on_note,
@@ -89,77 +92,63 @@ class Head:
             agent: that of host 0, where it has been started already.
             stdin: a descriptor for the rank that is to have it.
         """
-        names = list(self._backend.hosts())
         agents = [agent] if agent is not None else []
-        for index in range(len(agents), len(names)):
-            agents.append(self._backend.start(index, self.job.job_id, self.job.warmth, self._mark))
-        # gRPC takes 0.2 s to import; the agents are on their way already.
-        from torch_xdist.launcher.control import Server
-
-        server = Server(self._token, self._inbox.put, self._answer, agents=len(agents))
-        per_host = self.job.nprocs // len(agents)
-        self._hosts = Hosts(
-            server.send,
-            [
-                HostState(index, each, range(index * per_host, (index + 1) * per_host))
-                for index, each in enumerate(agents)
-            ],
-        )
-        self._requests.attach(lambda: self._inbox.tell({"op": "asked"}))
         try:
-            self._configure(server.address, stdin)
-            self._begin()
+            for index in range(len(agents), len(self._backend.hosts())):
+                start = self._backend.start
+                agents.append(start(index, self.job.job_id, self.job.warmth, self._mark))
+            # gRPC takes 0.2 s to import; the agents are on their way already.
+            from torch_xdist.launcher.control import Server
+
+            server = Server(self._token, self._inbox.put, self._answer, agents=len(agents))
+        except BaseException:
+            for started in agents:
+                started.end()
+            raise
+        self._hosts = Hosts.of(agents, self.job)
+        try:
+            self._connect(Plane(server, self._inbox.put), stdin)
+            self._begin(server.address)
+            self._requests.attach(lambda: self._inbox.tell({"op": "asked"}))
             self._watch()
             assert self._ending is not None
             return self._finish(self._ending)
         finally:
             self._hosts.send({"op": "bye"})
-            for state in self._hosts:
-                state.agent.end()
+            self._hosts.end()
             server.close()
 
-    def _configure(self, address: str, stdin: int | None) -> None:
+    def _connect(self, plane: Plane, stdin: int | None) -> None:
         for state in self._hosts:
             config = {
                 "op": "config",
-                "address": address,
-                "token": self._token,
                 "host_index": state.index,
+                "hosts": len(self._hosts),
+                "named": state.address,
+                "keeps_logs": bool(self.job.hosts) and not self.job.log_root_is_named,
+                "device": self.job.device,
                 "beat_s": self.job.timeouts.beat_s,
+                "lost_s": self.job.timeouts.lost_s,
             }
             has_stdin = self.job.stdin_rank is not None and self.job.stdin_rank in state.ranks
-            state.agent.configure(config, stdin if has_stdin else None)
-        self._meeting = replace(self._meeting, control=address)
-        self._emit(
-            "attempt",
-            number=self.number,
-            address=address,
-            token=self._token,
-            log_dir=self._log_dir,
-        )
+            state.send = state.agent.connect(plane, config, stdin if has_stdin else None)
 
-    def _begin(self) -> None:
+    def _begin(self, address: str) -> None:
+        facts = {"number": self.number, "address": address, "token": self._token}
+        self._emit("attempt", **facts, log_dir=self._log_dir)
         self._rendezvous = standing.RendezvousWatch(
             self.job.nprocs, self._clock.now_s(), self.job.timeouts, self._note
         )
         if self.job.kind == "function":
             self._hosts.send({"op": "payload"}, self._payload)
-        if self.job.nprocs > 1 and self.job.needs_coordinator:
-            first = self._hosts[0]
-            order = {"op": "coordinate", "world_size": self.job.nprocs, "host": first.agent.address}
-            self._hosts.send_to(first.index, order, b"")
-        else:
-            self._start_ranks()
+        control = f"ssh:{socket.gethostname()}" if self.job.hosts else address
+        meeting = Meeting(control=control, secret=secrets.token_bytes(32))
+        self._start = Start(
+            self.job, self.number, self._hosts, meeting, self._log_dir, self._note, self._on_started
+        )
 
-    def _start_ranks(self) -> None:
-        first = self._hosts[0].agent.address
-        self._meeting = replace(self._meeting, master_addr=first, master_port=free_port(first))
-        orders = placement.rank_orders(self.job, self.number, self._log_dir, self._meeting)
-        common = placement.common_order(self.job, self._log_dir)
-        for state in self._hosts:
-            own = [order for order in orders if order["rank"] in state.ranks]
-            self._hosts.send_to(state.index, {"op": "start", **common, "ranks": own}, b"")
-        self._emit("start", text=self.job.headline)
+    def _on_started(self, headline: str) -> None:
+        self._emit("start", text=headline)
         self._started = True
 
     def _watch(self) -> None:
@@ -210,13 +199,17 @@ class Head:
             self._emit(event, **(self._status() if event == "beats" else news))
 
     def _on_hello(self, state: HostState, message: Message, _: bytes) -> None:
-        state.name = str(message["host"])
-        self.sight.place(state.ranks, state.name)
+        if self._ending is None:
+            self._start.greet(state, message)
+            self.sight.place(state.ranks, state.name)
 
     def _on_coordinator(self, _: HostState, message: Message, __: bytes) -> None:
-        self._meeting = replace(self._meeting, coordinator=message["address"])
         if self._ending is None:
-            self._start_ranks()
+            self._start.serve(message["address"])
+
+    def _on_reached(self, state: HostState, message: Message, _: bytes) -> None:
+        if self._ending is None:
+            self._start.reach(state, message["why"])
 
     def _on_log(self, _: HostState, message: Message, __: bytes) -> None:
         self._emit("log", **{name: message[name] for name in ("rank", "lines", "unfinished")})
@@ -249,9 +242,16 @@ class Head:
     def _on_gone(self, state: HostState, message: Message, _: bytes) -> None:
         """The agent's stream ended; before `bye` that means the agent died."""
         state.gone = True
-        if self._ending is None:
-            text = f"the agent of host {state.name or '?'} has died ({message['why']})"
-            self._on_broken(state, {"text": text}, b"")
+        if self._ending is not None:
+            return
+        said_hello = state.facts is not None
+        gone = state.agent.explain(message["why"], state.name, has_said_hello=said_hello)
+        if gone.is_lost:
+            self.sight.lose(state.ranks, gone.text)
+        elif gone.exit_code == ExitCode.HOST:
+            raise HostError(gone.text)
+        else:
+            self._on_broken(state, {"text": gone.text}, b"")
 
     # ---- what is asked from outside ------------------------------------------------------------
 
@@ -299,10 +299,11 @@ class Head:
     def _decide(self) -> None:
         now_s = self._clock.now_s()
         absent = self.sight.absent()
-        if (not self._started or absent) and (late := self._rendezvous.look(absent, now_s)):
+        if (not self._started or absent) and (late := self._late(absent, now_s)):
             self._end(int(ExitCode.RENDEZVOUS), (late,))
         ranks = self.sight.ranks()
-        judged = verdict.judge(ranks, now_s, self.job.timeouts)
+        in_doubt = self._hosts.are_in_doubt(_BEATS_MISSED * self.job.timeouts.beat_s)
+        judged = verdict.judge(ranks, now_s, self.job.timeouts, in_doubt=in_doubt)
         match judged:
             case verdict.Wait():
                 for notice in judged.notices:
@@ -315,6 +316,9 @@ class Head:
                 self._ending = Ending(0, warnings=judged.warnings)
             case verdict.Stop():
                 self._ending = Ending(judged.exit_code, judged.failures, judged=True)
+
+    def _late(self, absent: list[int], now_s: float) -> Failure | None:
+        return self._rendezvous.look(absent, now_s, self._start.absent())
 
     def _release_if_all_finished(self) -> None:
         if not self._released and self.sight.have_all_finished():
@@ -374,12 +378,18 @@ class Head:
         return replace(
             ending,
             failures=failures,
-            text=report.failure_text(failures, self._log_dir) if failures else ending.text,
+            text=report.failure_text(failures, self._logs_of(first)) if first else ending.text,
             results=self.sight.results,
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
             step=max(self.sight.steps(), default=0),
             resumed=self.sight.resumed(),
         )
+
+    def _logs_of(self, failure: Failure) -> str:
+        """Where the log of a rank that failed is; on another host, behind the name of that."""
+        state = next(one for one in self._hosts if failure.rank in one.ranks)
+        folder = self._start.log_dir_on(state)
+        return f"{state.name}:{folder}" if self.job.hosts and folder else folder
 
     def _tear_down(self, ending: Ending) -> None:
         if self._hosts.are_over():

@@ -19,8 +19,8 @@ def failure_text(failures: Sequence[Failure], log_dir: str) -> str:
     root, others = failures[0], failures[1:]
     same = [ranks for ranks, first in fold(failures) if first is root]
     ranks = same[0] if same else [root.rank]
-    head = describe(root)
-    if len(ranks) > 1:
+    head = describe(root, ranks)
+    if len(ranks) > 1 and root.kind != "host_lost":
         head += f" (the same on {ranks_text(ranks)})"
     parts = [head]
     if root.traceback:
@@ -44,8 +44,15 @@ def main_stack(text: str) -> str:
     return "\n".join(line for line in main.splitlines() if not _NOISE.search(line))
 
 
-def describe(failure: Failure) -> str:
-    """The failure in one line: who, where, what; without traceback and log."""
+def describe(failure: Failure, ranks: Sequence[int] = ()) -> str:
+    """The failure in one line: who, where, what; without traceback and log.
+
+    Args:
+        ranks: all that a lost host had.
+    """
+    if failure.kind == "host_lost":
+        told = ranks_text(ranks or [failure.rank])
+        return f"host {failure.host} ({told}) was lost{_when(failure)}: {failure.message}"
     who = f"rank {failure.rank}"
     place = [f"host {failure.host}"] * bool(failure.host) + [f"pid {failure.pid}"] * bool(
         failure.pid
@@ -99,8 +106,8 @@ def fold(failures: Sequence[Failure]) -> list[tuple[list[int], Failure]]:
 
 
 def _folded(ranks: Sequence[int], first: Failure) -> str:
-    if len(ranks) == 1:
-        text = describe(first)
+    if len(ranks) == 1 or first.kind == "host_lost":
+        text = describe(first, ranks)
     else:
         who, what = ranks_text(ranks), describe(first).split(") ", 1)[-1]
         text = f"{who}: {what}"

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_xdist.launcher.facts import log_folders, placement, registry
+from torch_xdist.launcher.backends.backend import AgentProcess, Backend
+from torch_xdist.launcher.backends.local import ThisHost
+from torch_xdist.launcher.backends.ssh import SshHosts
+from torch_xdist.launcher.facts import log_folders, placement, registry, settings
 from torch_xdist.launcher.facts.errors import PreflightError
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.facts.log_folders import LogFolder
@@ -24,7 +27,6 @@ from torch_xdist.launcher.facts.registry import Registration
 from torch_xdist.launcher.head import restarts
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.head import Head
-from torch_xdist.launcher.head.hosts import AgentProcess, ThisHost
 from torch_xdist.launcher.head.requests import Requests
 
 _START_S = 5.0
@@ -156,6 +158,15 @@ def run_job(
         registration.close(code)
 
 
+def backend_of(job: Job) -> Backend:
+    """Where the agents of a job run."""
+    if not job.hosts:
+        return ThisHost({**job.env, **placement.shared_environ(job)})
+    passed_on = settings.passed_on(settings.environment())
+    env = {**passed_on, **job.timeouts.to_environ(), **job.env}
+    return SshHosts(job.hosts, job.ssh_command, job.python, env)
+
+
 class _Run:
     """The attempts of one job."""
 
@@ -172,7 +183,7 @@ class _Run:
         self._requests, self._registration, self._stdin = requests, registration, stdin
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
-        self._backend = ThisHost({**job.env, **placement.shared_environ(job)})
+        self._backend = backend_of(job)
 
     def attempts(self, first: FirstAgent | None) -> Ending:
         """One after the other, until one is the last."""
@@ -227,6 +238,7 @@ class _Run:
                 log_dir=facts["log_dir"],
                 argv=self._job.argv,
                 ranks=self._job.nprocs,
+                hosts=[host.name for host in self._job.hosts],
                 graceful_s=self._job.timeouts.graceful_s,
                 started=time.time(),
             )

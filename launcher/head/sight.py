@@ -69,6 +69,7 @@ class Sight:
     def __init__(self, job: Job, attempt: int, clock: Clock) -> None:
         self._job, self._attempt, self._clock = job, attempt, clock
         self.seen = {rank: Seen(rank) for rank in range(job.nprocs)}
+        self._local = [local for count in job.shares() for local in range(count)]
         self.pids: dict[int, int] = {}
         self.arrived: set[int] = set()
         self.results: dict[int, bytes] = {}
@@ -97,6 +98,15 @@ class Sight:
         for rank in ranks:
             self._see(rank, host=host)
 
+    def lose(self, ranks: range, why: str) -> None:
+        """Nothing is known any more of the host of these ranks: those that ran are lost with it."""
+        now_s = self._clock.now_s()
+        for rank in ranks:
+            seen = self.seen[rank]
+            if seen.exit_code is None and seen.report is None:
+                failure = Failure(rank, "host_lost", message=why, time=now_s)
+                self._see(rank, report=self.identified(failure))
+
     def identified(self, failure: Failure) -> Failure:
         """The failure with everything else that is known about its rank."""
         seen = self.seen[failure.rank]
@@ -104,7 +114,7 @@ class Sight:
             failure,
             job=self._job.job_id,
             attempt=self._attempt,
-            local_rank=failure.rank,
+            local_rank=self._local[failure.rank],
             host=failure.host or seen.host,
             pid=failure.pid or self.pids.get(failure.rank, 0),
             device=self._job.device,

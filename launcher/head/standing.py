@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from torch_xdist.launcher.facts.host import names_text
 from torch_xdist.launcher.facts.records import Failure, Heartbeat, ranks_text
 from torch_xdist.launcher.facts.settings import OFF, Timeouts
 from torch_xdist.launcher.head.sight import Seen
@@ -237,10 +238,18 @@ class RendezvousWatch:
         self._nprocs, self._since_s, self._note = nprocs, since_s, note
         self._limit_s, self._next_notice_s = timeouts.rendezvous_s, timeouts.notice_s
 
-    def look(self, absent: Sequence[int], now_s: float) -> Failure | None:
-        """The failure of a job whose ranks did not arrive in time."""
+    def look(
+        self, absent: Sequence[int], now_s: float, silent: Sequence[str] = ()
+    ) -> Failure | None:
+        """The failure of a job whose ranks did not arrive in time.
+
+        Args:
+            silent: the hosts whose agents have not said a word.
+        """
         waited_s = now_s - self._since_s
         missing = f"{ranks_text(absent)} of {self._nprocs}"
+        if silent:
+            missing += f" ({names_text(silent)}: no answer)"
         if waited_s >= self._limit_s:
             text = (
                 f"rendezvous: {missing} did not arrive in {waited_s:.0f} s; look into the logs, "

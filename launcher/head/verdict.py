@@ -70,12 +70,18 @@ class Stop:
     exit_code: int
 
 
-def judge(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Wait | Done | Stop:
+def judge(
+    workers: Sequence[Seen], now_s: float, timeouts: Timeouts, *, in_doubt: bool = False
+) -> Wait | Done | Stop:
     """Decide whether to wait, to finish, or to stop every rank and blame one.
 
     The blame goes, in this order, to: an exception, an exit code or a signal not sent by us that
     is no echo of a lost peer (the earliest of them); a rank that finished while others needed it;
-    the earliest echo. A rank that we stopped is never blamed for dying of it.
+    the earliest echo. A rank that we stopped is never blamed for dying of it. The loss of a host
+    counts as a cause.
+
+    Args:
+        in_doubt: whether a host is silent and may be lost: then echoes wait for that.
     """
     failures = _failures(workers)
     causes = [failure for failure in failures if not failure.secondary]
@@ -86,7 +92,7 @@ def judge(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Wait | D
         return _stop(_early_exit(early.seen, early.sentence), failures)
     if failures:
         first = min(failures, key=lambda failure: failure.time)
-        if _may_explain_itself(workers, first, now_s):
+        if in_doubt or _may_explain_itself(workers, first, now_s):
             return Wait()
         return _stop(first, failures)
     if early and (early.is_certain or now_s - early.since_s >= timeouts.exit_barrier_s):
@@ -102,6 +108,7 @@ def exit_code_of(failure: Failure) -> int:
         "hang": ExitCode.HANG,
         "pickle": ExitCode.PREFLIGHT,
         "launch": ExitCode.INTERNAL,
+        "host_lost": ExitCode.HOST,
     }
     if failure.kind in fixed:
         return int(fixed[failure.kind])
@@ -192,8 +199,8 @@ def _failed_s(worker: Seen) -> float:
 
 
 def _place_in_time(failure: Failure) -> tuple[float, int]:
-    """A sort key: time, where exceptions win over signal deaths within TIE_S."""
-    later_s = TIE_S if failure.kind in ("signal", "oom") else 0.0
+    """A sort key: time, where exceptions win over deaths within TIE_S."""
+    later_s = TIE_S if failure.kind in ("signal", "oom", "host_lost") else 0.0
     return failure.time + later_s, failure.rank
 
 

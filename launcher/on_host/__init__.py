@@ -1,6 +1,7 @@
 """The processes of one host: its agent, the nursery that forks the ranks, the ranks themselves.
 
-Comes in: one frame on the agent's stdin (where the head is), then orders over the control plane
+Comes in: one frame on the agent's stdin (where the head is), then orders over the control plane,
+which to another host's head is the agent's own stdin and stdout
 (`start`, `release`, `stop`, `stacks`, `bye`). Goes out: what the ranks say (`arrived`, heartbeats,
 `finished`, `failed`), that they ended, and their lines; and one log file per rank.
 

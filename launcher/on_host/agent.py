@@ -1,12 +1,13 @@
 """The agent, one process per host: starts its ranks, watches them, and leaves nothing behind.
 
 It owns the nursery (which forks the ranks), the log pipes and the links of the ranks. It decides
-nothing: what it sees goes to the head over one gRPC stream, and what the head says is done. It ends
-its ranks by itself in one case only: when the head is gone (its stdin ends, or the stream does).
+nothing: what it sees goes to the head over one stream, and what the head says is done. It ends its
+ranks by itself in one case only: when the head is gone (its stdin ends, or the stream does, or says
+nothing for too long).
 
-One thread owns all state; the threads of gRPC and of the pump only drop messages into a deque and
-wake it. The loop waits in one selector, never polls faster than its next deadline, and touches no
-disk: a disk that hangs must not keep it from ending the ranks. Its stdin is a socket to the head.
+One thread owns all state; the threads of the stream and of the pump only drop messages into a deque
+and wake it. The loop waits in one selector, never polls faster than its next deadline, and touches
+no disk: a disk that hangs must not keep it from ending the ranks.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -23,8 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_xdist.launcher.on_host import nursery
-from torch_xdist.launcher.on_host.head_stream import HeadStream
+from torch_xdist.launcher.on_host import head_stream, nursery
+from torch_xdist.launcher.on_host.head_stream import HeadStream, SocketToHead, WayToHead
 from torch_xdist.launcher.on_host.started_rank import OomWatch, StartedRank
 from torch_xdist.system import process_tree
 from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
@@ -44,10 +46,12 @@ class Agent:
         mark: "NAME=value", in the environment of every process of this attempt and of no other.
         nursery: its process, started by us or forked with us.
         link: to the nursery.
+        head: the way to the head.
     """
 
-    def __init__(self, mark: str, nursery: Child, link: Link) -> None:
+    def __init__(self, mark: str, nursery: Child, link: Link, head: WayToHead) -> None:
         self._mark, self._nursery, self._to_nursery = mark, nursery, link
+        self._head = head
         self._selector = selectors.DefaultSelector()
         self._inbox: deque[tuple[Message, bytes]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -62,6 +66,7 @@ class Agent:
         self._stopping = self._gone = self._orphaned = self._said_all_ended = False
         self._oom = OomWatch()
         self._pump: Any = None
+        self._own_logs: Any = None
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -70,17 +75,27 @@ class Agent:
         process_tree.adopt_orphans()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        self._head = Link(socket.socket(fileno=0))
-        config = self._head.receive()
+        config = self._head.config()
         if config is None:
             self._nursery.kill()
             self._nursery.wait()
             return
-        self._beat_s = float(config.message["beat_s"])
+        # The nursery is on its way: what is imported from here on costs no time.
+        from torch_xdist.launcher.on_host import host_facts
+
+        told = config.message
+        self._beat_s = float(told["beat_s"])
         self._stdin = config.descriptors[0] if config.descriptors else -1
-        self._stream = HeadStream(config.message, {"host": socket.gethostname()}, self._post)
+        facts = host_facts.measure(
+            told["device"],
+            alone=told["hosts"] == 1,
+            address=told["named"],
+            keeps_logs=told["keeps_logs"],
+        )
+        self._stream = HeadStream(self._head, told, {"facts": facts.to_json()}, self._post)
         self._watch(self._wake_read, self._on_wake)
-        self._watch(0, self._on_stdin)
+        if self._head.fileno() >= 0:
+            self._watch(self._head.fileno(), self._on_stdin)
         self._watch(self._to_nursery.fileno(), self._on_nursery)
         self._watch(self._nursery.fileno(), self._on_nursery_end)
         try:
@@ -144,9 +159,7 @@ class Agent:
             self._obey(*self._inbox.popleft())
 
     def _on_stdin(self, fd: int) -> None:
-        """Stdin says nothing after the first frame; its end means that the head is gone."""
-        _, is_open = self._head.read_ready()
-        if not is_open:
+        if self._head.is_gone():
             self._forget(fd)
             self._abandon()
 
@@ -154,6 +167,9 @@ class Agent:
         match message["op"]:
             case "coordinate":
                 self._order(message)
+            case "reach":
+                asked = message["address"], message["limit_s"]
+                threading.Thread(target=self._reach, args=asked, daemon=True).start()
             case "payload":
                 fd = to_memory_file(blob, "xla-run-payload")
                 self._order(message, fd)
@@ -181,6 +197,11 @@ class Agent:
             self._orphaned = self._gone = True
             self._signal_all(signal.SIGKILL)
 
+    def _reach(self, address: str, limit_s: float) -> None:
+        """On a thread, because it may take that long."""
+        why = head_stream.why_unreachable(address, limit_s)
+        self._stream.send({"op": "reached", "why": why})
+
     def _order(self, message: Message, *descriptors: int) -> None:
         """Tell the nursery, as soon as it listens; the descriptors are closed then."""
         if self._held is not None:
@@ -200,8 +221,11 @@ class Agent:
     def _start(self, message: Message) -> None:
         if self._stopping:
             return
+        from torch_xdist.launcher.on_host.own_logs import OwnLogs
         from torch_xdist.launcher.on_host.pump import Pump
 
+        if message["is_own_log_dir"]:
+            self._own_logs = OwnLogs(Path(message["log_dir"]))
         self._pump = Pump(
             Path(message["log_dir"]) if message["log_dir"] else None,
             show=self._stream.show,
@@ -374,10 +398,21 @@ class Agent:
         process_tree.reap()
         if self._pump is not None:
             self._pump.close(_LOG_WAIT_S)
+        if self._own_logs is not None:
+            self._own_logs.close()
         if not self._orphaned:
             self._stream.close()
         sys.stdout.flush()
         os._exit(0)
+
+
+def be(mark: str, nursery: Child, link: Link, head: WayToHead) -> None:
+    """Be the agent of a nursery that was started."""
+    # Five descriptors per rank are ours; the ranks keep the limit that the user has set.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    Agent(mark, nursery, link, head).run()
 
 
 def main() -> None:
@@ -389,11 +424,7 @@ def main() -> None:
         process, link = Child(int(forked[0])), Link(sock)
     else:
         process, link = nursery.start(job_id, warmth, mark)
-    # Five descriptors per rank are ours; the ranks keep the limit that the user has set.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    Agent(mark, process, link).run()
+    be(mark, process, link, SocketToHead(socket.socket(fileno=0)))
 
 
 if __name__ == "__main__":

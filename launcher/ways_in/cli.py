@@ -1,6 +1,7 @@
-"""`xla-run`: start a command as ranks of this host, and look after jobs that run.
+"""`xla-run`: start a command as ranks of this host or others, and look after jobs that run.
 
 xla-run -n 4 python train.py --lr 0.1
+xla-run --hosts a,b -n 2 python train.py
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
 
@@ -18,16 +19,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
-from torch_xdist.launcher.facts import cluster, devices, job, placement, settings
+from torch_xdist.launcher.facts import cluster, devices, job, settings
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import LauncherError, UsageError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
-from torch_xdist.launcher.ways_in import command_line, job_commands
+from torch_xdist.launcher.ways_in import command_line, host_options, job_commands, preview
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen
-from torch_xdist.system.masking import masked, masked_text
 from torch_xdist.system.rank import Rank
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -80,7 +80,8 @@ for each in (job_commands.ps, job_commands.logs, job_commands.stack, job_command
 
 # The first word that is no option of ours begins the command: all that follows is its own.
 @cli.command(context_settings={"allow_interspersed_args": False})
-@click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks on this host; else run once")
+@click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks per host; else run once")
+@host_options.options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
@@ -113,10 +114,10 @@ for each in (job_commands.ps, job_commands.logs, job_commands.stack, job_command
 @_timeout_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND")
 def run(words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any) -> None:
-    """Run COMMAND in N ranks (with -n) or once on this host (without)."""
+    """Run COMMAND in N ranks (with -n), here or on each of some hosts, or once here (without)."""
     spec = _job(words, **options)
     if dry_run:
-        click.echo(dry_run_text(spec, words))
+        click.echo(preview.text(spec, words))
         return
     sys.exit(_run(spec, timestamps))
 
@@ -134,6 +135,10 @@ def _job(
     stdin_rank: int | None,
     pairs: Sequence[str],
     files: Sequence[str],
+    hosts: str,
+    hostfile: str,
+    ssh_command: str,
+    python: str,
     **limits_s: float | None,
 ) -> Job:
     """The job that a command and the options of `run` describe."""
@@ -144,7 +149,12 @@ def _job(
     merged = {**environ, **env, **({"XLA_RUN_LOG_DIR": log_dir} if log_dir else {})}
     if nprocs is not None:
         _refuse_inside_others(merged)
-    choice, ranks = _devices(nprocs, merged)
+    others = host_options.hosts_of(hosts, hostfile, nprocs, once=once)
+    if others:
+        choice = host_options.asked_device(others, merged)
+        ranks = sum(host.slots for host in others)
+    else:
+        choice, ranks = _devices(nprocs, merged)
     command = command_line.read(words, os.getcwd(), is_module=is_module)
     log_root, is_named = settings.log_root(merged)
     return Job(
@@ -152,7 +162,7 @@ def _job(
         argv=list(command.argv),
         nprocs=ranks,
         device=choice.kind,
-        headline=_headline(nprocs, ranks, choice, merged),
+        headline="" if others else _headline(nprocs, ranks, choice, merged),
         job_id=job.check_id(job_id) if job_id else job.new_id(),
         state_dir=str(settings.state_dir(environ)),
         log_root=str(log_root),
@@ -163,24 +173,13 @@ def _job(
         tee=_teed(tee, ranks),
         max_restarts=max_restarts,
         timeouts=settings.timeouts(merged, **limits_s),
-        ranks_of_command=nprocs is not None,
+        ranks_of_command=nprocs is not None or bool(others),
         needs_coordinator=not devices.meets_in_memory(choice.kind, 1, merged),
-        stdin_rank=_stdin_rank(stdin_rank, ranks),
+        stdin_rank=_stdin_rank(stdin_rank, ranks, bool(others)),
+        hosts=others,
+        ssh_command=host_options.ssh_command(ssh_command, merged),
+        python=python or sys.executable,
     )
-
-
-def dry_run_text(spec: Job, words: Sequence[str]) -> str:
-    """Hosts, ranks, their cores, their variables and the command of a job, with secrets masked."""
-    lines = [spec.headline, f"host 0: this host, in {spec.cwd}"]
-    log_dir = Path(spec.log_root) / spec.job_id / "attempt-0"
-    meeting = placement.Meeting(control="CONTROL", coordinator="COORDINATOR", secret=b"\0")
-    shared = {**spec.env, **placement.shared_environ(spec)}
-    for order in placement.rank_orders(spec, 0, str(log_dir), meeting):
-        cores = ",".join(map(str, order["cores"]))
-        lines.append(f"rank {order['rank']} (cores {cores}): {masked_text(' '.join(words))}")
-        for name, value in sorted({**shared, **order["env"]}.items()):
-            lines.append(f"  {name}={masked(name, value)}")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -216,7 +215,8 @@ def _run(spec: Job, timestamps: bool) -> int:
         # Under nohup SIGHUP is ignored already, and stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda got, _: requests.ask(got))
-    screen = Screen(spec.nprocs, timestamps=timestamps)
+    labels = spec.labels() if spec.hosts else None
+    screen = Screen(spec.nprocs, timestamps=timestamps, labels=labels)
     try:
         stdin = 0 if spec.stdin_rank is not None else None
         ending = run_job(spec, b"", screen, requests, stdin=stdin)
@@ -267,7 +267,11 @@ def _refuse_inside_others(environ: dict[str, str]) -> None:
         )
 
 
-def _stdin_rank(asked: int | None, ranks: int) -> int | None:
+def _stdin_rank(asked: int | None, ranks: int, elsewhere: bool) -> int | None:
+    if elsewhere:
+        if asked is not None:
+            raise UsageError(f"--stdin {asked}: a rank of another host cannot read this terminal")
+        return None
     if asked is not None and not 0 <= asked < ranks:
         raise UsageError(f"--stdin {asked}: a rank from 0 to {ranks - 1} is needed")
     if asked is None and ranks > 1:

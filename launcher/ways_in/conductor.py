@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from torch_xdist.launcher.head.hosts import AgentHere, ThisHost
+from torch_xdist.launcher.backends.local import AgentHere, ThisHost
 from torch_xdist.system.frames import Link
 from torch_xdist.system.process import Child
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from torch_xdist.launcher.facts import log_folders, registry, settings
+from torch_xdist.launcher.facts import host, log_folders, registry, settings
 from torch_xdist.launcher.facts.errors import (
     AmbiguousJobError,
     HostError,
@@ -298,6 +298,12 @@ def _log_folder(name: str, attempt: int | None, *, wait: bool) -> tuple[Record |
         number = attempt if attempt is not None else max(attempts, default=0)
         if number in attempts:
             return record, attempts[number]
+        if record is not None and record.get("hosts") and not attempts:
+            raise UsageError(
+                f"job {name!r}: its logs are on its {host.names_text(record['hosts'])}; their "
+                "places there end with "
+                f"{folder.name}/attempt-{number}; or give --log-dir a folder that all hosts share"
+            )
         if attempts or not wait or record is None or not _runs(record):
             raise UsageError(
                 f"job {name!r}: no logs of attempt {number} in {folder}; there: "

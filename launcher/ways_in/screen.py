@@ -106,10 +106,13 @@ class Composer:
     Args:
         prefix: whether lines begin with their rank.
         timestamps: whether they begin with the time of day.
+        labels: what stands for each rank; None: its number.
     """
 
-    def __init__(self, prefix: bool, timestamps: bool = False) -> None:
-        self._prefix, self._timestamps = prefix, timestamps
+    def __init__(
+        self, prefix: bool, timestamps: bool = False, labels: Sequence[str] | None = None
+    ) -> None:
+        self._prefix, self._timestamps, self._labels = prefix, timestamps, labels
         self._open: tuple[int, str] | None = None  # the unfinished line that stands there
 
     @property
@@ -144,7 +147,8 @@ class Composer:
         return text
 
     def _start(self, rank: int) -> str:
-        return self._time() + (f"[{rank}] " if self._prefix else "")
+        label = self._labels[rank] if self._labels else rank
+        return self._time() + (f"[{label}] " if self._prefix else "")
 
     def _time(self) -> str:
         if not self._timestamps:
@@ -202,6 +206,7 @@ class Screen:
         err: TextIO | None = None,
         *,
         timestamps: bool = False,
+        labels: Sequence[str] | None = None,
     ) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
         self._terminals = [stream for stream in (self._out, self._err) if stream.isatty()]
@@ -212,7 +217,8 @@ class Screen:
         self._told_s = time.monotonic()
         self._last: tuple[int, float] | None = None
         self._step_s: float | None = None
-        self._composer = Composer(prefix=ranks > 1, timestamps=timestamps)
+        prefix = ranks > 1 or labels is not None
+        self._composer = Composer(prefix, timestamps, labels)
         self._writer: BackgroundWriter[Callable[[], None]] = BackgroundWriter(
             lambda action: action(),
             lambda lines: lambda: self._write(dropped_text(lines), self._err),

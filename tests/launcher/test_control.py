@@ -14,6 +14,7 @@ import pytest
 
 from torch_xdist.launcher import control
 from torch_xdist.launcher.facts.errors import AuthError, HostError
+from torch_xdist.launcher.facts.host import VERSION
 from torch_xdist.system import frames
 
 Seen = queue.SimpleQueue[tuple[int, dict, bytes]]
@@ -102,10 +103,10 @@ def test_an_agent_is_heard_and_gets_what_was_said_before_it_came(
     server: control.Server, heard: Seen
 ) -> None:
     server.send(0, {"op": "start"}, b"blob")
-    stream = greeting(server, host_index=0, version=control.VERSION)
+    stream = greeting(server, host_index=0, version=VERSION)
     assert told(stream) == frames.Frame({"op": "start"}, (b"blob",))
     assert heard.get(timeout=10)[:2] == (
-        *(0, {"op": "hello", "host_index": 0, "version": control.VERSION}),
+        *(0, {"op": "hello", "host_index": 0, "version": VERSION}),
     )
 
 
@@ -113,17 +114,17 @@ def test_an_agent_of_another_version_is_refused_by_name(server: control.Server) 
     with pytest.raises(grpc.RpcError) as caught:
         next(greeting(server, host_index=0, version=1))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    told = f"the agent speaks version 1 of the control plane, the head version {control.VERSION}; "
+    told = f"the agent speaks version 1 of the control plane, the head version {VERSION}; "
     assert caught.value.details().startswith(told + "install the same torch-xdist on all hosts")
 
 
 def test_a_second_agent_of_a_host_is_refused_and_takes_nothing_from_the_first(
     server: control.Server, heard: Seen
 ) -> None:
-    first = greeting(server, host_index=0, version=control.VERSION)
+    first = greeting(server, host_index=0, version=VERSION)
     assert heard.get(timeout=10)[1]["op"] == "hello"
     with pytest.raises(grpc.RpcError) as caught:
-        next(greeting(server, host_index=0, version=control.VERSION))
+        next(greeting(server, host_index=0, version=VERSION))
     assert caught.value.details() == "host 0 has an agent already"
     server.send(0, {"op": "start"})
     assert told(first).message == {"op": "start"}
@@ -156,7 +157,7 @@ def test_no_message_is_larger_than_a_piece(
 ) -> None:
     monkeypatch.setattr(control, "_PIECE_BYTES", 1000)
     server.send(0, {"op": "payload"}, bytes(2500))
-    stream = greeting(server, host_index=0, version=control.VERSION)
+    stream = greeting(server, host_index=0, version=VERSION)
     pieces = [next(stream) for _ in range(3)]
     assert [piece[:1] for piece in pieces] == [b"+", b"+", b"."]
     assert [len(piece) for piece in pieces[:2]] == [1001, 1001]

@@ -7,7 +7,10 @@ import fault_table
 
 ROWS = fault_table.rows((fault_table.ROOT / "docs/failures.md").read_text())
 # Each of their tests is one of a fault.
-FILES = ("test_device_faults.py", "test_out_of_memory.py", "test_stops.py")
+FILES = (
+    *("test_device_faults.py", "test_out_of_memory.py", "test_stops.py"),
+    "pods/test_host_faults.py",
+)
 FEWEST = 25
 
 

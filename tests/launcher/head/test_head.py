@@ -3,9 +3,9 @@
 import signal
 from pathlib import Path
 
+from torch_xdist.launcher.backends.local import ThisHost
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.head import Head
-from torch_xdist.launcher.head.hosts import ThisHost
 from torch_xdist.launcher.head.requests import Requests
 
 

@@ -25,3 +25,16 @@ def test_a_stack_is_that_of_the_main_thread_without_our_frames() -> None:
         '  File "<frozen runpy>", line 8 in y\n'
     )
     assert report.main_stack(text).splitlines()[1:] == ['  File "train.py", line 3 in main']
+
+
+def test_a_lost_host_is_named_with_its_ranks() -> None:
+    lost = Failure(2, "host_lost", host="b", message="no word from it for 10 s", step=40)
+    text = report.failure_text([lost, replace(lost, rank=3)], "")
+    assert text == ("host b (ranks 2, 3) was lost after step 40 or later: no word from it for 10 s")
+
+
+def test_a_host_that_was_lost_later_is_folded() -> None:
+    cause = Failure(0, "exit", exit_code=7)
+    lost = Failure(2, "host_lost", host="b", message="its stream ended", secondary=True)
+    told = report.failure_text([cause, lost, replace(lost, rank=3)], "").splitlines()
+    assert told[-1] == "then host b (ranks 2, 3) was lost: its stream ended"

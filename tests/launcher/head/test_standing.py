@@ -198,3 +198,12 @@ def test_absent_ranks_are_named_ever_more_seldom_until_they_fail_the_job():
     late = watch.look([3], 400.0)
     assert (late.rank, late.kind, late.time) == (3, "launch", 400.0)
     assert late.message.startswith("rendezvous: rank 3 of 4 did not arrive in 300 s; look into")
+
+
+def test_a_host_that_has_not_answered_is_named_with_the_absent_ranks():
+    notes = []
+    watch = RendezvousWatch(4, 0.0, Timeouts(notice_s=1.0, rendezvous_s=5.0), notes.append)
+    assert watch.look([2, 3], 2.0, ["b"]) is None
+    assert notes == ["waiting for ranks 2, 3 of 4 (host b: no answer) to arrive"]
+    late = watch.look([2, 3], 5.0, ["b", "c"])
+    assert "ranks 2, 3 of 4 (hosts b, c: no answer) did not arrive in 5 s" in late.message

@@ -260,3 +260,26 @@ def test_a_network_error_of_the_script_is_its_own_and_no_echo():
 )
 def test_a_users_own_error_is_no_echo(text):
     assert not is_echo_text(text)
+
+
+def lost(rank, at_s):
+    return Seen(rank, report=Failure(rank, "host_lost", message="no word", time=at_s, host="b"))
+
+
+def test_a_lost_host_is_blamed_and_not_what_its_peers_say():
+    echo = raised(0, 9.0, ECHO, "XlaRuntimeError")
+    verdict = judge([echo, running(1), lost(2, 10.0), lost(3, 10.0)], 10.0, T)
+    assert root(verdict) == (2, "host_lost", 73)
+    assert [(failure.rank, failure.secondary) for failure in verdict.failures] == [
+        *((2, False), (0, True), (3, False)),
+    ]
+
+
+def test_an_exception_before_the_loss_of_a_host_is_blamed():
+    assert root(judge([raised(0, 9.9), lost(1, 10.0)], 10.0, T)) == (0, "exception", 1)
+
+
+def test_echoes_wait_while_a_host_may_be_lost():
+    ranks = [raised(0, 5.0, ECHO, "XlaRuntimeError"), running(1)]
+    assert judge(ranks, 9.0, T, in_doubt=True) == Wait()
+    assert root(judge(ranks, 9.0, T)) == (0, "exception", 1)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from torch_xdist.launcher.on_host.agent import Agent
+from torch_xdist.launcher.on_host.head_stream import SocketToHead
 from torch_xdist.system.frames import Link
 from torch_xdist.system.process import Child
 
@@ -34,7 +35,7 @@ def test_the_soft_limit_of_open_files_holds_for_the_ranks_and_not_for_their_agen
 def test_an_order_to_start_that_comes_after_the_stop_starts_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, Child.start([sys.executable, "-c", ""]) as nursery:
-        agent = Agent("XLA_RUN_MARK=x", nursery, Link(ours))
+        agent = Agent("XLA_RUN_MARK=x", nursery, Link(ours), SocketToHead(theirs))
         agent._stopping = True
         agent._obey({"op": "start", "ranks": [{"rank": 0}]}, b"")
         assert not agent._ranks and not agent._held

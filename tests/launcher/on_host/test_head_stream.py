@@ -1,13 +1,14 @@
 """What an agent tells its head: news always, lines of ranks where they are wanted and fit."""
 
 import queue
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 from torch_xdist.launcher import control
 from torch_xdist.launcher.on_host import head_stream
-from torch_xdist.launcher.on_host.head_stream import HeadStream
+from torch_xdist.launcher.on_host.head_stream import HeadStream, SocketToHead
 
 Heard = queue.SimpleQueue[tuple[int, dict, bytes]]
 Orders = queue.SimpleQueue[tuple[dict, bytes]]
@@ -30,10 +31,14 @@ def stream(heard: Heard, orders: Orders) -> Iterator[HeadStream]:
     server = control.Server("right", lambda *told: heard.put(told), lambda message: {})
     server.send(3, {"op": "start"}, b"blob")
     config = {"address": server.address, "token": "right", "host_index": 3}
-    made = HeadStream(config, {"host": "a17"}, lambda *order: orders.put(order))
-    assert heard.get(timeout=10)[1]["host"] == "a17"
+    ours, theirs = socket.socketpair()
+    way = SocketToHead(theirs)
+    made = HeadStream(way, config, {"facts": {"name": "a17"}}, lambda *order: orders.put(order))
+    assert heard.get(timeout=10)[1]["facts"] == {"name": "a17"}
     yield made
     made.close()
+    ours.close()
+    theirs.close()
     server.close()
 
 

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.settings import TIMEOUTS
-from torch_xdist.launcher.ways_in.cli import cli, masked
+from torch_xdist.launcher.ways_in.cli import cli
+from torch_xdist.system.masking import masked
 
 
 @pytest.mark.parametrize(

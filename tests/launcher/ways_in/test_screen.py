@@ -4,6 +4,7 @@ import io
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -153,7 +154,7 @@ def test_a_terminal_that_cannot_show_a_character_shows_another() -> None:
 # ---- prompts, times and control characters -----------------------------------------------------
 
 
-def composed(*calls: Callable[[Composer], str], **options: bool) -> str:
+def composed(*calls: Callable[[Composer], str], **options: Any) -> str:
     composer = Composer(**{"prefix": True, **options})
     return "".join(call(composer) for call in calls)
 
@@ -227,3 +228,8 @@ def test_of_two_streams_the_one_that_is_a_terminal_is_cleaned(terminal: str) -> 
     shown = {"out": out.getvalue(), "err": err.getvalue()}
     assert shown.pop(terminal) == "forged\n"
     assert list(shown.values()) == ["\x1b[2Kforged\n"]
+
+
+def test_lines_of_several_hosts_begin_with_host_and_rank() -> None:
+    told = composed(lambda screen: screen.lines(1, ["hello"]), labels=["a/0", "b/1"])
+    assert told == "[b/1] hello\n"

@@ -1,0 +1,143 @@
+"""How the ranks of an attempt come to start: the agents say hello and tell of their hosts, host 0
+serves what the ranks meet at, the others try their way to it, and all get their orders.
+
+Called on the head's thread alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from torch_xdist.launcher.facts import devices, placement
+from torch_xdist.launcher.facts.errors import HostError, PreflightError
+from torch_xdist.launcher.facts.host import HostFacts, refusal
+from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.placement import Meeting, Place
+from torch_xdist.launcher.head.hosts import Hosts, HostState
+from torch_xdist.system.frames import Message
+
+_REACH_S = 10.0
+
+
+class Start:
+    """The start of one attempt.
+
+    Args:
+        meeting: what is known of it before any host is: `control` and `secret`.
+        log_dir: of this attempt, as the head would keep it; "": no logs are kept.
+        note: shows a line.
+        started: called with the line at start, when the ranks have got their orders.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        hosts: Hosts,
+        meeting: Meeting,
+        log_dir: str,
+        note: Callable[[str], None],
+        started: Callable[[str], None],
+    ) -> None:
+        self._job, self._number, self._hosts = job, number, hosts
+        self._meeting, self._log_dir = meeting, log_dir
+        self._note, self._started = note, started
+        self._headline = job.headline
+
+    def absent(self) -> list[str]:
+        """The hosts whose agents have not said hello, where a host has a name before that."""
+        return [state.name for state in self._hosts if state.facts is None and state.name]
+
+    def greet(self, state: HostState, hello: Message) -> None:
+        """The hello of an agent; the last one sets all going.
+
+        Raises:
+            HostError: host 0 has no address to meet at.
+            PreflightError, DevicesError: the hosts cannot do this job together.
+        """
+        if why := refusal(hello):
+            raise PreflightError(f"host {state.name}: {why}")
+        state.facts = HostFacts.from_json(hello["facts"])
+        state.name = state.name or state.facts.name
+        if self._keeps_own_logs and not state.facts.log_root:
+            why = state.facts.why_no_logs
+            self._note(f"warning: host {state.name}: no logs are kept there: {why}")
+        if any(one.facts is None for one in self._hosts):
+            return
+        needs_coordinator = self._job.needs_coordinator
+        if self._job.hosts:
+            self._choose_device()
+            needs_coordinator = len(self._hosts) > 1 or self._job.device != "CPU"
+        first, facts = self._hosts[0].name, self._facts(self._hosts[0])
+        if not facts.port:
+            raise HostError(
+                f"host {first}: {facts.address} is no address of it; name one that other hosts "
+                f"reach it at in a --hostfile: {first} address=ADDRESS"
+            )
+        self._meeting = replace(self._meeting, master_addr=facts.address, master_port=facts.port)
+        if self._job.nprocs > 1 and needs_coordinator:
+            order = {"world_size": self._job.nprocs, "host": facts.address}
+            self._hosts[0].send({"op": "coordinate", **order}, b"")
+        else:
+            self._start_ranks()
+
+    def serve(self, address: str) -> None:
+        """Host 0 serves what the ranks meet at; the other hosts try to reach it."""
+        self._meeting = replace(self._meeting, coordinator=address)
+        if len(self._hosts) == 1:
+            self._start_ranks()
+        for state in list(self._hosts)[1:]:
+            state.send({"op": "reach", "address": address, "limit_s": _REACH_S}, b"")
+
+    def reach(self, state: HostState, why_not: str) -> None:
+        """What a host says about its way to host 0.
+
+        Raises:
+            HostError: there is none.
+        """
+        if why_not:
+            first, facts = self._hosts[0].name, self._facts(self._hosts[0])
+            raise HostError(
+                f"host {state.name} cannot reach host {first} at {self._meeting.coordinator} "
+                f"({why_not}); hosts must reach each other on any port: open the firewall between "
+                f"them, or give another address than {facts.address} in a --hostfile: "
+                f"{first} address=ADDRESS"
+            )
+        state.reaches_first = True
+        if all(one.reaches_first for one in list(self._hosts)[1:]):
+            self._start_ranks()
+
+    def _choose_device(self) -> None:
+        every = [self._facts(state) for state in self._hosts]
+        choice = placement.device_of(self._job, [state.name for state in self._hosts], every)
+        self._job.device = choice.kind
+        environ = {**every[0].environ, **self._job.env}
+        count = len(every)
+        self._headline = devices.start_line(self._job.nprocs, count, choice, environ)
+
+    def _start_ranks(self) -> None:
+        places = [Place(state.facts, self.log_dir_on(state)) for state in self._hosts]
+        orders = placement.rank_orders(self._job, self._number, self._meeting, places)
+        for state, place, own in zip(self._hosts, places, orders, strict=True):
+            common = placement.common_order(self._job, place.log_dir)
+            is_own = self._keeps_own_logs and bool(place.log_dir)
+            state.send({"op": "start", **common, "is_own_log_dir": is_own, "ranks": own}, b"")
+        self._started(self._headline)
+
+    def log_dir_on(self, state: HostState) -> str:
+        """Where a host keeps the logs of its ranks: here, or below a folder of its own."""
+        if not self._keeps_own_logs:
+            return self._log_dir
+        root = state.facts.log_root if state.facts is not None else ""
+        tail = Path(self._log_dir or f"{self._job.job_id}/attempt-{self._number}").parts[-2:]
+        return str(Path(root, *tail)) if root else ""
+
+    @property
+    def _keeps_own_logs(self) -> bool:
+        """Whether every host keeps the logs of its ranks in a place of its own."""
+        return bool(self._job.hosts) and not self._job.log_root_is_named
+
+    @staticmethod
+    def _facts(state: HostState) -> HostFacts:
+        assert state.facts is not None
+        return state.facts

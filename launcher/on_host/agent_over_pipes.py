@@ -1,0 +1,24 @@
+"""The agent of a host that is not its head's: at the other end of an ssh connection.
+
+Its environment was set by what started it (`backends/ssh.py`), so that variables which count while
+the interpreter starts do so here too; the head's first message comes over stdin.
+"""
+
+import sys
+
+from torch_xdist.launcher.facts import placement, settings
+from torch_xdist.launcher.on_host import agent, nursery
+from torch_xdist.launcher.on_host.head_stream import PipesToHead
+
+
+def main() -> None:
+    """`python -m torch_xdist.launcher.on_host.agent_over_pipes JOB_ID warm|cold MARK RANKS`."""
+    job_id, warmth, mark, ranks = sys.argv[1:]
+    head = PipesToHead()
+    settings.publish(placement.thread_environ(settings.environment(), int(ranks)))
+    process, link = nursery.start(job_id, warmth, mark)
+    agent.be(mark, process, link, head)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What `xla-run --dry-run` prints: hosts, ranks, their variables and the commands of a job."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch_xdist.launcher.backends.ssh import SshHosts
+from torch_xdist.launcher.facts import placement
+from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.placement import Place
+from torch_xdist.launcher.head.runner import backend_of
+from torch_xdist.launcher.on_host import host_facts
+from torch_xdist.system.masking import masked, masked_text
+
+
+def text(spec: Job, words: Sequence[str]) -> str:
+    """The plan of a job, with secrets masked. Other hosts are not asked, so their part stays open.
+
+    Raises:
+        DevicesError: this host cannot say which part of which TPU slice it is.
+    """
+    return "\n".join(_on_hosts(spec, words) if spec.hosts else _here(spec, words))
+
+
+def _here(spec: Job, words: Sequence[str]) -> list[str]:
+    lines = [spec.headline, f"host 0: this host, in {spec.cwd}"]
+    log_dir = str(Path(spec.log_root) / spec.job_id / "attempt-0")
+    meeting = placement.Meeting(control="CONTROL", coordinator="COORDINATOR", secret=b"\0")
+    shared = {**spec.env, **placement.shared_environ(spec)}
+    place = Place(host_facts.measure(spec.device), log_dir)
+    for order in placement.rank_orders(spec, 0, meeting, [place])[0]:
+        cores = ",".join(map(str, order["cores"]))
+        lines.append(f"rank {order['rank']} (cores {cores}): {masked_text(' '.join(words))}")
+        lines += _variables({**shared, **order["env"]})
+    return lines
+
+
+def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
+    backend = backend_of(spec)
+    assert isinstance(backend, SshHosts)
+    meeting = placement.Meeting("ssh:HEAD", "HOST_0:PORT", "HOST_0", 0, b"\0")
+    root = spec.log_root if spec.log_root_is_named else "LOGS"
+    place = Place(None, str(Path(root, spec.job_id, "attempt-0")))
+    orders = placement.rank_orders(spec, 0, meeting, [place] * len(spec.hosts))
+    several = "s" * (len(spec.hosts) > 1)
+    lines = [
+        f"{spec.nprocs} ranks on {len(spec.hosts)} host{several}; their cores and devices, and "
+        "where the ranks meet, are found by the agents",
+        f"every agent starts with these variables, and gets them on its stdin, in {spec.cwd}:",
+        *_variables(backend.env),
+    ]
+    for index, host in enumerate(spec.hosts):
+        lines.append(f"host {index}: {host.name}")
+        lines.append(f"  $ {shlex.join(backend.command(index))}")
+        for order in orders[index]:
+            lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
+            lines += _variables(order["env"])
+    return lines
+
+
+def _variables(env: dict[str, str]) -> list[str]:
+    return [f"  {name}={masked(name, value)}" for name, value in sorted(env.items())]

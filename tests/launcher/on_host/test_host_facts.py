@@ -1,0 +1,30 @@
+"""What an agent finds out about its own machine."""
+
+import os
+import socket
+
+import pytest
+
+from torch_xdist.launcher.on_host import host_facts
+
+
+def test_a_host_that_is_alone_meets_on_loopback() -> None:
+    facts = host_facts.measure("CPU")
+    assert (facts.address, facts.name) == ("127.0.0.1", socket.gethostname())
+    assert facts.port > 0 and set(facts.cores) == os.sched_getaffinity(0)
+    assert facts.memory_bytes > 1 << 20
+
+
+def test_among_others_it_is_where_the_head_came_to() -> None:
+    assert host_facts.own_address({"SSH_CONNECTION": "10.0.0.9 4711 10.0.0.1 22"}) == "10.0.0.1"
+
+
+@pytest.mark.parametrize("came_to", ["127.0.0.1", "::1", "fe80::1%eth0"])
+def test_an_address_that_gloo_cannot_use_is_none(came_to: str) -> None:
+    address = host_facts.own_address({"SSH_CONNECTION": f"x 1 {came_to} 22"})
+    assert ":" not in address
+
+
+def test_an_address_that_is_not_its_own_has_no_port() -> None:
+    facts = host_facts.measure("CPU", alone=False, address="192.0.2.7")
+    assert (facts.address, facts.port) == ("192.0.2.7", 0)

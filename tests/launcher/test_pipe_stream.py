@@ -1,0 +1,118 @@
+"""The control plane in a pair of pipes: what goes through, what is noise, when a side is lost."""
+
+import os
+import queue
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from torch_xdist.launcher import pipe_stream
+from torch_xdist.launcher.pipe_stream import PipeStream
+
+LIMITS = {"beat_s": 0.05, "lost_s": 0.4}
+
+
+@dataclass
+class Pair:
+    """Both ends, and what each has heard."""
+
+    head: PipeStream
+    agent: PipeStream
+    to_head: int
+    heard: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+    closed: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+
+    def start(self, *streams: PipeStream) -> None:
+        for stream in streams:
+            stream.start(lambda *said: self.heard.put(said), self.closed.put, **LIMITS)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    orders, orders_write = os.pipe()
+    news, news_write = os.pipe()
+    kept = os.dup(news_write)
+    head = PipeStream(news, orders_write, is_head=True)
+    made = Pair(head, PipeStream(orders, news_write, is_head=False), kept)
+    yield made
+    os.close(kept)
+    for stream in (made.head, made.agent):
+        stream.close(0.2)
+
+
+def test_messages_go_both_ways(pair: Pair) -> None:
+    pair.head.send({"op": "config"}, b"blob")
+    pair.head.start(lambda *said: pair.heard.put(said), pair.closed.put, **LIMITS)
+    first = pair.agent.first()
+    assert first is not None and (first.message, first.blob) == ({"op": "config"}, b"blob")
+    pair.start(pair.agent)
+    pair.agent.send({"op": "hello"})
+    assert pair.heard.get(timeout=5) == ({"op": "hello"}, b"")
+
+
+def test_nothing_is_heard_of_the_signs_of_life(pair: Pair) -> None:
+    pair.start(pair.head, pair.agent)
+    time.sleep(0.6)
+    assert pair.heard.empty() and pair.closed.empty()
+    assert pair.head.silent_s() < 0.3
+
+
+def test_what_is_printed_before_the_mark_is_kept_and_no_message(pair: Pair) -> None:
+    os.write(pair.to_head, b"Welcome to a\nYou have mail\n")
+    pair.start(pair.head, pair.agent)
+    pair.agent.send({"op": "hello"})
+    assert pair.heard.get(timeout=5)[0] == {"op": "hello"}
+    assert pair.head.noise == "Welcome to a\nYou have mail\n"
+
+
+def test_a_flood_without_a_mark_ends_the_stream(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe_stream, "_MOST_NOISE_BYTES", 10)
+    os.write(pair.to_head, b"no agent at all")
+    pair.start(pair.head)
+    assert pair.closed.get(timeout=5) == "15 bytes came, and no agent among them"
+
+
+def test_bytes_that_are_no_message_end_the_stream(pair: Pair) -> None:
+    os.write(pair.to_head, pipe_stream.MARK + b"\xff" * 64)
+    pair.start(pair.head)
+    assert "JSON part" in pair.closed.get(timeout=5)
+
+
+def test_a_side_that_falls_silent_is_lost(pair: Pair) -> None:
+    os.write(pair.to_head, pipe_stream.MARK)
+    pair.start(pair.head)
+    assert pair.closed.get(timeout=5) == "no word from it for 0.4 s"
+    assert pair.head.is_lost
+
+
+def test_before_its_first_word_nobody_is_lost(pair: Pair) -> None:
+    pair.start(pair.head)
+    time.sleep(0.8)
+    assert pair.closed.empty() and pair.head.silent_s() == 0.0
+
+
+def test_the_end_of_the_pipe_is_the_end_of_the_stream(pair: Pair) -> None:
+    pair.start(pair.agent)
+    pair.head.start(lambda *_: None, lambda why: None, **LIMITS)
+    pair.head.close()
+    assert pair.closed.get(timeout=5) == "its stream ended"
+
+
+def test_an_end_before_the_first_message_is_none(pair: Pair) -> None:
+    pair.head.start(lambda *_: None, lambda why: None, **LIMITS)
+    pair.head.close()
+    # Signs of life may have come before it.
+    while (frame := pair.agent.first()) is not None:
+        assert frame.message == {"op": "here"}
+
+
+def test_large_messages_arrive_whole(pair: Pair) -> None:
+    pair.start(pair.head, pair.agent)
+    pair.agent.send({"op": "result"}, b"x" * (8 << 20))
+    message, blob = pair.heard.get(timeout=20)
+    assert message == {"op": "result"} and len(blob) == 8 << 20
+    assert pair.agent.pending_bytes < 8 << 20
