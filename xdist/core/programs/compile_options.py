@@ -56,7 +56,7 @@ def options(program: core.ClosedJaxpr, platform: str) -> Options:
     elements = 0
     for number, equation in enumerate(_equations(program.jaxpr)):
         names.add(equation.primitive.name)
-        types = [x.aval for x in (*equation.invars, *equation.outvars)]
+        types: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
         if number >= _MOST_EQUATIONS or not all(map(_is_plain, types)):
             return {}
         elements = max([elements, *(x.size for x in types)])

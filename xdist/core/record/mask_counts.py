@@ -71,7 +71,8 @@ def _counted(of: Any) -> tuple[torch.Tensor, int]:
     if of.__class__ is not XlaTensor:
         places = of.nonzero()
         return places, len(places)
-    count = int(host_value(of.count_nonzero()))
+    found: Any = of.count_nonzero()
+    count = int(host_value(found))
     size = min(max(_LEAST_PLACES, 1 << (count - 1).bit_length()), of.numel()) if count else 0
     return _aten.nonzero_static(of, size=size, fill_value=0), count
 
