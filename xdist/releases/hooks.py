@@ -81,7 +81,7 @@ def _has_print_options() -> bool:
     try:
         found = importlib.import_module("jaxlib._hlo")
     except ImportError:
-        # Where its names were before jax 0.10.2.
+        # Where its names are in jax 0.10.0.
         found = importlib.import_module("jaxlib._jax")
     return hasattr(found, "HloPrintOptions")
 

@@ -17,7 +17,7 @@ except ImportError:
 try:
     from jaxlib import _hlo  # type: ignore[attr-defined]
 except ImportError:
-    # Before jax 0.10.2 its names were there.
+    # In jax 0.10.0 its names are there.
     _hlo = _jax
 try:
     from jaxlib import _profiler  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def _relocate_inside(operation: Any, moved: Callable[[Any], Any], nowhere: Any) 
 
 
 def _is_name(location: Any) -> bool:
-    """Whether a location is a name (of jax 0.10.0 and older all are of one class)."""
+    """Whether a location is a name (in jax 0.10.0 all are of one class)."""
     kind = getattr(ir, "NameLoc", None)
     return bool(location.is_a_name()) if kind is None else isinstance(location, kind)
 
