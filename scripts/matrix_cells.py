@@ -1,9 +1,9 @@
 """Run the tests in one environment per cell of xdist/releases/tested.py; `scripts/matrix` calls it.
 
 Each cell gets an interpreter of its Python and a virtual environment below runs/matrix, is asked
-for the quickstart and for the fast tests of five parts, one pytest process per part, and leaves a
-row in docs/versions.md and its logs beside the environment. pip's own configuration decides where
-packages come from: with an index of torch's CPU builds a cell takes 2 GB, else 8.
+for the quickstart and for the fast tests of each part, one pytest process per part, and leaves a
+column in docs/versions.md and its logs beside the environment. pip's own configuration decides
+where packages come from: with an index of torch's CPU builds a cell takes 2 GB, else 8.
 """
 
 import argparse
@@ -23,24 +23,30 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / "runs" / "matrix"
 PAGE = ROOT / "docs" / "versions.md"
 PARTS = {
-    "core": "tests/xdist/core",
-    "ops": "tests/xdist/ops",
-    "collectives": "tests/collectives",
-    "c10d": "tests/xdist/ranks",
-    "launcher": "tests/launcher",
+    "core": ["tests/xdist/core"],
+    "ops": ["tests/xdist/ops"],
+    "spmd": ["tests/xdist/spmd", "tests/xdist/sharded_checkpoint"],
+    "compile": [f"tests/xdist/{name}" for name in ("dynamo", "export", "builder", "kernels")],
+    "collectives": ["tests/collectives"],
+    "c10d": ["tests/xdist/ranks"],
+    "launcher": ["tests/launcher"],
+    # Without what is above: a new folder of tests is in a part from the beginning.
+    "rest": ["tests/xdist", "tests/torch_xla", "tests/loaders"],
 }
 QUICKSTART = "quickstart"
 NOTHING_COLLECTED = 5
 PINNED_BY_CELL = ("torch", "jax", "jaxlib")
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - (.*))?$", re.MULTILINE)
+_RELEASES = ("Python", "torch", "jax")
+_ROWS = (*_RELEASES, QUICKSTART, *PARTS)
 _BEGIN, _END = "<!-- results: written by scripts/matrix -->", "<!-- end of results -->"
 
 
 class Outcome(NamedTuple):
     """What one part of one cell gave."""
 
-    shown: str  # the field of the table
+    shown: str  # counts of tests, or `ok`
     failures: list[str]
     seconds: float
 
@@ -65,7 +71,7 @@ def main(arguments: list[str]) -> int:
             outcomes[part] = run_part(cell, python, part)
             print(f"matrix: {cell.name}: {part}: {outcomes[part].shown}", flush=True)
         failed = failed or any(outcome.failures for outcome in outcomes.values())
-        PAGE.write_text(updated(PAGE.read_text(), cell, outcomes))
+        PAGE.write_text(updated(PAGE.read_text(), cell, outcomes, datetime.datetime.now()))
     return 1 if failed else 0
 
 
@@ -146,13 +152,20 @@ def run_part(cell: Any, python: Path, part: str) -> Outcome:
     log = python.parents[2] / f"{part}.log"
     command = [python, "scripts/train_digits.py", "--out", str(log.parent / "digits")]
     if part != QUICKSTART:
-        command = [python, "-m", "pytest", "-q", "-m", "not long", PARTS[part]]
+        command = [python, "-m", "pytest", "-q", "-m", "not long", *paths(part)]
         # A module that cannot be imported says nothing about the others.
         command.append("--continue-on-collection-errors")
     began = time.monotonic()
     with log.open("w") as file:
         code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     return outcome_of(part, code, log.read_text(), time.monotonic() - began)
+
+
+def paths(part: str) -> list[str]:
+    """What pytest is given for a part."""
+    others = [path for other, found in PARTS.items() if other != part for path in found]
+    inside = [p for p in others if any(Path(p).is_relative_to(own) for own in PARTS[part])]
+    return [*PARTS[part], *(f"--ignore={path}" for path in inside)]
 
 
 def outcome_of(part: str, code: int, output: str, seconds: float) -> Outcome:
@@ -174,23 +187,16 @@ def outcome_of(part: str, code: int, output: str, seconds: float) -> Outcome:
 # ---- the page ---------------------------------------------------------------------------------
 
 
-def updated(page: str, cell: Any, outcomes: dict[str, Outcome]) -> str:
-    """The page with this cell's row and failures in the place of its earlier ones.
+def updated(page: str, cell: Any, outcomes: dict[str, Outcome], when: datetime.datetime) -> str:
+    """The page with this cell's fields and failures in the place of its earlier ones.
 
     A part that was not run this time keeps what stands there.
     """
     before, rest = page.split(_BEGIN)
     results, after = rest.split(_END)
-    rows = {line.split("|")[1].strip(): line for line in results.splitlines() if "|" in line}
-    old = [field.strip() for field in rows.get(cell.name, "").split("|")[5:-1]]
-    names = [QUICKSTART, *PARTS]
-    shown = dict(zip(names, old[1:] or ["-"] * len(names)))
-    shown |= {part: f"{o.shown} ({o.seconds:.0f} s)" for part, o in outcomes.items()}
-    today = datetime.date.today().isoformat()
-    fields = [cell.name, cell.python, cell.torch, cell.jax, today, *shown.values()]
-    rows[cell.name] = f"| {' | '.join(fields)} |"
-    table = [row for name, row in rows.items() if name not in ("cell", "---")]
-    head = f"| cell | Python | torch | jax | run on | {' | '.join(names)} |"
+    shown = fields(results)
+    for part, outcome in outcomes.items():
+        shown[part, cell.name] = f"{outcome.shown} ({outcome.seconds:.0f} s, {when:%F %H:%M})"
     others = [line for line in results.splitlines() if line.startswith("- ")]
     kept = [line for line in others if not is_replaced(line, cell.name, outcomes)]
     new = [
@@ -198,9 +204,26 @@ def updated(page: str, cell: Any, outcomes: dict[str, Outcome]) -> str:
         for part, outcome in outcomes.items()
         for failure in outcome.failures
     ]
-    lines = [head, "|---" * (5 + len(names)) + "|", *table, "", *sorted([*kept, *new])]
+    lines = [*table(shown), "", *sorted([*kept, *new])]
     body = "\n".join(lines).rstrip()
     return f"{before}{_BEGIN}\n\n{body}\n\n{_END}{after}"
+
+
+def fields(results: str) -> dict[tuple[str, str], str]:
+    """The fields of a table by (name of the row, cell)."""
+    rows = [[field.strip() for field in line.split("|")[1:-1]] for line in results.splitlines()]
+    head, *others = [row for row in rows if row] or [[""]]
+    return {(row[0], name): field for row in others for name, field in zip(head[1:], row[1:])}
+
+
+def table(shown: dict[tuple[str, str], str]) -> list[str]:
+    """A column per cell: its releases, and what each part gave there."""
+    cells = tested_cells()
+    releases = {(word, c.name): getattr(c, word.lower()) for word in _RELEASES for c in cells}
+    known = {**shown, **releases}
+    rows = [[word, *(known.get((word, c.name), "-") for c in cells)] for word in _ROWS]
+    head = ["", *(cell.name for cell in cells)]
+    return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
 
 
 def is_replaced(line: str, name: str, outcomes: dict[str, Outcome]) -> bool:

@@ -1,6 +1,7 @@
 """scripts/matrix: what it reads from a log, and what it writes into docs/versions.md."""
 
 import importlib.util
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _PAGE = """Before.
 <!-- results: written by scripts/matrix -->
 
-| cell | Python | torch | jax | run on | quickstart | core | ops | collectives | c10d | launcher |
-|---|---|---|---|---|---|---|---|---|---|---|
-| oldest | 3.11 | 2.9.1 | 0.10.0 | 2001-01-01 | ok (9 s) | 1 / 1 / 0 (5 s) | - | - | - | - |
+|  | oldest | newest |
+| --- | --- | --- |
+| Python | 3.11 | 3.9 |
+| quickstart | ok (9 s, 2001-01-01 01:00) | - |
+| core | 1 / 1 / 0 (5 s, 2001-01-01 01:00) | 8 / 0 / 0 (5 s, 2001-01-01 01:00) |
 
 - oldest, core: `tests/a.py::b`: why
 - oldest, ops: `tests/c.py::d`
@@ -19,6 +22,7 @@ _PAGE = """Before.
 <!-- end of results -->
 After.
 """
+_NOW = datetime(2026, 1, 2, 3, 4)
 
 
 @pytest.fixture
@@ -51,26 +55,56 @@ def test_a_part_that_ends_without_a_count_is_a_failure(matrix):
 def test_a_part_run_again_takes_the_place_of_its_earlier_result(matrix):
     cell = matrix.tested_cells()[0]
     done = {"core": matrix.Outcome("2 / 0 / 0", [], 7.0)}
-    page = matrix.updated(_PAGE, cell, done)
+    page = matrix.updated(_PAGE, cell, done, _NOW)
     assert page.startswith("Before.\n") and page.endswith("After.\n")
-    assert "| ok (9 s) | 2 / 0 / 0 (7 s) | - |" in page and "2001" not in page
+    assert "\n| core | 2 / 0 / 0 (7 s, 2026-01-02 03:04) | - |" in page
     assert "oldest, core:" not in page and "- oldest, ops: `tests/c.py::d`" in page
 
 
-def test_another_cell_gets_a_row_of_its_own(matrix):
+def test_what_was_not_run_again_keeps_the_time_of_its_run(matrix):
+    done = {"core": matrix.Outcome("2 / 0 / 0", [], 7.0)}
+    page = matrix.updated(_PAGE, matrix.tested_cells()[0], done, _NOW)
+    assert "\n| quickstart | ok (9 s, 2001-01-01 01:00) | - | - | - |\n" in page
+    assert "| - | 8 / 0 / 0 (5 s, 2001-01-01 01:00) |\n" in page
+
+
+def test_another_cell_gets_a_column_of_its_own(matrix):
     cell = matrix.tested_cells()[1]
     done = {"ops": matrix.Outcome("2 / 1 / 0", ["`tests/e.py::f`: why"], 7.0)}
-    page = matrix.updated(_PAGE, cell, done)
-    assert page.count("\n| oldest |") == 1
-    assert "| - | - | 2 / 1 / 0 (7 s) | - | - | - |" in page
+    page = matrix.updated(_PAGE, cell, done, _NOW)
+    assert "|  | oldest | pinned | middle | newest |" in page
+    assert "\n| ops | - | 2 / 1 / 0 (7 s, 2026-01-02 03:04) | - | - |" in page
     assert "- pinned, ops: `tests/e.py::f`: why" in page
+
+
+def test_the_releases_of_the_cells_are_those_of_their_file(matrix):
+    page = matrix.updated(_PAGE, matrix.tested_cells()[0], {}, _NOW)
+    for word in ("Python", "torch", "jax"):
+        found = [getattr(cell, word.lower()) for cell in matrix.tested_cells()]
+        assert f"\n| {word} | {' | '.join(found)} |\n" in page
 
 
 def test_a_page_written_twice_stays_as_it_is(matrix):
     cell = matrix.tested_cells()[1]
     done = {"ops": matrix.Outcome("2 / 0 / 0", [], 7.0)}
-    once = matrix.updated(_PAGE, cell, done)
-    assert matrix.updated(once, cell, done) == once
+    once = matrix.updated(_PAGE, cell, done, _NOW)
+    assert matrix.updated(once, cell, done, _NOW) == once
+
+
+def test_the_rest_is_what_no_other_part_runs(matrix):
+    given = matrix.paths("rest")
+    assert given[:3] == ["tests/xdist", "tests/torch_xla", "tests/loaders"]
+    assert "--ignore=tests/xdist/core" in given and "--ignore=tests/xdist/kernels" in given
+    assert matrix.paths("core") == ["tests/xdist/core"]
+
+
+def test_every_folder_of_tests_that_asks_torch_or_jax_is_in_one_part(matrix):
+    found = {p for p in (ROOT / "tests").iterdir() if p.is_dir() and any(p.rglob("test_*.py"))}
+    roots = {Path(path).parts[1] for given in matrix.PARTS.values() for path in given}
+    # The scripts are of one machine, not of a release.
+    assert {path.name for path in found} - roots == {"scripts"}
+    for path in (path for given in matrix.PARTS.values() for path in given):
+        assert (ROOT / path).is_dir(), path
 
 
 def test_a_cells_pins_are_those_of_constraints_with_its_torch_and_jax(matrix):

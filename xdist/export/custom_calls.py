@@ -9,6 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.programs.jax_internals import is_export
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.torch_side.xla_namespace import LIBRARY, Kernel, define
 from torch_xdist.dtypes import to_jax
@@ -35,7 +36,15 @@ def _lowering(ctx: Any, *operands: Any, outputs: Any, frontend_attributes: Any, 
     )
 
 
+def _on_cpu(ctx: Any, *operands: Any, target: str, **rest: Any) -> Any:
+    # Its memory is the host's: nothing moves, and not every XLA knows the call there.
+    if target == _PLACEMENT and not is_export(ctx):
+        return operands
+    return _lowering(ctx, *operands, target=target, **rest)
+
+
 mlir.register_lowering(_call_p, _lowering)
+mlir.register_lowering(_call_p, _on_cpu, platform="cpu")
 
 
 def stablehlo_custom_call(

@@ -8,7 +8,7 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from torch_xdist.core.programs.jax_internals import sizes_at_run_time
+from torch_xdist.core.programs.jax_internals import sizes_at_run_time, type_in
 
 
 def broadcast_at_run_time(ctx: Any, x: Any, *, shape: tuple[Any, ...]) -> Sequence[Any]:
@@ -17,7 +17,7 @@ def broadcast_at_run_time(ctx: Any, x: Any, *, shape: tuple[Any, ...]) -> Sequen
     rank = len(ctx.avals_in[0].shape)
     dims = mlir.dense_int_array([*range(len(shape) - rank, len(shape))])
     sizes = sizes_at_run_time(ctx, shape)
-    type_ = mlir.aval_to_ir_type(ctx.module_context, out)
+    type_ = type_in(ctx, out)
     return stablehlo.DynamicBroadcastInDimOp(type_, x, sizes, dims).results
 
 
@@ -31,7 +31,7 @@ def custom_call(
     frontend_attributes: Mapping[str, str],
 ) -> Sequence[Any]:
     """`stablehlo.custom_call`; several results come as a tuple, as torch_xla's do."""
-    types = [mlir.aval_to_ir_type(ctx.module_context, out) for out in ctx.avals_out]
+    types = [type_in(ctx, out) for out in ctx.avals_out]
     is_tuple = len(types) > 1
     call = stablehlo.CustomCallOp(
         [ir.TupleType.get_tuple(types)] if is_tuple else types,

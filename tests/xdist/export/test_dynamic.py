@@ -12,17 +12,26 @@ from torch_xdist.export.pending import get_stablehlo
 from torch_xdist.export.programs import exported_program_to_stablehlo
 
 
-def module(function):
-    class Module(torch.nn.Module):
-        def forward(self, *args):
-            return function(*args)
+class OfOne(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
 
-    return Module().eval()
+    def forward(self, x):
+        return self.function(x)
+
+
+class OfTwo(OfOne):
+    # torch 2.9 loses the guards of `*args` that share a size.
+    def forward(self, x, y):
+        return self.function(x, y)
 
 
 def export_of(function, args, dynamic_shapes):
-    program = torch.export.export(module(function), args, dynamic_shapes=(dynamic_shapes,))
-    return exported_program_to_stablehlo(program)
+    model = (OfOne, OfTwo)[len(args) - 1](function).eval()
+    return exported_program_to_stablehlo(
+        torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
+    )
 
 
 def rand(*shape):

@@ -1,5 +1,7 @@
 """Users' Pallas kernels, and the TPU forms of ours: lowered for a TPU, and interpreted here."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,13 @@ from torch_xdist.kernels import flash_forms, gmm, paged_forms, rows, splash_form
 from torch_xdist.kernels.tpu_custom_call import call_of
 from torch_xla.experimental import custom_kernel
 
+# What it says beside the kind differs between releases of jax.
+TOLD = {"num_cores": 1, "platform": "tpu"}.items()
+KNOWN = inspect.signature(AbstractDevice).parameters
 SOME_TPU = AbstractMesh(
-    (), (), abstract_device=AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    (),
+    (),
+    abstract_device=AbstractDevice("TPU v5 lite", **{k: v for k, v in TOLD if k in KNOWN}),
 )
 
 

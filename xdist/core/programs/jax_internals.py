@@ -1,6 +1,7 @@
 """What is asked of JAX beside its public interface, each with what is done where it is gone."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,14 @@ from jax._src import config
 from torch_xdist.errors import ReleaseError
 
 try:
-    from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
+    from jaxlib import _jax  # type: ignore[attr-defined]
 except ImportError:
-    _hlo = _jax = None  # type: ignore[assignment]
+    _jax = None  # type: ignore[assignment]
+try:
+    from jaxlib import _hlo  # type: ignore[attr-defined]
+except ImportError:
+    # In jax 0.10.0 its names are there.
+    _hlo = _jax
 try:
     from jaxlib import _profiler  # type: ignore[attr-defined]
 except ImportError:
@@ -106,7 +112,7 @@ def relocate(lowered: Any, location_of: Callable[[str], Location | None]) -> Non
         made: dict[str, Any] = {}
 
         def moved(old: Any) -> Any:
-            name = old.name_str if isinstance(old, ir.NameLoc) else ""
+            name = old.name_str if _is_name(old) else ""
             if name not in made:
                 found = location_of(name)
                 made[name] = _named(name, nowhere) if found is None else _mlir_location(found)
@@ -123,6 +129,12 @@ def _relocate_inside(operation: Any, moved: Callable[[Any], Any], nowhere: Any) 
             for inner in block.operations:
                 inner.operation.location = moved(inner.location)
                 _relocate_inside(inner.operation, moved, nowhere)
+
+
+def _is_name(location: Any) -> bool:
+    """Whether a location is a name (in jax 0.10.0 all are of one class)."""
+    kind = getattr(ir, "NameLoc", None)
+    return bool(location.is_a_name()) if kind is None else isinstance(location, kind)
 
 
 def _named(name: str, child: Any) -> Any:
@@ -164,7 +176,7 @@ def hlo_of_module(
 
 def proto_of_module(module: str) -> bytes:
     """A StableHLO module as a serialized HloModuleProto."""
-    _need(_jax and hasattr(_jax.mlir, "mlir_module_to_xla_computation"), "a program as HLO")
+    _need(_jax and hasattr(_jax.mlir, "mlir_module_to_xla_computation"), "HLO of a program")
     computation = _jax.mlir.mlir_module_to_xla_computation(
         module, use_tuple_args=False, return_tuple=False
     )
@@ -189,6 +201,21 @@ def sizes_at_run_time(ctx: Any, shape: tuple[Any, ...]) -> Any:
     of_jax = getattr(mlir, "eval_dynamic_shape_as_tensor", None)
     _need(of_jax, "sizes that are open in a program")
     return of_jax(ctx, shape)  # type: ignore[misc]
+
+
+def type_in(ctx: Any, array: Any) -> Any:
+    """The MLIR type of an abstract array, in the module of a lowering's context."""
+    of_jax = getattr(mlir, "aval_to_ir_type", None)
+    _need(of_jax, "types of MLIR for arrays")
+    # Newer releases keep the types of a module.
+    has_module = len(inspect.signature(of_jax).parameters) > 1  # type: ignore[arg-type]
+    return of_jax(ctx.module_context, array) if has_module else of_jax(array)  # type: ignore[misc]
+
+
+def is_export(ctx: Any) -> bool:
+    """Whether a lowering's context is of a program that is to be kept, and not run here."""
+    of_jax = getattr(ctx.module_context, "lowering_parameters", None)
+    return getattr(of_jax, "for_export", True)
 
 
 def with_known_sizes(module: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch_xdist.core.devices import device as devices
 from torch_xdist.core.devices import rng, steps
 from torch_xdist.core.run.device_trace import is_forked
-from torch_xdist.releases.probes import XLA
+from torch_xdist.releases.hooks import XLA
 
 # Activation checkpointing saves a device's random state only where its module says so.
 _initialized = True

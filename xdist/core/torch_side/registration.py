@@ -33,7 +33,7 @@ from torch_xdist.core.torch_side import (
     lazy_modules,
     tensor_methods,
 )
-from torch_xdist.releases import patches, probes
+from torch_xdist.releases import hooks, patches
 
 _HIGHER = "torch._higher_order_ops"
 _keep: list[Any] = []
@@ -79,16 +79,16 @@ def _share_guard() -> None:
     It ends the process where it is asked for the stream of a device that is not `lazy`, as autograd
     does with the fake tensors of a captured graph; there it does what that of `meta` does, nothing.
     """
-    guards = probes.device_guards()
-    if guards[probes.XLA]:
+    guards = hooks.device_guards()
+    if guards[hooks.XLA]:
         return
-    methods = (ctypes.c_void_p * _METHODS_OF_GUARD)(*_methods_of(guards[probes.LAZY]))
+    methods = (ctypes.c_void_p * _METHODS_OF_GUARD)(*_methods_of(guards[hooks.LAZY]))
     for place in _OF_META:
-        methods[place] = _methods_of(guards[probes.META])[place]
+        methods[place] = _methods_of(guards[hooks.META])[place]
     guard = ctypes.c_void_p(ctypes.addressof(methods))
     # torch never frees a guard.
     _keep.extend([methods, guard])
-    guards[probes.XLA] = ctypes.addressof(guard)
+    guards[hooks.XLA] = ctypes.addressof(guard)
 
 
 def _methods_of(guard: int) -> ctypes.Array[ctypes.c_void_p]:

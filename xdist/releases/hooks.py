@@ -1,0 +1,344 @@
+"""What this package needs of torch and jax beside their public names, each as a probe.
+
+A hook that is read somewhere in the package stands here; what is changed stands in `patches`. A
+probe only looks: it takes microseconds, starts no device and changes nothing. `probes` asks them.
+"""
+
+import ctypes
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_xdist.releases import patches
+
+
+class Probe(NamedTuple):
+    """One hook: where it is looked for, and what it is needed for."""
+
+    path: str
+    needed_for: str
+    otherwise: str = ""  # what is done where it is missing; empty: nothing can be
+    check: Callable[[], bool] | None = None  # more than that it is there
+    when: str = "import"
+
+
+# c10::DeviceType; fixed since torch 1.9, and part of torch's serialized formats.
+XLA, META, LAZY = 9, 14, 17
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+
+
+def device_guards() -> Any:
+    """torch's device guards: an array of pointers by device type, up to that of `lazy`."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    return (ctypes.c_void_p * (max(XLA, LAZY) + 1)).in_dll(library, _GUARDS)
+
+
+def _has_guard_of_lazy() -> bool:
+    guards = device_guards()
+    return bool(guards[LAZY] and guards[META])
+
+
+class _Wrapped(torch.Tensor):
+    """What a wrapper is an instance of."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(f"the wrapper of a probe: {func} was called on it")
+
+
+def _wraps_lazy() -> bool:
+    any_keys = torch._C._dispatch_keys(torch.empty(0))
+    make = torch.Tensor._make_wrapper_subclass
+    # The order in which core.devices.tensor gives them.
+    values = (None, None, torch.float32, torch.strided, torch.device("lazy", 0), False, False)
+    tensor = make(_Wrapped, (1,), (1,), *values, None, False, False, any_keys - any_keys)
+    return tensor.device.type == "lazy"
+
+
+def _has_autocast_of_xla() -> bool:
+    library = torch.library.Library("_", "IMPL", "AutocastXLA")
+    del library
+    # Between a wrapper on `xla` and one on `lazy`, which `core.devices.tensor` takes for the key.
+    make = torch.Tensor._make_wrapper_subclass
+    of_xla, of_lazy = (torch._C._dispatch_keys(make(_Wrapped, (1,), device=d)) for d in _PAIR)
+    return str(of_xla - of_lazy) == "DispatchKeySet(AutocastXLA)"
+
+
+def _names_detour() -> bool:
+    """Whether torch's DTensors still treat xla apart, by a constant that can be changed."""
+    api = importlib.import_module("torch.distributed.tensor._api")
+    made = patches.is_made("torch.distributed.tensor._api.distribute_tensor.__code__")
+    return made or "xla" in inspect.unwrap(api.distribute_tensor).__code__.co_consts
+
+
+def _has_print_options() -> bool:
+    try:
+        found = importlib.import_module("jaxlib._hlo")
+    except ImportError:
+        # Where its names are in jax 0.10.0.
+        found = importlib.import_module("jaxlib._jax")
+    return hasattr(found, "HloPrintOptions")
+
+
+_PAIR = (torch.device("xla", 0), torch.device("lazy", 0))
+_ONE_BY_ONE = "each is asked for its own, which takes longer"
+_DISPATCH = "operators arrive in Python with their schema"
+_DECOMPOSED = "operators without a lowering are made of others"
+_PROMOTION = "operands are promoted as torch does it"
+_LAUNCHER = "ranks forked from a process that has imported torch and jax"
+_NESTED = "operands in lists and dicts are found"
+_PROGRAMS = "programs as StableHLO"
+_LINES = "operations of programs have the user's lines (XLA_HLO_DEBUG)"
+_LINES_OF_JAX = "they have those of JAX"
+_PROFILER = "sessions and servers of the profiler"
+_NO_PROFILER = "a ReleaseError where one is started"
+_EXPORT = "torch's exported programs as StableHLO"
+_KERNELS = "torch_xla's kernels on a TPU"
+_CHECKPOINTS = "checkpoints of sharded tensors"
+# When what a script may never use is missed: `require` does not ask for it, the doctor does.
+USE = "its first use"
+
+
+def _each(
+    owner: str, names: str, needed_for: str, otherwise: str = "", when: str = "import"
+) -> Any:
+    """A probe for each of several names in one place."""
+    return [Probe(f"{owner}.{name}", needed_for, otherwise, when=when) for name in names.split()]
+
+
+PROBES = (
+    # torch: tensors
+    Probe(
+        "torch.Tensor._make_wrapper_subclass",
+        "device tensors are wrappers without storage on `lazy`",
+        check=_wraps_lazy,
+    ),
+    Probe("torch._C._disabled_torch_function_impl", "device tensors skip __torch_function__"),
+    Probe("torch._C._dispatch_keys", "the key AutocastXLA is found between two wrappers"),
+    Probe("torch._C._ExcludeDispatchKeyGuard", "autocast's kernels call on without autocast"),
+    Probe("torch._C.DispatchKey.Meta", "sizes and strides are changed in place"),
+    Probe("torch._C.DispatchKeySet", "sizes and strides are changed in place"),
+    Probe("torch.Tensor.data.__set__", "a tensor gets the room of a larger one"),
+    Probe("torch._C.Generator", "torch.Generator('xla')"),
+    Probe("torch._tensor_str._str", "printing device tensors"),
+    Probe("torch._utils._rebuild_device_tensor_from_cpu_tensor", "pickling device tensors"),
+    Probe("torch._utils._rebuild_parameter", "pickling device tensors"),
+    Probe("torch.utils.swap_tensors", "torch's lazy modules get their sizes on the device"),
+    Probe("torch._C._nn._parse_to", "torch's lazy modules move to the device"),
+    Probe("torch._C.PyTorchFileReader.get_record_offset", "files are written tensor by tensor"),
+    Probe("pickle._Pickler", "files are written tensor by tensor"),
+    Probe("torch.serialization.skip_data", "files are written tensor by tensor"),
+    # torch: the device
+    Probe(
+        "torch/lib/libc10.so: device_guard_impl_registry",
+        "a device 'xla' has a device guard, made of those of `lazy` and `meta`",
+        check=_has_guard_of_lazy,
+    ),
+    Probe("torch._register_device_module", "there is a torch.xla"),
+    Probe(
+        "torch.library.Library: AutocastXLA", "torch.autocast('xla')", check=_has_autocast_of_xla
+    ),
+    # torch: operators
+    Probe("torch.ops.aten.add.Tensor._can_decompose", _DISPATCH),
+    Probe("torch.ops.aten.add.Tensor._op_dk", _DISPATCH),
+    Probe("torch.ops.aten.add.Tensor.redispatch", _DISPATCH),
+    Probe("torch._C._dispatch_has_kernel_for_dispatch_key", _DECOMPOSED),
+    Probe("torch._decomp.global_decomposition_table", _DECOMPOSED),
+    Probe("torch._C.DispatchKey.CompositeExplicitAutograd", _DECOMPOSED),
+    Probe("torch._C.DispatchKey.XLA", _DECOMPOSED),
+    Probe("torch.utils._python_dispatch.TorchDispatchMode", _DECOMPOSED),
+    Probe("torch._prims_common.elementwise_dtypes", _PROMOTION),
+    *_each(
+        "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
+        "NO_OPMATH DEFAULT INT_TO_FLOAT COMPLEX_TO_FLOAT",
+        _PROMOTION,
+    ),
+    *_each(
+        "torch.utils._pytree",
+        "TreeSpec tree_flatten tree_unflatten tree_leaves tree_map tree_map_only",
+        _NESTED,
+    ),
+    *_each("torch.utils._pytree", "treespec_dumps treespec_loads", _EXPORT),
+    Probe("torch._ops.OpOverload", _DISPATCH),
+    Probe("torch._foreach_add_", "optimizers count their steps in one row"),
+    Probe("torch.autograd.forward_ad._current_level", "attention leaves forward mode to torch"),
+    Probe("torch.autograd.Variable._execution_engine.queue_callback", "FSDP ends its backward"),
+    Probe("torch.autograd._is_checkpoint_valid", "activation checkpoints, the reentrant way"),
+    # torch: captured graphs
+    Probe("torch._decomp.get_decompositions", _EXPORT),
+    Probe("torch._dispatch.python.enable_python_dispatcher", _EXPORT),
+    Probe("torch.export.ExportedProgram._graph_module_flat_inputs", _EXPORT),
+    Probe("torch._export.serde.serialize.GraphModuleSerializer", _EXPORT, when=USE),
+    Probe("torch._subclasses.fake_tensor.FakeTensorMode", "partitions of a scan's gradients"),
+    *_each("functorch.compile", "aot_function make_boxed_func", "torch.compile", when=USE),
+    Probe(
+        "torch.fx.passes.infra.partitioner.CapabilityBasedPartitioner",
+        "captured graphs of which a part runs on the CPU",
+        when=USE,
+    ),
+    Probe(
+        "torch.ao.quantization.fx._decomposed",
+        "torch.ops.quantized_decomposed",
+        otherwise="it is not there",
+        when=USE,
+    ),
+    # torch: several ranks
+    Probe("torch.distributed.Backend.register_backend", "the backend 'xla'"),
+    Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),
+    Probe("torch.distributed.distributed_c10d._resolve_process_group", "collectives by group name"),
+    Probe("torch._C._distributed_c10d._create_work_from_future", "works that are complete"),
+    Probe(
+        "torch.distributed.tensor._api.distribute_tensor.__code__: 'xla'",
+        "DTensors on the device",
+        check=_names_detour,
+        when=patches.FIRST_MESH,
+    ),
+    Probe(
+        "torch.distributed.tensor._random._RNGStateTracker._distribute_region",
+        "random numbers of DTensors",
+        when=patches.FIRST_MESH,
+    ),
+    Probe("torch.amp.GradScaler._maybe_opt_step", "steps are skipped without a look at a value"),
+    Probe("torch.distributed.device_mesh.DeviceMesh._init_process_groups", "meshes of ranks"),
+    Probe("torch.nn.modules.batchnorm._BatchNorm", "SyncBatchNorm"),
+    # torch: one process, all devices
+    Probe("torch._C._DisableTorchDispatch", "XLAShardedTensor"),
+    *_each(
+        "torch.distributed.tensor._dtensor_spec",
+        "DTensorSpec TensorMeta",
+        "DTensor's word for a sharding",
+        when=USE,
+    ),
+    Probe("torch.nn.modules.module._forward_unimplemented", "SPMD's FSDP checks what it wraps"),
+    *_each(
+        "torch.distributed",
+        "_shard._utils.narrow_tensor_by_index checkpoint._dedup_save_plans.dedup_save_plans"
+        " checkpoint._fsspec_filesystem.FsspecReader checkpoint._fsspec_filesystem.FsspecWriter"
+        " checkpoint._traverse.set_element checkpoint._traverse.traverse_state_dict",
+        _CHECKPOINTS,
+        when=USE,
+    ),
+    # jax
+    Probe("jax.ffi.ffi_lowering", "collectives through shared memory"),
+    Probe("jax.extend.core.Primitive", "collectives through shared memory"),
+    Probe("jax.interpreters.mlir.register_lowering", "collectives through shared memory"),
+    Probe("jax._src.distributed.global_state.client", "collectives between hosts"),
+    Probe("jaxlib._jax.get_distributed_runtime_client", "collectives between hosts"),
+    Probe("jaxlib._jax.get_distributed_runtime_service", "collectives between hosts"),
+    Probe(
+        "jax._src.config.trace_context",
+        "programs are kept apart by all settings that they depend on",
+        otherwise="they are kept apart by the precision of matrix products",
+    ),
+    Probe(
+        "jax._src.interpreters.pxla.batched_device_put",
+        "arrays go to a device without a check of each",
+        otherwise="jax.device_put does it",
+    ),
+    Probe("jax.interpreters.mlir.merge_mlir_modules", "HLO modules as parts of programs"),
+    Probe(
+        "jaxlib._jax.mlir.hlo_to_stablehlo",
+        "HLO modules as parts of programs",
+        otherwise="a ReleaseError where one is used",
+    ),
+    Probe(
+        "jax._src.lax.windowed_reductions._select_and_scatter",
+        "xla_builder's SelectAndScatter",
+        otherwise="a ReleaseError where it is used",
+    ),
+    Probe(
+        "jax._src.interpreters.mlir.eval_dynamic_shape_as_tensor",
+        "exported programs leave sizes open",
+        otherwise="a ReleaseError where one does",
+    ),
+    Probe(
+        "jax._src.interpreters.mlir.refine_polymorphic_shapes",
+        "StableHLO with open sizes runs",
+        otherwise="a ReleaseError where it shall",
+    ),
+    Probe(
+        "jax._src.export._export._module_to_bytecode",
+        "StableHLO with operations of JAX's own is written",
+        otherwise="such a module is refused",
+    ),
+    Probe("jaxlib.mlir.ir._OperationBase.location", _LINES, _LINES_OF_JAX),
+    *_each("jaxlib.mlir.ir.Location", "callsite file name unknown", _LINES, _LINES_OF_JAX),
+    Probe("jaxlib.mlir.ir.NameLoc", _LINES, "locations are asked whether they are names"),
+    *_each(
+        "jaxlib._profiler",
+        "ProfilerSession ProfileOptions start_server",
+        _PROFILER,
+        _NO_PROFILER,
+    ),
+    Probe(
+        "jaxlib._hlo.HloPrintOptions",
+        "programs as HLO text with the shapes of operands",
+        otherwise="the text is that of JAX",
+        check=_has_print_options,
+    ),
+    Probe(
+        "jax._src.interpreters.mlir.LoweringParameters.for_export",
+        "tensors are placed in the memory of the host",
+        otherwise="on the CPU, where that is all there is, by a call to XLA as elsewhere",
+    ),
+    Probe(
+        "jaxlib._jax.mlir.mlir_module_to_xla_computation",
+        "programs as HLO",
+        otherwise="a ReleaseError where one is asked for",
+    ),
+    *_each(
+        "jax.interpreters.mlir",
+        "aval_to_ir_type dense_int_array i32_attr ir make_ir_context",
+        _PROGRAMS,
+    ),
+    *_each(
+        "jaxlib.mlir.ir",
+        "Location Block BoolAttr DenseElementsAttr DictAttr FlatSymbolRefAttr InsertionPoint Module"
+        " RankedTensorType StringAttr SymbolTable TupleType",
+        _PROGRAMS,
+    ),
+    *_each(
+        "jaxlib.mlir.dialects.stablehlo",
+        "ConstantOp CustomCallOp DynamicBroadcastInDimOp GetTupleElementOp"
+        " StablehloCompatibilityRequirement.WEEK_4 deserialize_portable_artifact"
+        " get_version_from_compatibility_requirement serialize_portable_artifact_str",
+        _PROGRAMS,
+    ),
+    Probe("jaxlib.mlir.dialects.func.CallOp", _PROGRAMS),
+    Probe("jaxlib.mlir.passmanager.PassManager.parse", _PROGRAMS),
+    Probe(
+        "jax._src.mesh_utils._create_device_mesh_for_nd_torus",
+        "hybrid meshes along the links of a TPU",
+        otherwise="they are in the order of the devices",
+    ),
+    *_each(
+        "jax.experimental.pallas.ops.tpu",
+        "flash_attention.SegmentIds flash_attention._flash_attention_impl"
+        " flash_attention._flash_attention_bwd_dkv flash_attention._flash_attention_bwd_dq"
+        " megablox.gmm.gmm megablox.gmm.tgmm paged_attention.paged_attention"
+        " ragged_paged_attention.ragged_paged_attention",
+        _KERNELS,
+        when=USE,
+    ),
+    *_each(
+        "jax.experimental.pallas.ops.tpu.splash_attention",
+        "splash_attention_kernel.BlockSizes splash_attention_kernel.DEFAULT_MASK_VALUE"
+        " splash_attention_kernel.QKVLayout splash_attention_kernel.SegmentIds"
+        " splash_attention_kernel.make_splash_mha splash_attention_mask.CausalMask"
+        " splash_attention_mask.FullMask splash_attention_mask.LocalMask"
+        " splash_attention_mask.MultiHeadMask",
+        _KERNELS,
+        when=USE,
+    ),
+    Probe("jax._src.dispatch.wait_for_tokens", _LAUNCHER, otherwise="it is not called at exit"),
+    Probe("jax._src.api.clean_up", _LAUNCHER, otherwise="it is not called at exit"),
+    Probe("jax._src.xla_bridge.backends_are_initialized", _LAUNCHER),
+    Probe("torch._C._len_torch_function_stack", _LAUNCHER),
+    Probe("torch._C._len_torch_dispatch_stack", _LAUNCHER),
+)
