@@ -229,6 +229,9 @@ PROBES = (
     Probe("jax.extend.core.Primitive", "collectives through shared memory"),
     Probe("jax.interpreters.mlir.register_lowering", "collectives through shared memory"),
     Probe("jax._src.distributed.global_state.client", "collectives between hosts"),
+    Probe("jax._src.xla_bridge.register_backend_factory", "collectives between hosts"),
+    Probe("jax._src.xla_bridge.make_cpu_client", "collectives between hosts"),
+    Probe("jaxlib._jax.make_gloo_tcp_collectives", "collectives between hosts"),
     Probe("jaxlib._jax.get_distributed_runtime_client", "collectives between hosts"),
     Probe("jaxlib._jax.get_distributed_runtime_service", "collectives between hosts"),
     Probe(
