@@ -315,6 +315,21 @@ PROBES = (
     ),
     Probe("jaxlib.mlir.dialects.func.CallOp", _PROGRAMS),
     Probe("jaxlib.mlir.passmanager.PassManager.parse", _PROGRAMS),
+    Probe("jaxlib.mlir.dialects.sdy.sharding_group", "tensors that are sharded alike"),
+    Probe(
+        "jax.experimental.shard_alike.shard_alike",
+        "tensors that are sharded alike",
+        otherwise="Shardy is told so directly",
+        when=USE,
+    ),
+    *_each(
+        "jax.experimental.pallas", "pallas_call tpu.force_tpu_interpret_mode", "kernels", when=USE
+    ),
+    Probe(
+        "jax.experimental.multihost_utils.process_allgather",
+        "SPMD over several processes",
+        when=USE,
+    ),
     Probe(
         "jax._src.mesh_utils._create_device_mesh_for_nd_torus",
         "hybrid meshes along the links of a TPU",

@@ -3,9 +3,7 @@
 import ast
 from typing import Any, TypeVar
 
-import jax
 import torch
-from jax.experimental.shard_alike import shard_alike
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torch_xdist.core.devices.tensor import XlaTensor
@@ -14,6 +12,7 @@ from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd import marks
+from torch_xdist.spmd.alike import alike
 from torch_xdist.spmd.marks import unwrapped
 from torch_xdist.spmd.mesh import Mesh, PartitionSpec, checked_spec
 from torch_xdist.spmd.sharded_tensor import XLAShardedTensor
@@ -166,9 +165,6 @@ def shard_as(a: PyTreeA, b: PyTreeB) -> tuple[PyTreeA, PyTreeB]:
 def _alike(x: Any, y: Any) -> tuple[Any, Any]:
     if x is None or y is None:
         return x, y
-
-    def alike(one: jax.Array, other: jax.Array) -> Any:
-        return shard_alike(one, other)
 
     tensors = [marks.on_device(unwrapped(t), "shard_as") for t in (x, y)]
     first, second = record_jax("xla.shard_as", alike, tensors)

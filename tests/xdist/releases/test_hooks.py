@@ -18,7 +18,7 @@ PRODUCT = [
 LIBRARIES = ("torch", "jax", "jaxlib", "functorch")
 # Without an underscore, and yet no public interface.
 PRIVATE_MODULES = (
-    "jaxlib.", "jax.interpreters.", "jax.experimental.pallas.ops.", "functorch.",
+    "jaxlib.", "jax.interpreters.", "jax.experimental.", "functorch.",
 )  # fmt: skip
 # Operators have names that begin with an underscore too; their schemas are what is public.
 OPERATORS = "torch.ops."
