@@ -76,7 +76,7 @@ def test_a_program_that_fails_is_written_down(ask, tmp_path, monkeypatch):
     text = (tmp_path / "failed").read_text()
     assert text.startswith("[HLO Graph 0 From Thread ") and "]\nHloModule " in text
     with monkeypatch.context() as patch:
-        patch.setattr(collective_program.OnDevice, "lower", fail)
+        patch.setattr(collective_program.OnDevice, "_lowered", fail)
         with pytest.raises(RuntimeError, match="no room") as error:
             torch_xla.sync()
     assert "no HLO: it cannot be lowered (RuntimeError: no room)" in "".join(error.value.__notes__)
