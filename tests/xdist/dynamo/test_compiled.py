@@ -209,11 +209,12 @@ def test_a_constant_of_the_cpu_is_made_on_the_device():
     "function",
     [
         lambda x: torch.arange(4).to("xla") + x,
+        lambda x: x.to("xla") + x.to(torch.float16) + x.to(x.device, torch.int32),
         lambda x: torch.ones(4, device="xla") * 3 + x,
         lambda x: x[torch.arange(2)],
         lambda x: x.to("xla").index_put((torch.arange(2),), torch.zeros((), device="xla")),
     ],
-    ids=["moved", "made", "index", "written index"],
+    ids=["moved", "input", "made", "index", "written index"],
 )
 def test_the_device_may_be_named_without_an_index_and_indices_made_anywhere(function):
     x = torch.arange(4.0)

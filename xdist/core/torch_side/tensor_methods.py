@@ -190,6 +190,9 @@ def register() -> None:
         "xla": lambda self, *_, **__: self,
     }
     for name, method in methods.items():
+        if not isinstance(method, property):
+            # By its name dynamo knows a method of tensors, which it captures, from other functions.
+            method.__name__ = name  # type: ignore[attr-defined]
         setattr(XlaTensor, name, method)
     for target in ("torch.serialization._save", "torch.serialization._legacy_save"):
         patches.wrap(target, _marking)
