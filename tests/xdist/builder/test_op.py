@@ -326,3 +326,11 @@ def test_shapes_answer_what_they_can():
     assert xb.tensor_shape(torch.ones(2, dtype=torch.float8_e5m2)).dtype == "f8e5m2"
     for name, dtype in xb._XLA_PT_TYPE_MAP.items():
         assert xb.Op.from_torch_type(dtype) == name and xb.Op.to_torch_type(name) is dtype
+
+
+def test_an_operator_is_made_by_its_class_too_and_named_in_graphs():
+    operator = xor.Op("thrice", lambda a, times=3: a * a.scalar_like(times))
+    found = operator(torch.ones(2, device="xla"))
+    assert "xla::_op_thrice(" in _XLAC._get_xla_tensors_text([found])
+    assert found.tolist() == [3, 3] and operator(found, times=5).tolist() == [15, 15]
+    assert len(operator._computations) == 2

@@ -168,3 +168,9 @@ def test_a_mark_can_be_made_of_its_json():
     info = json.dumps(told, cls=markers.BoundaryMetadataSerializer)
     text = get_stablehlo([markers.xla_mark_tensor(ones(2) + 1, info)])
     assert 'stablehlo.composite "test.json"' in text and "a = 1 : i64" in text
+
+
+def test_a_mark_of_a_tensor_without_values_has_its_type():
+    x = torch.empty(2, 3, dtype=torch.int8, device="meta")
+    found = markers.mark_tensor_meta(x, "name", 0, "id", True, None)
+    assert (found.shape, found.dtype, found.device.type) == ((2, 3), torch.int8, "meta")

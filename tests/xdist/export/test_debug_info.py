@@ -4,6 +4,7 @@ import re
 
 import torch
 
+import torch_xla.experimental.xla_mlir_debuginfo as debuginfo
 from torch_xdist.export.debug_info import write_mlir_debuginfo
 from torch_xdist.export.graph_module import StableHLOExportOptions
 from torch_xdist.export.pending import get_stablehlo
@@ -41,3 +42,10 @@ def test_what_torch_knows_of_the_nodes_can_be_written():
     text = exported_program_to_stablehlo(program, options).get_stablehlo_text()
     for told in ("stack_trace", "nn_module_stack", "source_fn_stack", "test_debug_info.py"):
         assert told in text
+
+
+def test_elsewhere_than_on_the_device_a_location_changes_nothing():
+    x = torch.ones(2, 3)
+    assert debuginfo.write_mlir_debuginfo_tensor(x, "somewhere") is x
+    empty = debuginfo.write_mlir_debuginfo_meta(x.half().to("meta"), "somewhere")
+    assert (empty.shape, empty.dtype, empty.device.type) == ((2, 3), torch.float16, "meta")

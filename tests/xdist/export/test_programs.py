@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torch_xla
+import torch_xla.stablehlo as stablehlo
 from torch_xdist.errors import ArgumentError, CheckpointError, NoLoweringError
 from torch_xdist.export.bundle import (
     InputLocation,
@@ -302,3 +303,33 @@ def test_an_operator_registered_for_xla_serves_it():
 def test_checks_that_torch_leaves_beside_a_change_of_dtype_are_passed():
     made = export_of(lambda x: x.ne(1).to(torch.int32), torch.ones(2))
     assert made(torch.tensor([1.0, 2.0])).tolist() == [0, 1]
+
+
+def test_a_graph_is_recorded_on_the_device_by_its_interpreter():
+    class Shifted(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.arange(3, device="cpu"), x.sum()
+
+    program = torch.export.export(Shifted(), (torch.ones(3),)).run_decompositions({})
+    recorder = stablehlo.XLAExportInterpreter(
+        program.graph_module, torch.device("xla:0"), set(), None
+    )
+    shifted, total = recorder.run(torch.full((3,), 2.0).to("xla"))
+    assert {shifted.device.type, total.device.type} == {"xla"}
+    assert shifted.tolist() == [2, 3, 4] and total.item() == 6
+
+
+def test_a_bundle_holds_functions_as_bytecode_with_what_they_take():
+    module = torch.nn.Linear(2, 3)
+    program = torch.export.export(module, (torch.ones(1, 2),))
+    bundle = exported_program_to_stablehlo(program)._bundle
+    (function,) = bundle.stablehlo_funcs
+    assert isinstance(function, stablehlo.StableHLOFunc) and isinstance(function.bytecode, bytes)
+    places = function.meta.input_locations
+    kinds = stablehlo.VariableType
+    assert sorted(p.type_.value for p in places) == ["input_arg", "parameter", "parameter"]
+    (given,) = [p for p in places if p.type_ == kinds.INPUT_ARG]
+    assert given == stablehlo.InputLocation.input_arg(position=0) and given.position == 0
+    assert {p.name for p in places if p.type_ == kinds.PARAMETER} == {"weight", "bias"}
+    assert stablehlo.InputLocation.constant(2).type_ == kinds.CONSTANT
+    assert function.meta.input_pytree_spec is not None

@@ -41,32 +41,44 @@ def of_int8() -> list[torch.Tensor]:
     return [torch.randn(3, 6), torch.randint(-128, 128, (8, 6), dtype=torch.int8), torch.rand(8)]
 
 
-# name: tensors, what follows them, the shape of the result
+# name: the forms with and without values, tensors, what follows them, the shape of the result
 FORMS = {
-    "flash_attention": (of_attention(), (True,), (2, 2, 6, 8)),
-    "paged_attention": (of_pages(2), (2, None, 3.0), (2, 4, 8)),
+    "flash_attention": (
+        kernels.flash_attention_xla, kernels.flash_attention_non_xla,
+        of_attention(), (True,), (2, 2, 6, 8),
+    ),
+    "paged_attention": (
+        kernels.paged_attention_xla, kernels.paged_attention_non_xla,
+        of_pages(2), (2, None, 3.0), (2, 4, 8),
+    ),
     "multi_queries_paged_attention": (
+        kernels.multi_queries_paged_attention_xla, kernels.multi_queries_paged_attention_non_xla,
         [*of_pages(2, 3), torch.tensor([3, 2]).int()], (2, 2, True), (2, 3, 4, 8),
     ),
-    "ragged_paged_attention": (of_ragged(), (0.5,), (6, 4, 8)),
-    "gmm": (of_groups(), (), (6, 3)),
-    "quantized_matmul_int8": (of_int8(), (), (3, 8)),
+    "ragged_paged_attention": (
+        kernels.ragged_paged_attention_xla, kernels.ragged_paged_attention_non_xla,
+        of_ragged(), (0.5,), (6, 4, 8),
+    ),
+    "gmm": (kernels.gmm_xla, kernels.gmm_non_xla, of_groups(), (), (6, 3)),
+    "quantized_matmul_int8": (
+        kernels.quantized_matmul_int8_xla, kernels.quantized_matmul_int8_non_xla,
+        of_int8(), (), (3, 8),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_form_for_the_device_computes_what_plain_torch_does(name) -> None:
-    tensors, rest, shape = FORMS[name]
+    form, _, tensors, rest, shape = FORMS[name]
     expected = getattr(torch.ops.xla, name)(*tensors, *rest)
-    found = getattr(kernels, f"{name}_xla")(*(t.to("xla") for t in tensors), *rest)
+    found = form(*(t.to("xla") for t in tensors), *rest)
     assert found.device.type == "xla" and found.shape == shape
     torch.testing.assert_close(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_form_without_values_has_their_shape_and_warns_where_there_are_some(name) -> None:
-    tensors, rest, shape = FORMS[name]
-    form = getattr(kernels, f"{name}_non_xla")
+    _, form, tensors, rest, shape = FORMS[name]
     empty = form(*(t.to("meta") for t in tensors), *rest)
     assert (empty.shape, empty.dtype, empty.device.type) == (shape, torch.float32, "meta")
     with pytest.warns(UserWarning, match=r"XLA .* should only be applied to tensors on XLA device"):

@@ -83,6 +83,17 @@ def test_parts_become_a_whole_and_a_whole_parts():
         _XLAC._spmd_shard_to_full_shape(parts, manual, x.shape, x.dtype)
 
 
+@four
+def test_a_pending_tensor_is_marked_by_hand():
+    x = torch.ones(3).to("xla") + 1
+    _XLAC._mark_manual_sharding(x, _XLAC.OpSharding([], [], [], MANUAL))
+    assert _XLAC._get_xla_sharding_type(x) == MANUAL
+    total = _XLAC._xla_spmd_all_reduce("sum", x, 1.0, [[0, 1, 2, 3]])
+    replicated = _XLAC.OpSharding([], [], [], xs.ShardingType.REPLICATED)
+    whole = _XLAC._spmd_shard_to_full_shape(total, replicated, total.shape, total.dtype)
+    assert whole.tolist() == [8, 8, 8]
+
+
 @late
 def test_a_late_process_may_still_make_one_device_of_all():
     assert not _XLAC._xla_get_spmd_config_is_locked()

@@ -8,7 +8,7 @@ import torch_xla
 from torch_xdist.errors import ArgumentError, ImpureError
 from torch_xla.experimental import scan as scan_module
 from torch_xla.experimental.pytreeify import pytreeify
-from torch_xla.experimental.scan import scan, tree_flatten_none, value_and_grad_partitioned
+from torch_xla.experimental.scan import Scan, scan, tree_flatten_none, value_and_grad_partitioned
 
 
 def body(carry, x):
@@ -178,3 +178,35 @@ def test_autograd_functions_of_nests():
         Double.apply({"a": x})["a"].backward(torch.full((2,), 9.0))
     with pytest.raises(ArgumentError, match=r"pytreeify: <class 'int'> is no torch.autograd.Func"):
         pytreeify(int)
+
+
+def test_the_function_of_autograd_takes_passes_by_hand():
+    def forward(carry, x):
+        # What the backward needs beside rows of xs: the carry before.
+        return carry * x, (carry + x, (carry,))
+
+    def alias_input(partial, xs):
+        return [partial[0], xs]
+
+    def backward(grad_carry, of_turn):
+        grad_y, (carry, x) = of_turn
+        return grad_carry * x + grad_y, grad_carry * carry + grad_y
+
+    def by_hand(init, xs):
+        return Scan.apply(forward, alias_input, backward, init, xs)
+
+    def by_torch(init, xs):
+        ys = []
+        for x in xs:
+            ys.append(init + x)
+            init = init * x
+        return init, torch.stack(ys)
+
+    values = torch.tensor([2.0]), torch.tensor([[3.0], [4.0], [0.5]])
+    found = []
+    for function, device in ((by_hand, "xla"), (by_torch, "cpu")):
+        inputs = [v.to(device).requires_grad_() for v in values]
+        carry, ys = function(*inputs)
+        grads = torch.autograd.grad(carry.sum() * 2 + (ys**2).sum(), inputs)
+        found.append([t.detach().cpu() for t in (carry, ys, *grads)])
+    torch.testing.assert_close(*found)
