@@ -78,8 +78,8 @@ def save(
 ) -> None:
     """Write `data` with its tensors on the CPU, as torch.save would. Call it on every rank.
 
-    Every rank computes its tensors; one per host writes. The ranks wait for each other at the end:
-    when one of them goes on, all files are there.
+    Every rank computes its tensors; one per host writes. There is no barrier: a rank that reads
+    the file must wait for the one that writes it (`rendezvous`).
 
     Args:
         file_or_path: a path is written whole or not at all, holding one tensor in memory at a
