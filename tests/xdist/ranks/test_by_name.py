@@ -53,19 +53,20 @@ def differentiated(rank, size):
 
 
 def test_the_functions_of_autograd_reduce_and_gather_with_gradients():
-    # Of a sum the gradients are summed too, with the scale.
+    # Of a sum each rank's gradient is its own, times the scale, as in torch_xla.
     first, second = of_two(differentiated)
-    assert first == ([6, 20], [6, 6], [10, 11], [3])
-    assert second == ([6, 20], [6, 6], [10, 11], [4])
+    assert first == ([6, 20], [2, 2], [10, 11], [3])
+    assert second == ([6, 20], [4, 4], [10, 11], [4])
 
 
 def placed(rank, size):
-    return xr.local_ordinal(), xr.local_process_count(), xr.local_device_count(), xr.host_index()
+    on_host = xr.local_process_count(), xr.local_device_count(), xr.host_index()
+    return xr.local_ordinal(), *on_host, xr.process_count(), xr.global_device_count()
 
 
 def test_threads_of_a_process_have_ordinals_on_their_host():
     assert [local for local, *_ in of_two(placed)] == [0, 1]
-    assert {tuple(rest) for _, *rest in of_two(placed)} == {(1, 2, 0)}
+    assert {tuple(rest) for _, *rest in of_two(placed)} == {(1, 2, 0, 1, 2)}
 
 
 def replicated(rank, size):

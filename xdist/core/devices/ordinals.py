@@ -60,17 +60,22 @@ def host_index() -> int:
 
 def process_index() -> int:
     """The number of this process among all of the job."""
-    return world.process_index()
+    return 0 if _is_thread() else world.process_index()
 
 
 def process_count() -> int:
     """How many processes the job has."""
-    return world.process_count()
+    return 1 if _is_thread() else world.process_count()
 
 
 def local_process_count() -> int:
     """How many processes of the job run on this host."""
-    return world.current().local_world_size
+    return 1 if _is_thread() else world.current().local_world_size
+
+
+def _is_thread() -> bool:
+    """Whether the ranks are threads of one process, which has a device for each."""
+    return world.replica() is not None
 
 
 def addressable_device_count() -> int:
@@ -85,7 +90,8 @@ def local_device_count() -> int:
 
 def global_device_count() -> int:
     """How many devices the processes of the job drive together."""
-    return world.world_size() * device.device_count()
+    ranks = 1 if _is_thread() else world.world_size()
+    return ranks * device.device_count()
 
 
 def addressable_runtime_device_count() -> int:
