@@ -98,15 +98,30 @@ class AllReduceSumLayer(torch.autograd.Function):
 
 
 def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
-    """`w @ x` where each rank holds rows [n / ranks, k] of `w`; the same [n, m] on every rank.
+    """The product of a weight whose columns are divided over the ranks and this rank's `x`.
+
+    The weight stays where it is: each rank multiplies its columns by the rows that they meet of
+    all ranks' `x`, and the products are summed.
 
     Args:
-        split: gather `w` in that many pieces of columns, to hold less of it at a time.
+        w: [n, k], the columns of this rank, out of [n, k * ranks].
+        x: [k * ranks, m], of this rank; of one shape on all.
+        split: divides m, and with it what is gathered at a time.
+
+    Returns [n, m].
     """
-    if split > 1:
-        pieces = zip(w.split(_part(w, 1, split), dim=1), x.split(_part(x, 0, split), dim=0))
-        return torch.stack([distributed_mm(wp, xp) for wp, xp in pieces]).sum(dim=0)
-    return all_gather(w).mm(x)
+    rank, ranks, inner = world.rank(), world.world_size(), w.size(1)
+    if x.size(0) != inner * ranks:
+        raise RuntimeError(
+            f"xf.distributed_mm: x has {x.size(0)} rows, and w {inner} columns on each of {ranks}"
+            f" ranks; they must be {inner * ranks}"
+        )
+    results = []
+    for part in x.split(_part(x, 1, split), dim=1):
+        rows = all_gather(part, dim=1).narrow(0, rank * inner, inner)
+        summed = all_reduce(collective_ops.REDUCE_SUM, w @ rows)
+        results.append(summed.narrow(1, rank * part.size(1), part.size(1)))
+    return torch.cat(results, dim=1)
 
 
 def _part(tensor: torch.Tensor, dim: int, split: int) -> int:

@@ -59,6 +59,19 @@ def test_the_functions_of_autograd_reduce_and_gather_with_gradients():
     assert second == ([6, 20], [4, 4], [10, 11], [4])
 
 
+def multiplied(rank, size):
+    whole = torch.arange(12.0).reshape(3, 4)
+    x = torch.arange(16.0).reshape(4, 4) + rank
+    part = whole[:, 2 * rank : 2 * rank + 2].to("xla").requires_grad_()
+    products = [functions.distributed_mm(part, x.to("xla"), split=split) for split in (1, 2)]
+    products[1].sum().backward()
+    return [torch.equal(p.cpu(), whole @ x) for p in products], part.grad.shape
+
+
+def test_a_weight_whose_columns_are_divided_multiplies_the_x_of_each_rank():
+    assert of_two(multiplied) == [([True, True], (3, 2))] * 2
+
+
 def placed(rank, size):
     on_host = xr.local_process_count(), xr.local_device_count(), xr.host_index()
     return xr.local_ordinal(), *on_host, xr.process_count(), xr.global_device_count()
