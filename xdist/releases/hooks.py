@@ -316,12 +316,6 @@ PROBES = (
     Probe("jaxlib.mlir.dialects.func.CallOp", _PROGRAMS),
     Probe("jaxlib.mlir.passmanager.PassManager.parse", _PROGRAMS),
     Probe("jaxlib.mlir.dialects.sdy.sharding_group", "tensors that are sharded alike"),
-    Probe(
-        "jax.experimental.shard_alike.shard_alike",
-        "tensors that are sharded alike",
-        otherwise="Shardy is told so directly",
-        when=USE,
-    ),
     *_each(
         "jax.experimental.pallas", "pallas_call tpu.force_tpu_interpret_mode", "kernels", when=USE
     ),
