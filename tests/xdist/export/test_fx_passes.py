@@ -167,7 +167,7 @@ def test_a_norm_becomes_simple_operators_only_where_they_say_the_same(function, 
     ]
     # Rows and channels that differ, so that a mean over the wrong ones is seen.
     steps = torch.arange(1.0, 1 + shape[1]).reshape(-1, *[1] * (len(shape) - 2))
-    code = rewritten(function, (torch.rand(*shape) * steps,), {0: Dim("rows")}, *rewrites)
+    code = rewritten(function, (torch.rand(*shape) * steps,), ({0: Dim("rows")},), *rewrites)
     assert ("native" not in code) == is_simple
 
 
@@ -208,6 +208,7 @@ def test_a_program_with_an_open_size_is_told_from_one_without():
 def test_a_call_is_entered_with_what_it_is_called_with():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(3)
     plain = fx_passes.call_function(graph, torch.ops.aten.neg.default, (x,))
     named = fx_passes.call_function(
         graph, torch.ops.aten.sum.dim_IntList, (plain, [0]), {"keepdim": True}
@@ -215,6 +216,7 @@ def test_a_call_is_entered_with_what_it_is_called_with():
     graph.output(named)
     found = torch.fx.GraphModule({}, graph)(torch.ones(3))
     assert found.tolist() == [-3] and plain.kwargs == {} and named.kwargs == {"keepdim": True}
+    assert named.meta["val"].shape == (1,)
 
 
 def test_dynamic_reshapes_say_their_shape_without_values():

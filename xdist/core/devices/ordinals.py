@@ -60,17 +60,17 @@ def host_index() -> int:
 
 def process_index() -> int:
     """The number of this process among all of the job."""
-    return world.process_index()
+    return world.of_process().rank
 
 
 def process_count() -> int:
     """How many processes the job has."""
-    return world.process_count()
+    return world.of_process().world_size
 
 
 def local_process_count() -> int:
     """How many processes of the job run on this host."""
-    return world.current().local_world_size
+    return world.of_process().local_world_size
 
 
 def addressable_device_count() -> int:
@@ -85,7 +85,9 @@ def local_device_count() -> int:
 
 def global_device_count() -> int:
     """How many devices the processes of the job drive together."""
-    return world.world_size() * device.device_count()
+    # Threads that are ranks divide the devices of one process.
+    processes = 1 if world.replica() else world.world_size()
+    return processes * device.device_count()
 
 
 def addressable_runtime_device_count() -> int:
