@@ -33,11 +33,13 @@ def replica() -> Rank | None:
 
 
 def current() -> Rank:
-    """The facts of this thread where it has some, else of this process, read once."""
+    """The facts of this thread where it has some, else of this process."""
+    return replica() or of_process()
+
+
+def of_process() -> Rank:
+    """The facts of this process, whatever its threads are; read once."""
     global _current, _is_spmd
-    own = replica()
-    if own is not None:
-        return own
     if _current is None:
         _is_spmd = _is_spmd or settings.asks_for_spmd()
         for find in _finders:

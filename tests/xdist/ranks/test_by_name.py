@@ -48,15 +48,15 @@ def differentiated(rank, size):
     (total * (rank + 1)).sum().backward()
     y = torch.tensor([10.0 + rank]).to("xla").requires_grad_()
     side_by_side = functions.AllGather.apply(y, 0)
-    (side_by_side * torch.tensor([3.0, 4.0]).to("xla")).sum().backward()
+    (side_by_side * torch.tensor([3.0, 4.0]).to("xla") * (rank + 1)).sum().backward()
     return total.tolist(), x.grad.tolist(), side_by_side.tolist(), y.grad.tolist()
 
 
 def test_the_functions_of_autograd_reduce_and_gather_with_gradients():
-    # Of a sum each rank's gradient is its own, times the scale, as in torch_xla.
+    # The gradient of a sum is each rank's own, scaled; that of parts side by side is its part.
     first, second = of_two(differentiated)
     assert first == ([6, 20], [2, 2], [10, 11], [3])
-    assert second == ([6, 20], [4, 4], [10, 11], [4])
+    assert second == ([6, 20], [4, 4], [10, 11], [8])
 
 
 def multiplied(rank, size):
@@ -73,13 +73,15 @@ def test_a_weight_whose_columns_are_divided_multiplies_the_x_of_each_rank():
 
 
 def placed(rank, size):
-    on_host = xr.local_process_count(), xr.local_device_count(), xr.host_index()
-    return xr.local_ordinal(), *on_host, xr.process_count(), xr.global_device_count()
+    devices = xr.addressable_device_count(), xr.local_device_count(), xr.global_device_count()
+    processes = xr.process_index(), xr.process_count(), xr.local_process_count(), xr.host_index()
+    return (xr.global_ordinal(), xr.local_ordinal()), xr.world_size(), devices, processes
 
 
-def test_threads_of_a_process_have_ordinals_on_their_host():
-    assert [local for local, *_ in of_two(placed)] == [0, 1]
-    assert {tuple(rest) for _, *rest in of_two(placed)} == {(1, 2, 0, 1, 2)}
+def test_threads_of_a_process_are_ranks_and_the_process_is_one():
+    places = of_two(placed)
+    assert [numbers for numbers, *_ in places] == [(0, 0), (1, 1)]
+    assert {tuple(rest) for _, *rest in places} == {(2, (2, 2, 2), (0, 1, 1, 0))}
 
 
 def replicated(rank, size):

@@ -7,7 +7,6 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from torch_xdist import metrics
 from torch_xdist.training.eager import eager_mode_context, is_eager_mode
 
 
@@ -98,7 +97,7 @@ def test_a_function_that_calls_itself_runs():
 
 def test_tensors_are_computed_now_and_the_step_goes_on():
     x = torch.ones(3, device="xla")
-    y, ended = x * 2, metrics.counter_value("MarkStep")
+    y = x * 2
+    assert y.value.buffer is None
     xm.unlazy([y, torch.ones(1)])
-    assert y.value.buffer is not None and metrics.counter_value("MarkStep") == ended
-    assert (y + x).tolist() == [3, 3, 3]
+    assert y.value.buffer is not None and (y + x).tolist() == [3, 3, 3]

@@ -60,22 +60,17 @@ def host_index() -> int:
 
 def process_index() -> int:
     """The number of this process among all of the job."""
-    return 0 if _is_thread() else world.process_index()
+    return world.of_process().rank
 
 
 def process_count() -> int:
     """How many processes the job has."""
-    return 1 if _is_thread() else world.process_count()
+    return world.of_process().world_size
 
 
 def local_process_count() -> int:
     """How many processes of the job run on this host."""
-    return 1 if _is_thread() else world.current().local_world_size
-
-
-def _is_thread() -> bool:
-    """Whether the ranks are threads of one process, which has a device for each."""
-    return world.replica() is not None
+    return world.of_process().local_world_size
 
 
 def addressable_device_count() -> int:
@@ -90,8 +85,9 @@ def local_device_count() -> int:
 
 def global_device_count() -> int:
     """How many devices the processes of the job drive together."""
-    ranks = 1 if _is_thread() else world.world_size()
-    return ranks * device.device_count()
+    # Threads that are ranks divide the devices of one process.
+    processes = 1 if world.replica() else world.world_size()
+    return processes * device.device_count()
 
 
 def addressable_runtime_device_count() -> int:
