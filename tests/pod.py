@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
-NEEDED = ("ip", "unshare", "sshd", "ssh", "ssh-keygen")
+NEEDED = ("ip", "unshare", "setpriv", "sshd", "ssh", "ssh-keygen")
 
 _SSHD = """
 ListenAddress {address}
@@ -94,7 +94,9 @@ class PodHost:
             kept=" ".join(kept),
             sshd=shutil.which("sshd", path=PATH),
         )
-        words = ["ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "--pid"]
+        # It ends with the tests also where these are killed.
+        words = ["ip", "netns", "exec", self._space, "setpriv", "--pdeathsig", "KILL"]
+        words += ["unshare", "--mount", "--uts", "--pid"]
         words += ["--ipc", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
         with open(self._folder / f"sshd_{self.name}.log", "ab") as log:
             self._process = subprocess.Popen(
