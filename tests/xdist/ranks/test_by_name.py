@@ -1,6 +1,10 @@
 """What scripts call of several ranks by torch_xla's names: kinds of reductions, replicas, spawn."""
 
 import functools
+import os
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -125,13 +129,27 @@ def test_divided_modules_tell_their_state_and_divide_gradients_as_told():
         assert len(summed) == 2 and scaled == pytest.approx([value / 8 for value in summed])
 
 
-def without_index(offset, *, more=0):
-    return xr.global_ordinal() + offset + more
+# A script of its own: what other tests made of this process decides where ranks go.
+RUN_BY_PRIVATE_NAMES = """
+    import torch_xla.runtime as xr
+    import torch_xla._internal.pjrt as pjrt
+
+    def without_index(offset, *, more=0):
+        return xr.global_ordinal() + offset + more
+
+    if __name__ == "__main__":
+        assert pjrt.run_multiprocess(without_index, 10, more=5) == {0: 15, 1: 16}
+"""
 
 
-def test_processes_run_by_the_runtimes_private_names(monkeypatch):
-    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
-    assert pjrt.run_multiprocess(without_index, 10, more=5) == {0: 15, 1: 16}
+def test_processes_run_by_the_runtimes_private_names(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(RUN_BY_PRIVATE_NAMES))
+    kept = {n: v for n, v in os.environ.items() if n not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, str(script)]
+    env = {**kept, "CPU_NUM_DEVICES": "2", "PJRT_DEVICE": "CPU"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 def test_spawn_passes_the_rank_before_the_arguments(tmp_path):
