@@ -1,6 +1,7 @@
 """`--hosts` and what goes with it: refused before anything starts, or printed by --dry-run."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,8 @@ def test_a_dry_run_shows_hosts_ranks_variables_and_commands(tmp_path: Path) -> N
     (tmp_path / "train.py").write_text("")
     (tmp_path / "hosts").write_text("a slots=2\nme@b:2222 slots=1\n")
     env = {"API_KEY": "hush", "XLA_FLAGS": "--x", "XLA_RUN_STATE_DIR": "/s"}
+    # `python` is this one, as in an activated environment.
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     options = ["--hostfile", "hosts", "--env", "API_KEY", "--env", "DB=pg://me:pw@db", "--job-id"]
     text = dry_run(tmp_path, *options, "golden", "--python", "python3", "python", "train.py", **env)
     assert text == GOLDEN.read_text()
