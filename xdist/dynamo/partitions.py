@@ -13,14 +13,10 @@ from torch.fx.passes.utils.fuser_utils import topo_sort
 from torch_xdist import metrics
 from torch_xdist.core.devices import device
 from torch_xdist.core.record import cpu_only
+from torch_xdist.core.record.arguments import INDEXING
 from torch_xdist.dynamo.captured import CapturedModule
 
 _COPY = torch.ops.aten._to_copy.default
-_TAKE_INDICES = (
-    torch.ops.aten.index.Tensor,
-    torch.ops.aten.index_put.default,
-    torch.ops.aten.index_put_.default,
-)
 
 
 def get_fallback_ops() -> list[str]:
@@ -90,10 +86,10 @@ class XLAConstructorMoverPass:
 
     def allow_cpu_device(self, node: torch.fx.Node) -> bool:
         """Whether a node takes tensors of the CPU and may give one of the device."""
-        if node.target in _TAKE_INDICES:
+        if str(node.target) in INDEXING:
             return True
         place = node.kwargs.get("device")
-        return node.target is _COPY and isinstance(place, torch.device) and _is_ours(place)
+        return node.target is _COPY and isinstance(place, torch.device) and device.is_ours(place)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Change the graph."""
@@ -113,14 +109,9 @@ class XLAConstructorMoverPass:
         place: Any = node.kwargs.get("device")
         if node.target is not _COPY:
             place = getattr(node.meta.get("val"), "device", None)
-        if place is None or not _is_ours(place):
+        if place is None or not device.is_ours(place):
             return None
         return torch.device(self.target, device.index_of(place))
-
-
-def _is_ours(place: torch.device) -> bool:
-    # Of `lazy` is what was moved to "xla" without an index.
-    return place.type in ("xla", "lazy")
 
 
 def unsupported_nodes(module: torch.fx.GraphModule, args: Sequence[Any]) -> list[torch.fx.Node]:

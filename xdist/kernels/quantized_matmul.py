@@ -11,6 +11,8 @@ with contextlib.suppress(ImportError):
 
 from torch_xdist.core.torch_side.xla_namespace import define
 from torch_xdist.errors import ArgumentError
+from torch_xdist.kernels import quantized_forms
+from torch_xdist.ops.table import lowers
 
 _Maybe = torch.Tensor | None
 
@@ -60,8 +62,10 @@ def _quantize_tensor(
     x: torch.Tensor, n_bits: int = 8, dim: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x as integers of `n_bits` in int8, its scale): by the largest value along `dim`."""
-    scale = x.abs().amax(dim=dim, keepdim=True) / (2 ** (n_bits - 1) - 1)
-    return torch.round(x / scale).to(torch.int8), scale.to(x.dtype)
+    most = 2 ** (n_bits - 1) - 1
+    scale = x.abs().amax(dim=dim, keepdim=True) / most
+    # In bfloat16 the largest may come out as one more.
+    return torch.round(x / scale).clamp(-most - 1, most).to(torch.int8), scale.to(x.dtype)
 
 
 def quantized_matmul(
@@ -109,6 +113,7 @@ define(
     " int? block_size=-1, bool? int4_weight=False, bool? quantize_activation=False) -> Tensor",
     quantized_matmul,
 )
+lowers("xla.quantized_matmul.default")(quantized_forms.quantized_matmul)
 
 
 def quantized_matmul_xla(

@@ -1,5 +1,7 @@
 """Quantized products on the device equal those in plain torch, which equal the exact weight's."""
 
+import re
+
 import pytest
 import torch
 from devices_agree import served_by_cpu
@@ -13,6 +15,7 @@ from torch_xla.experimental.xla_quantized_matmul import (
     _quantize_tensor,
     quantized_matmul_xla,
 )
+from torch_xla.stablehlo import exported_program_to_stablehlo
 
 QUANTIZED = torch.ops.xla.quantized_matmul
 
@@ -49,14 +52,37 @@ def test_a_quantized_product_on_the_device_equals_that_in_plain_torch(
     assert served_by_cpu(run, torch.randn(3, 5, 6), w, scale, zero) == []
 
 
-def test_four_bits_hold_what_eight_hold() -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("activation", [False, True])
+def test_integers_stay_as_narrow_as_they_are_in_the_product(bits: int, activation: bool) -> None:
+    torch.manual_seed(0)
+    w = torch.randint(-8, 8, (130, 67), dtype=torch.int8).to("xla")
+    x, scale = torch.randn(33, 67, dtype=torch.bfloat16), torch.rand(130, dtype=torch.bfloat16)
+    rest = {"quantize_activation": activation}
+    found = quantized_matmul_xla(x.to("xla"), w, scale.to("xla"), int4_weight=bits == 4, **rest)
+    hlo = torch_xla._XLAC._get_xla_tensors_hlo([found])
+    of_x = "s8" if activation else "bf16"
+    assert re.search(rf"dot\({of_x}\S* \S+ s{bits}\[130,67\]", hlo)
+    there = quantized_matmul_xla(x.to("xla"), w, scale.to("xla"), **rest)
+    torch.testing.assert_close(found.cpu(), there.cpu())
+    torch.testing.assert_close(found.cpu(), quantized_matmul_xla(x, w.cpu(), scale, **rest))
+
+
+def test_four_bits_are_cast_as_they_are() -> None:
+    w, *_ = weights(-1, bits=4)
+    assert torch_xla._XLAC._xla_cast_int4(w.to("xla"), []).tolist() == w.tolist()
+
+
+def test_an_exported_product_of_four_bits_runs_on_a_cpu() -> None:
+    class Product(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return quantized_matmul_xla(x, w, scale, int4_weight=True)
+
     w, scale, _ = weights(-1, bits=4)
-    x = torch.randn(3, 6, dtype=torch.bfloat16)
-    there = [t.to("xla") for t in (x, w, scale.bfloat16())]
-    found = quantized_matmul_xla(*there, int4_weight=True)
-    assert "s4[8,6]" in torch_xla._XLAC._get_xla_tensors_hlo([found])
-    torch.testing.assert_close(found.cpu(), quantized_matmul_xla(*there).cpu())
-    assert torch_xla._XLAC._xla_cast_int4(there[1], []).tolist() == w.tolist()
+    given = torch.randn(3, 6), w, scale
+    bundle = exported_program_to_stablehlo(torch.export.export(Product(), given))
+    found = bundle(*(value.to("xla") for value in given))
+    torch.testing.assert_close(found.cpu(), Product()(*given))
 
 
 def test_a_quantized_activation_is_multiplied_as_integers() -> None:

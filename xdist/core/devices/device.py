@@ -207,6 +207,11 @@ def check_index(index: int) -> int:
     )
 
 
+def is_ours(place: torch.device) -> bool:
+    """Whether this is an xla device; torch's C++ names it by the one underneath, `lazy`."""
+    return place.type in ("xla", "lazy")
+
+
 def index_of(device: Any = None) -> int:
     """The index a device argument means; None and "xla" mean the thread's default."""
     if device is None:

@@ -145,7 +145,7 @@ class OnMesh:
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""
-        self._compiled = self.lower(signature).compile()
+        self._compiled = compiled(self.lower(signature))
         return self._run
 
     def memory(self) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_xdist.core.programs.jax_internals import hlo_of_module
+from torch_xdist.core.programs.jax_internals import compiled, hlo_of_module
 
 # What Shardy notes beside the shardings that HLO has itself.
 _BRACES = r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
@@ -31,7 +31,7 @@ def module_text(lowered: Any, *, with_locations: bool = False) -> str:
 
 def optimized_text(lowered: Any) -> str:
     """What JAX lowered, as XLA compiled it, collectives included."""
-    return _devices_listed(_with_sources(lowered.compile().as_text()))
+    return _devices_listed(_with_sources(str(compiled(lowered).as_text())))
 
 
 def hlo_text(lowered: Any, *, in_tuple: bool = False, with_locations: bool = False) -> str:

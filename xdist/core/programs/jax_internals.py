@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -46,8 +46,24 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     return compiled if fast is None else fast
 
 
-def compiled(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
+# On a module: the pass of XLA's that it does without.
+_WITHOUT = "torch_xdist.compile_without"
+
+
+def compile_without(ctx: Any, name: str) -> None:
+    """From a lowering: its module is compiled without the pass of XLA's of this name."""
+    ctx.module_context.module.operation.attributes[_WITHOUT] = ir.StringAttr.get(name)
+
+
+def compiled(
+    lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
+) -> jax.stages.Compiled:
     """A lowered program compiled with these options of XLA's, where this XLA has them."""
+    options = dict(options or {})
+    module: Any = lowered.compiler_ir("stablehlo")
+    attributes = module.operation.attributes
+    if _WITHOUT in attributes:
+        options["xla_disable_hlo_passes"] = attributes[_WITHOUT].value
     try:
         return lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:

@@ -11,7 +11,7 @@ import jax
 
 from torch_xdist import world
 from torch_xdist.collectives import inside
-from torch_xdist.core.programs.jax_internals import Location, callable_of
+from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
 from torch_xdist.core.programs.locations import located
 from torch_xdist.core.sharding import together
 from torch_xdist.core.sharding.arrays import Parts
@@ -109,7 +109,7 @@ class OnLayout:
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""
-        self._compiled = self.lower(signature).compile()
+        self._compiled = compiled(self.lower(signature))
         run = callable_of(self._compiled)
         if world.shares_device():
             run = self._together(run, self._layout)

@@ -25,7 +25,7 @@ _plans = PLANS.plans
 SIZES = (int, bool)
 
 # Their indices may be on the CPU, as torch lets them be for cuda.
-_INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
+INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
 # One of the two operands of these may be on the CPU: torch_xla copies it to the device. One that
 # needs a gradient may not: the gradient would be on the device.
 _TAKES_CPU = frozenset(
@@ -100,7 +100,7 @@ class CallArguments:
         """A CPU tensor among device tensors, on the device."""
         if self.trace is None:
             self.trace = trace_here(device_among((*self.args, *self.kwargs.values())))
-        if self.op.name in _INDEXING and any(value is index for index in self.args[1]):
+        if self.op.name in INDEXING and any(value is index for index in self.args[1]):
             return to_trace(value, self.trace)
         if self.op.name in _TAKES_CPU and value.device.type == "cpu" and not value.requires_grad:
             return to_trace(value, self.trace)

@@ -50,7 +50,7 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     target = kwargs.get("device")
     named = {n: v for n, v in kwargs.items() if n in ("dtype", "memory_format") and v is not None}
-    if target is not None and target.type not in ("xla", "lazy"):
+    if target is not None and not device.is_ours(target):
         host = host_value(source) if source.__class__ is XlaTensor else source
         return host.to(device=target, **named)
     if source.__class__ is not XlaTensor:
@@ -71,15 +71,13 @@ def is_elsewhere(source: Any, target: Any) -> bool:
     """Whether what is made after `source` shall be on another device than that is."""
     if target is None or source.__class__ is not XlaTensor:
         return False
-    if target.type not in ("xla", "lazy"):
-        return True
-    return device.index_of(target) != source.value.trace.device.index
+    return not device.is_ours(target) or device.index_of(target) != source.value.trace.device.index
 
 
 def made_elsewhere(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `zeros_like`, `new_full` and their kind make on another device than the tensor's."""
     like, target = args[0].value.type.meta, kwargs["device"]
-    if target.type not in ("xla", "lazy"):
+    if not device.is_ours(target):
         return op.func(like, *args[1:], **kwargs)
     made = op.func(like, *args[1:], **{**kwargs, "device": _CPU})
     return transfer.to_device(made, device.index_of(target))

@@ -10,9 +10,9 @@ import torch
 
 from torch_xdist.core.alias import writes
 from torch_xdist.core.alias.storage import TypedDeviceStorage, address_of, storage_of
-from torch_xdist.core.devices.device import index_of
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.core.record.handlers_copy import is_elsewhere
 from torch_xdist.errors import DeviceError
 from torch_xdist.releases import patches
 
@@ -94,9 +94,7 @@ def _to(self: XlaTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _usual_to(self, *args, **kwargs)
     parsed = args[:-1] if has_copy else args
     target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*parsed, **kwargs)
-    if target is None or target.type not in ("xla", "lazy"):
-        return _usual_to(self, *args, **kwargs)
-    if index_of(target) != self.value.trace.device.index:
+    if target is None or is_elsewhere(self, target):
         return _usual_to(self, *args, **kwargs)
     if memory_format is None:
         return _usual_to(self, dtype or self.dtype, non_blocking)
