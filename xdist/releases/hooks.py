@@ -297,7 +297,7 @@ PROBES = (
     ),
     *_each(
         "jax.interpreters.mlir",
-        "aval_to_ir_type dense_int_array i32_attr ir make_ir_context",
+        "aval_to_ir_type dense_int_array i32_attr ir lower_fun make_ir_context",
         _PROGRAMS,
     ),
     *_each(
@@ -308,7 +308,8 @@ PROBES = (
     ),
     *_each(
         "jaxlib.mlir.dialects.stablehlo",
-        "ConstantOp CustomCallOp DynamicBroadcastInDimOp GetTupleElementOp"
+        "ConstantOp CustomCallOp DotDimensionNumbers.get DotGeneralOp DynamicBroadcastInDimOp"
+        " GetTupleElementOp"
         " StablehloCompatibilityRequirement.WEEK_4 deserialize_portable_artifact"
         " get_version_from_compatibility_requirement serialize_portable_artifact_str",
         _PROGRAMS,

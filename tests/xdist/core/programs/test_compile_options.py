@@ -68,13 +68,13 @@ def test_an_option_that_this_xla_lacks_is_left_out():
     assert run(jnp.ones(2)).tolist() == [2, 2]
 
 
-def test_another_failure_of_the_compiler_is_told():
-    class Failing:
-        def compile(self, compiler_options):
-            raise jax.errors.JaxRuntimeError("out of memory")
+def test_another_failure_of_the_compiler_is_told(monkeypatch):
+    def fail(self, compiler_options):
+        raise jax.errors.JaxRuntimeError("out of memory")
 
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
-        jax_internals.compiled(Failing(), NO_EMITTERS)
+        jax_internals.compiled(jax.jit(jnp.sin).lower(1.0), NO_EMITTERS)
 
 
 def with_reverse(function, x):
