@@ -4,6 +4,7 @@
 generators; the distributions are the same.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,16 @@ from torch_xdist.ops.table import lowers
 
 Key = jax.Array
 Size = Sequence[int]
+# A draw in several dims of up to so many numbers is made in one dim, which gives the same numbers:
+# LLVM unrolls small loops in loops, and takes up to a second for it.
+_MOST_FLAT = 4096
+
+
+def _drawn(draw: Callable[..., jax.Array], key: Key, shape: Size, *given: Any) -> jax.Array:
+    """`draw(key, shape, *given)`."""
+    if len(shape) < 2 or math.prod(shape) > _MOST_FLAT:
+        return draw(key, tuple(shape), *given)
+    return draw(key, (math.prod(shape),), *given).reshape(shape)
 
 
 def _real_dtype(dtype: np.dtype) -> np.dtype:
@@ -32,22 +43,22 @@ def _default(dtype: torch.dtype | None) -> np.dtype:
 def unit(key: Key, shape: Size, dtype: np.dtype) -> jax.Array:
     """Uniform in [0, 1); complex: both parts."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        both = jax.random.uniform(key, (2, *shape), _real_dtype(dtype))
+        both = _drawn(jax.random.uniform, key, (2, *shape), _real_dtype(dtype))
         return jax.lax.complex(both[0], both[1])
-    return jax.random.uniform(key, tuple(shape), dtype)
+    return _drawn(jax.random.uniform, key, shape, dtype)
 
 
 def gaussian(key: Key, shape: Size, dtype: np.dtype) -> jax.Array:
     """Normal with mean 0 and variance 1; complex: of the two parts together."""
     # Halves are rounded from float32: JAX's own have short tails.
     half = dtype in (jnp.float16, jnp.bfloat16)
-    return jax.random.normal(key, tuple(shape), jnp.float32 if half else dtype).astype(dtype)
+    return _drawn(jax.random.normal, key, shape, jnp.float32 if half else dtype).astype(dtype)
 
 
 def _open_unit(key: Key, self: jax.Array) -> jax.Array:
     """Uniform in (0, 1), in float32 for halves, so that its logarithm is finite."""
     wide = np.dtype(np.float64 if self.dtype == jnp.float64 else np.float32)
-    drawn = jax.random.uniform(key, self.shape, wide)
+    drawn = _drawn(jax.random.uniform, key, self.shape, wide)
     return jnp.maximum(drawn, float(jnp.finfo(wide).tiny))
 
 
@@ -120,7 +131,7 @@ def geometric(key: Key, self: jax.Array, p: float, **_: Any) -> jax.Array:
 def _chances(key: Key, p: jax.Array, shape: Size) -> jax.Array:
     """True with probability p, for each entry: bool [shape]."""
     wide = p if p.dtype == jnp.float64 else p.astype(jnp.float32)
-    return jax.random.uniform(key, tuple(shape), wide.dtype) < wide
+    return _drawn(jax.random.uniform, key, shape, wide.dtype) < wide
 
 
 @lowers("aten.bernoulli.default", random=True)
@@ -140,8 +151,10 @@ def bernoulli_of_array(key: Key, self: jax.Array, p: jax.Array, **_: Any) -> jax
 
 def whole(key: Key, shape: Size, low: int, high: int, dtype: np.dtype) -> jax.Array:
     """Uniform whole numbers in [low, high), in any dtype that holds them."""
-    drawn = jax.random.randint(key, tuple(shape), low, high, jnp.int64)
-    return convert(drawn, dtype)
+    # As torch: the remainder of a draw; but of 64 bits always.
+    bits = _drawn(jax.random.bits, key, shape, jnp.uint64)
+    drawn = jax.lax.rem(bits, jnp.full_like(bits, high - low)).astype(jnp.int64)
+    return convert(drawn + low, dtype)
 
 
 def _largest_whole(dtype: np.dtype) -> int:
@@ -271,7 +284,7 @@ def native_dropout(
     """The operand with entries dropped and the others scaled up, and which were kept."""
     if train is False or p == 0:
         return input, jnp.ones(input.shape, bool)
-    keep = jax.random.uniform(key, input.shape, jnp.float32) >= p
+    keep = _drawn(jax.random.uniform, key, input.shape, jnp.float32) >= p
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return jnp.where(keep, input * scalar(scale, input), 0), keep
 

@@ -1,13 +1,14 @@
 """What XLA is told of a small program on a CPU: compiling one takes longer than all of its runs.
 
-Without its fusion emitters, which load MLIR for every kernel, and without LLVM's optimizations XLA
-compiles it in half the time or less. Both are for programs alone whose results have the same bits
-with and without, and which run as fast: of few equations on few elements, without loops. Where a
-user's XLA_FLAGS speak of one of the two, XLA_FLAGS decide about it.
+Without its fusion emitters, which load MLIR for every kernel, without LLVM's optimizations and in
+one piece XLA compiles it in a half to a fifth of the time. A program gets what leaves its bits as
+they are and lets it run as fast: those of few equations on few elements, without loops. One thing
+differs where LLVM optimizes nothing: a product and a sum round twice, as in eager torch. Where a
+user's XLA_FLAGS speak of one of these, XLA_FLAGS decide about it.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -17,23 +18,37 @@ Options = dict[str, bool | int]
 
 _EMITTERS = "xla_cpu_use_fusion_emitters"
 _LEVEL = "xla_backend_optimization_level"
-# Of chains of 40 the compilation gains little, of 100 it takes longer without fusion emitters.
-_MOST_EQUATIONS = 24
-# Elements of the largest array. Beyond the first number scatters run longer without fusion
-# emitters; beyond the second, loops that LLVM did not make wider are seen in a step's time.
-_MOST_ELEMENTS, _MOST_ELEMENTS_UNOPTIMIZED = 4096, 64
+_PIECES = "xla_cpu_parallel_codegen_split_count"
+
+
+class _Bound(NamedTuple):
+    """Equations of a program, and elements of its largest array."""
+
+    equations: int
+    elements: int
+
+
+# Of longer ones the compilation gains little; of larger ones scatters run longer without fusion
+# emitters.
+_SMALL = _Bound(24, 4096)
+# Loops over more elements that LLVM did not make wider are seen in a step's time.
+_TINY = _Bound(256, 256)
 # Without fusion emitters XLA rounds to float16 inside functions too, tan and rsqrt for example.
 _DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float32 float64".split()
+    """
+    bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float32 float64 key<fry>
+    """.split()
 )
 # What moves, compares, or rounds each result once: no optimization changes its bits.
 EXACT = frozenset(
     """
-    abs add and argmax argmin broadcast_in_dim ceil clamp clz concatenate convert_element_type copy
-    custom_jvp_call div dynamic_slice dynamic_update_slice eq floor gather ge gt iota is_finite jit
-    le lt max min mul ne neg not or pad pjit population_count reduce_and reduce_max reduce_min
-    reduce_or reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign
-    slice split sqrt squeeze stop_gradient sub transpose xor
+    abs add and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp clz concatenate
+    convert_element_type copy custom_jvp_call div dynamic_slice dynamic_update_slice eq floor gather
+    ge gt iota is_finite jit le lt max min mul ne neg not or pad pjit population_count random_bits
+    random_fold_in random_seed random_split random_unwrap random_wrap reduce_and reduce_max
+    reduce_min reduce_or rem reshape rev round scatter scatter-add select_n shift_left
+    shift_right_arithmetic shift_right_logical sign slice sort split sqrt squeeze stop_gradient sub
+    transpose xor
     """.split()
 )
 # What LLVM may contract or reorder, but XLA's two emitters compute alike. tan, cbrt and atan they
@@ -41,11 +56,10 @@ EXACT = frozenset(
 ALIKE = frozenset(
     """
     acos acosh asin asinh atanh cos cosh cummax cummin cumprod cumsum digamma dot_general erf
-    erf_inv erfc exp exp2 expm1 integer_pow lgamma log log1p logistic pow reduce_prod reduce_sum rem
-    rsqrt scatter scatter-add sin sinh sort square tanh
+    erf_inv erfc exp exp2 expm1 integer_pow lgamma log log1p logistic pow reduce_prod reduce_sum
+    rsqrt sin sinh square tanh
     """.split()
 )
-_PRODUCTS, _SUMS = frozenset(["mul"]), frozenset(["add", "sub"])
 
 
 def options(program: core.ClosedJaxpr, platform: str) -> Options:
@@ -54,20 +68,19 @@ def options(program: core.ClosedJaxpr, platform: str) -> Options:
         return {}
     names: set[str] = set()
     elements = 0
-    for number, equation in enumerate(_equations(program.jaxpr)):
+    for number, equation in enumerate(_equations(program.jaxpr), 1):
         names.add(equation.primitive.name)
         types: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
-        if number >= _MOST_EQUATIONS or not all(map(_is_plain, types)):
-            return {}
         elements = max([elements, *(x.size for x in types)])
-    if elements > _MOST_ELEMENTS or not names <= EXACT | ALIKE:
+        bound = _SMALL if elements > _TINY.elements else _TINY
+        if number > bound.equations or elements > bound.elements or not all(map(_is_plain, types)):
+            return {}
+    if not names <= EXACT | ALIKE:
         return {}
     found: Options = {_EMITTERS: False}
-    # A product and a sum LLVM makes one operation that rounds once; without optimizations it does
-    # not, as eager torch does not.
-    is_contracted = names & _PRODUCTS and names & _SUMS
-    if elements <= _MOST_ELEMENTS_UNOPTIMIZED and names <= EXACT and not is_contracted:
-        found[_LEVEL] = 0
+    if elements <= _TINY.elements:
+        found[_PIECES] = 1
+        found[_LEVEL] = 0 if names <= EXACT else 1
     return {name: value for name, value in found.items() if not settings.is_flag_given(name)}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from torch_xdist.core.programs.locations import Scope, no_scope
 from torch_xdist.core.trace.plans import Plan
@@ -11,13 +12,19 @@ from torch_xdist.core.trace.trace import Entry, Tape, rows_of
 
 
 class ScalarFeed:
-    """The runtime scalars of a program, handed out in the order its rows use them."""
+    """The runtime scalars of a program, handed out in the order its rows use them.
 
-    def __init__(self, floats: Any, ints: Any) -> None:
+    Args:
+        seeds: where in `ints` the seed of each random row stands, if all of them are known.
+    """
+
+    def __init__(self, floats: Any, ints: Any, seeds: Sequence[int] = ()) -> None:
         self.floats = floats
         self.ints = ints
         self.next_float = 0
         self.next_int = 0
+        # All at once: each would be a loop of its own, to compile and to run.
+        self.keys = iter(_keys(ints, seeds) if len(seeds) > 1 else ())
 
     def take(self, type_: type) -> Any:
         if type_ is float:
@@ -29,7 +36,17 @@ class ScalarFeed:
     def key(self) -> jax.Array:
         """The key of a random row: its seed and its counter."""
         seed, counter = self.take(int), self.take(int)
-        return jax.random.fold_in(jax.random.key(seed), counter)
+        key = next(self.keys, None)
+        return _key(seed, counter) if key is None else key
+
+
+def _key(seed: Any, counter: Any) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed), counter)
+
+
+def _keys(ints: Any, seeds: Sequence[int]) -> jax.Array:
+    places = np.asarray(seeds)
+    return jax.vmap(_key)(ints[places], ints[places + 1])
 
 
 def interpret(
@@ -52,6 +69,17 @@ def inputs_of(plan: Plan, scalars: ScalarFeed) -> tuple[list[Any], Any]:
 def scalar_types(plan: Plan) -> tuple[type, ...]:
     """The types of what a row is fed with: its runtime scalars, then seed and counter."""
     return (*plan.scalar_types, int, int) if plan.is_random else plan.scalar_types
+
+
+def seeds_of(entries: Sequence[Entry]) -> list[int]:
+    """Where among the ints that rows are fed with the seed of each random row stands."""
+    found: list[int] = []
+    count = 0
+    for _, (plan, *_) in rows_of(entries):
+        count += sum(type_ is not float for type_ in scalar_types(plan))
+        if plan.is_random:
+            found.append(count - 2)
+    return found
 
 
 def scalars_of(tape: Tape, entries: Sequence[Entry]) -> tuple[list[float], list[int]]:

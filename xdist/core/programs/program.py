@@ -23,7 +23,7 @@ import numpy as np
 from torch_xdist import metrics, settings
 from torch_xdist.core.programs import collective_program, host_memory
 from torch_xdist.core.programs.hlo_text import hlo_text
-from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
+from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
 from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
@@ -201,15 +201,17 @@ def make(launch: Launch) -> Program:
     layout = launch.device.layout
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
+    seeds = seeds_of(entries)
 
     # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
+        feed = ScalarFeed(floats, ints, seeds)
         if manual:
-            interpret_regions(entries, env, ScalarFeed(floats, ints), layout, manual, scope)
+            interpret_regions(entries, env, feed, layout, manual, scope)
         else:
-            interpret(entries, env, ScalarFeed(floats, ints), scope)
+            interpret(entries, env, feed, scope)
         return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)

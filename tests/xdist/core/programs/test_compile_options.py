@@ -10,7 +10,11 @@ import pytest
 from torch_xdist.core.programs import compile_options, jax_internals
 
 NO_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
-NOT_OPTIMIZED = NO_EMITTERS | {"xla_backend_optimization_level": 0}
+TINY = NO_EMITTERS | {
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_backend_optimization_level": 1,
+}
+NOT_OPTIMIZED = TINY | {"xla_backend_optimization_level": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +30,19 @@ def options(function, *shape, dtype="float32", platform="cpu"):
 @pytest.mark.parametrize(
     ("function", "shape", "expected"),
     [
-        (lambda x: x + 1, (64,), NOT_OPTIMIZED),
-        (lambda x: x + 1, (65,), NO_EMITTERS),
+        (lambda x: x + 1, (256,), NOT_OPTIMIZED),
+        (lambda x: x + 1, (257,), NO_EMITTERS),
         (lambda x: x + 1, (4096,), NO_EMITTERS),
         (lambda x: x + 1, (4097,), {}),
         (lambda x: x[:, None] + x, (65,), {}),
-        (lambda x: x * x + 1, (8,), NO_EMITTERS),
-        (jnp.sin, (8,), NO_EMITTERS),
+        (lambda x: x * x + 1, (8,), NOT_OPTIMIZED),
+        (lambda x: x + jax.random.uniform(jax.random.key(3), x.shape), (8,), NOT_OPTIMIZED),
+        (jnp.sin, (8,), TINY),
         (jnp.tan, (8,), {}),
         (lambda x: x.astype(jnp.float16), (8,), {}),
         (lambda x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1, x), (8,), {}),
     ],
-    ids="exact, more, most, large, large inside, contracted, sine, tangent, half, loop".split(", "),
+    ids="exact, more, most, large, large inside, both, random, sine, tangent, half, loop".split(", "),
 )
 def test_programs_are_small_by_what_they_compute_and_on_how_much(function, shape, expected):
     assert options(function, *shape) == expected
@@ -49,8 +54,10 @@ def test_a_program_of_many_equations_is_not_small():
             x = -x
         return x
 
-    assert options(lambda x: chain(x, 24)) == NOT_OPTIMIZED
-    assert options(lambda x: chain(x, 25)) == {}
+    assert options(lambda x: chain(x, 256)) == NOT_OPTIMIZED
+    assert options(lambda x: chain(x, 257)) == {}
+    assert options(lambda x: chain(x, 24), 300) == NO_EMITTERS
+    assert options(lambda x: chain(x, 25), 300) == {}
 
 
 def test_other_platforms_compile_as_they_do():
@@ -59,7 +66,9 @@ def test_other_platforms_compile_as_they_do():
 
 def test_what_xla_flags_speak_of_they_decide(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=true")
-    assert options(lambda x: x + 1) == {"xla_backend_optimization_level": 0}
+    assert options(lambda x: x + 1) == {
+        name: value for name, value in NOT_OPTIMIZED.items() if name not in NO_EMITTERS
+    }
 
 
 def test_an_option_that_this_xla_lacks_is_left_out():
