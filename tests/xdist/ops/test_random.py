@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import torch_xla  # noqa: F401
+import torch_xla
 
 COUNT = 40_000
 
@@ -113,3 +113,41 @@ def test_rrelu_draws_slopes_within_its_ends() -> None:
     assert y.min() >= -0.3
     assert y.max() <= -0.1
     assert abs(y.mean() + 0.2) < 0.005
+
+
+def test_draws_of_one_program_are_those_of_programs_of_their_own() -> None:
+    def draws(sync: bool) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        made = []
+        for make in (torch.rand, torch.randn, torch.randperm):
+            made.append(make(7, device="xla"))
+            if sync:
+                torch_xla.sync()
+        return [x.cpu() for x in made]
+
+    assert all(map(torch.equal, draws(sync=True), draws(sync=False)))
+
+
+@pytest.mark.parametrize(
+    "make", [torch.rand, torch.randn, lambda *n, **at: torch.randint(9, n, **at)]
+)
+def test_the_same_numbers_are_drawn_in_one_dim_and_in_several(make) -> None:
+    def draw(*shape: int) -> torch.Tensor:
+        torch.manual_seed(5)
+        return make(*shape, device="xla").cpu().flatten()
+
+    for shape in ((3, 4, 10), (2, 2048), (2, 2049)):
+        assert torch.equal(draw(*shape), draw(math.prod(shape)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-5, 5), (0, 2**63 - 1), (-(2**63), 2**63 - 1), (4, 5)], ids=str
+)
+def test_whole_numbers_are_drawn_evenly_from_all_of_their_range(low: int, high: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randint(low, high, (COUNT,), device="xla").cpu()
+    assert low <= x.min() and x.max() < high
+    span = high - low
+    places = (x.double() - low) / span
+    slack = 6 / math.sqrt(12 * COUNT)
+    assert abs(places.mean() - (0.5 - 0.5 / span)) < slack

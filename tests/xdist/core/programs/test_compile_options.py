@@ -42,7 +42,7 @@ def options(function, *shape, dtype="float32", platform="cpu"):
         (lambda x: x.astype(jnp.float16), (8,), {}),
         (lambda x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1, x), (8,), {}),
     ],
-    ids="exact, more, most, large, large inside, both, random, sine, tangent, half, loop".split(", "),
+    ids="exact more most large large-inside both random sine tangent half loop".split(),
 )
 def test_programs_are_small_by_what_they_compute_and_on_how_much(function, shape, expected):
     assert options(function, *shape) == expected
