@@ -208,7 +208,16 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
 
 
 # The folders of launcher/, ground first; `control` is what stands between the hosts and the head.
-PROCESSES = ["facts", "pipe_stream", "control", "on_host", "backends", "head", "ways_in"]
+PROCESSES = [
+    "facts",
+    "pipe_stream",
+    "control",
+    "on_host",
+    "backends",
+    "head",
+    "preflight",
+    "ways_in",
+]
 
 
 @pytest.mark.parametrize("module", of_floor("torch_xdist.launcher"))

@@ -52,12 +52,19 @@ class SshHosts:
         command: ssh and the user's own options, such as ["ssh", "-F", "config"].
         python: the interpreter on the hosts.
         env: variables for the agents, and so for all that they start.
+        module: what runs on the hosts, an agent or what speaks as one.
     """
 
     def __init__(
-        self, hosts: Sequence[Host], command: Sequence[str], python: str, env: Mapping[str, str]
+        self,
+        hosts: Sequence[Host],
+        command: Sequence[str],
+        python: str,
+        env: Mapping[str, str],
+        module: str = _MODULE,
     ) -> None:
         self._hosts, self._ssh, self._python = list(hosts), list(command), python
+        self._module = module
         self.env = startable(env)
 
     def hosts(self) -> Sequence[str]:
@@ -82,7 +89,7 @@ class SshHosts:
     def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
         """What the remote command reads: the variables and the arguments of the agent."""
         slots = self._hosts[host_index].slots
-        argv = ["-P", "-m", _MODULE, job_id, warmth, mark, str(slots)]
+        argv = ["-P", "-m", self._module, job_id, warmth, mark, str(slots)]
         return (json.dumps({"env": self.env, "argv": argv}) + "\n").encode()
 
 

@@ -229,6 +229,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),
     Variable("TPU_*", "the topology of a TPU slice; see `devices.py`"),
+    Variable("http_proxy, https_proxy, grpc_proxy, all_proxy", "`xla-run check` warns of them"),
 )
 
 
@@ -301,6 +302,7 @@ def log_root(environ: Environ) -> tuple[Path, bool]:
     return (Path(state).absolute() if state else _scratch(environ)) / "logs", False
 
 
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy")
 # Variables that the ranks of other hosts get as they are here. Not those that name a place or a
 # device of this machine; what else is needed is named by --env.
 _PASSED_ON = (
@@ -339,6 +341,11 @@ def ssh_address(environ: Environ) -> str:
     """The address of this machine to which the ssh session came that we run in; "" for none."""
     words = text(environ, "SSH_CONNECTION").split()
     return words[2] if len(words) == 4 else ""
+
+
+def proxies(environ: Environ) -> dict[str, str]:
+    """The variables that send gRPC, with which jax's ranks meet, to a proxy, and no_proxy."""
+    return {name: value for name, value in environ.items() if value and name.lower() in _PROXIES}
 
 
 def _scratch(environ: Environ) -> Path:

@@ -2,6 +2,7 @@
 
 xla-run -n 4 python train.py --lr 0.1
 xla-run --hosts a,b -n 2 python train.py
+xla-run check --hosts a,b -n 2 python train.py
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
 
@@ -26,6 +27,7 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
 from torch_xdist.launcher.ways_in import command_line, host_options, job_commands, preview
+from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen
 from torch_xdist.system.rank import Rank
@@ -74,7 +76,7 @@ def cli() -> None:
     """
 
 
-for each in (job_commands.ps, job_commands.logs, job_commands.stack, job_commands.stop):
+for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_commands.stop):
     cli.add_command(each)
 
 

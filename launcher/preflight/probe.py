@@ -1,0 +1,81 @@
+"""What `xla-run check` runs on each host: it says what it finds, and tries its ways.
+
+It is started as an agent is, and speaks over its stdin and stdout as one does: where they end, or
+where nothing is heard any more, so does this process.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from typing import Any
+
+from torch_xdist.launcher.on_host.head_stream import PipesToHead, Stream
+from torch_xdist.launcher.preflight import measure, ways
+from torch_xdist.system.frames import Message
+
+
+def main() -> None:
+    """`python -m torch_xdist.launcher.preflight.probe`; what it is to find out comes on stdin."""
+    head = PipesToHead()
+    frame = head.config()
+    if frame is not None:
+        _Probe(head, frame.message).run()
+
+
+class _Probe:
+    """One host's part of a check; answers to questions are made on threads of their own."""
+
+    def __init__(self, head: PipesToHead, config: Message) -> None:
+        self._head, self._config = head, config
+        self._token: str = config["token"]
+        self._stream: Stream | None = None
+        self._is_open = threading.Event()
+
+    def run(self) -> None:
+        self._stream = self._head.open(self._config, {"host": os.uname().nodename}, self._hear)
+        self._is_open.set()
+        found = measure.facts(self._config["question"])
+        found["ports"], found["why_no_ports"] = self._listen(found.get("host", {}))
+        self._say({"op": "facts", "facts": found})
+        threading.Event().wait()
+
+    def _listen(self, host: dict[str, Any]) -> tuple[list[int], str]:
+        if self._config["question"]["alone"]:
+            return [], ""
+        try:
+            return ways.Listener(host.get("address", ""), self._token).ports, ""
+        except OSError as error:
+            return [], error.strerror or str(error)
+
+    def _hear(self, message: Message, blob: bytes) -> None:
+        """On the thread of the stream."""
+        match message["op"]:
+            case "lost":
+                os._exit(0)
+            case "clock":
+                self._say({"op": "clock", "sent_s": message["sent_s"], "time_s": time.time()})
+            case "reach" | "rates":
+                action = self._reach if message["op"] == "reach" else self._rates
+                threading.Thread(target=action, args=(message,), daemon=True).start()
+
+    def _reach(self, order: Message) -> None:
+        found = ways.reach(ways.json_places(order["places"]))
+        self._say({"op": "reached", "found": {str(index): one for index, one in found.items()}})
+
+    def _rates(self, order: Message) -> None:
+        """One after the other, so that no two share a wire."""
+        for index, places in ways.json_places(order["places"]).items():
+            found = ways.rate(places[0], self._token, order["seconds"])
+            self._say({"op": "rate", "index": index, "found": found})
+        self._say({"op": "rated"})
+
+    def _say(self, message: Message) -> None:
+        self._is_open.wait()
+        assert self._stream is not None
+        with contextlib.suppress(OSError):
+            self._stream.send(message)
+
+
+if __name__ == "__main__":
+    main()
