@@ -8,6 +8,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -63,6 +64,12 @@ class Answer:
 Show = Callable[[int, int, list[str]], None]
 
 
+def names_of(hosts: Sequence[Host]) -> list[str]:
+    """What each is called, with its port where two have one name."""
+    counts = Counter(host.name for host in hosts)
+    return [f"{one.name}:{one.port}" if counts[one.name] > 1 else one.name for one in hosts]
+
+
 def here(question: measure.Question, name: str, limit_s: float) -> Answer:
     """This machine's own answer."""
     return Answer(name, facts={**measure.facts(question, limit_s), "ports": [], "why_no_ports": ""})
@@ -96,7 +103,7 @@ class Inquiry:
         self._agents: list[AgentProcess] = []
         self._sends: list[Send] = []
         self._has_rated = False
-        self.answers = [Answer(host.name) for host in hosts]
+        self.answers = [Answer(name) for name in names_of(hosts)]
 
     def run(self) -> list[Answer]:
         """The answers of all hosts, in their order.
@@ -147,7 +154,7 @@ class Inquiry:
         others = {str(i): places[i] for i in places if "ms" in reached.get(i, {})}
         if not others:
             return
-        left_s = self._limit_s * _RATES_SHARE - (time.monotonic() - self._began_s)
+        left_s = self._limit_s * _RATES_SHARE - self._taken_s()
         # Beside the time for the data itself there is some for three connections.
         each_s = max(_LEAST_RATE_S, min(_MOST_RATE_S, 0.7 * left_s / len(others)))
         self._sends[first]({"op": "rates", "places": others, "seconds": each_s}, b"")
@@ -157,9 +164,12 @@ class Inquiry:
 
     def _hear(self, index: int, message: Message, blob: bytes) -> None:
         """On threads of the hosts' streams."""
-        if message["op"] == "clock":  # every moment until it is read counts
-            message = {**message, "heard_s": time.time()}
+        if message["op"] in ("hello", "clock"):  # every moment until it is read counts
+            message = {**message, "heard_s": time.time(), "came_s": self._taken_s()}
         self._inbox.put((index, message))
+
+    def _taken_s(self) -> float:
+        return time.monotonic() - self._began_s
 
     def _until(self, is_done: Callable[[], bool], share: float) -> None:
         """Take what is said, until this is so or that share of the limit has passed."""
@@ -177,7 +187,7 @@ class Inquiry:
         answer = self.answers[index]
         match message["op"]:
             case "hello":
-                answer.came_s = time.monotonic() - self._began_s
+                answer.came_s = round(message["came_s"], 3)
                 answer.refusal = refusal(message)
                 for _ in range(_CLOCK_ASKED):
                     self._sends[index]({"op": "clock", "sent_s": time.time()}, b"")

@@ -7,12 +7,13 @@ a warning. Of what must be alike the majority is right; of two halves the one wi
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_xdist.launcher.facts import placement
-from torch_xdist.launcher.facts.errors import DevicesError, ExitCode, LauncherError
+from torch_xdist.launcher.facts.errors import ExitCode, LauncherError
 from torch_xdist.launcher.facts.host import HostFacts
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.preflight import judge_ways
 from torch_xdist.launcher.preflight.inquiry import Answer
@@ -47,7 +48,7 @@ def troubles(answers: Sequence[Answer], plan: Plan) -> list[Trouble]:
     here = [one for one in answers if one.is_here and not one.refusal]
     found += _versions(here)
     found += _code(here)
-    found += _devices(here, plan)
+    found += _devices(here, plan.job, _hosts(answers, plan))
     found += _clocks(here)
     found += judge_ways.troubles([one for one in answers if one.is_here], answers)
     for one in here:
@@ -62,7 +63,7 @@ def exit_code(found: Sequence[Trouble]) -> int:
 
 
 def _absent(answers: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
-    limit = f"{plan.limit_s:g} s"
+    limit, hosts = f"{plan.limit_s:g} s", _hosts(answers, plan)
     for one in answers:
         if one.refusal:
             yield Trouble(one.name, "login", f"host {one.name}: {one.refusal}")
@@ -71,8 +72,8 @@ def _absent(answers: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
             yield Trouble(one.name, "login", text, exit_code=one.gone_code)
         elif one.facts is None and one.came_s is None:
             text = (
-                f"host {one.name}: no answer within {limit}; try `ssh {one.name}` by hand, or give "
-                "it more time with --limit"
+                f"host {one.name}: no answer within {limit}; try `ssh "
+                f"{hosts[one.name].destination}` by hand, or give it more time with --limit"
             )
             yield Trouble(one.name, "login", text, exit_code=ExitCode.HOST)
         elif one.facts is None:
@@ -136,31 +137,33 @@ def _code(here: Sequence[Answer]) -> Iterator[Trouble]:
             yield Trouble(name, "code", text)
 
 
-def _devices(here: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
-    """As the head of a job would judge them, and who holds them."""
-    known = [one for one in here if _part(one, "host")]
-    every = {one.name: HostFacts.from_json(_part(one, "host")) for one in known}
-    for one in known:
-        job = _job_of([one.name], plan)
+def _devices(here: Sequence[Answer], job: Job, hosts: Mapping[str, Host]) -> Iterator[Trouble]:
+    """As the head of the job would judge them, and who holds them."""
+    every = {
+        one.name: HostFacts.from_json(_part(one, "host")) for one in here if _part(one, "host")
+    }
+    kinds: dict[str, list[str]] = {}
+    for one in here:
+        if one.name not in every:
+            continue
+        own = [hosts[one.name]] if hosts else []
+        ranks = sum(host.slots for host in own) or job.nprocs
         try:
-            choice = placement.device_of(job, [one.name], [every[one.name]])
+            choice = placement.device_of(
+                replace(job, nprocs=ranks, hosts=own), [one.name], [every[one.name]]
+            )
         except LauncherError as error:
             yield Trouble(one.name, "devices", str(error))
             continue
+        kinds.setdefault(choice.kind, []).append(one.name)
         yield from _held(one, choice.kind)
-    if len(known) > 1:
-        try:
-            placement.device_of(_job_of(list(every), plan), list(every), list(every.values()))
-        except DevicesError as error:
-            if "the hosts have different devices" in str(error):
-                yield Trouble("", "devices", str(error))
-
-
-def _job_of(names: Sequence[str], plan: Plan) -> Job:
-    """The job on these of its hosts."""
-    hosts = [host for host in plan.job.hosts if host.name in names]
-    ranks = sum(host.slots for host in hosts) or plan.job.nprocs
-    return Job("program", [], ranks, device=plan.job.device, env=plan.job.env, hosts=hosts)
+    if len(kinds) > 1:
+        told = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
+        text = (
+            f"the hosts have different devices ({told}); leave some out, or let all use the CPU "
+            "with PJRT_DEVICE=CPU"
+        )
+        yield Trouble("", "devices", text)
 
 
 def _held(one: Answer, kind: str) -> Iterator[Trouble]:
@@ -261,6 +264,11 @@ def _storage(one: Answer) -> Iterator[Trouble]:
 
 def _part(one: Answer, name: str) -> Any:
     return (one.facts or {}).get(name)
+
+
+def _hosts(answers: Sequence[Answer], plan: Plan) -> dict[str, Host]:
+    """The hosts by the names of their answers; none where this machine alone was asked."""
+    return dict(zip((one.name for one in answers), plan.job.hosts, strict=False))
 
 
 def _majority(values: Sequence[str]) -> str:

@@ -102,6 +102,8 @@ def _part(one: Answer, name: str) -> Any:
 def _login(one: Answer, count: int) -> str:
     if one.came_s is not None:
         return f"{one.came_s:.1f} s"
+    if one.gone:
+        return "failed"
     return _NOTHING if count == 1 and one.facts is not None else "no answer"
 
 
@@ -118,7 +120,9 @@ def _code(one: Answer) -> str:
 
 
 def _clock(one: Answer) -> str:
-    return _NOTHING if one.clock_s is None else f"{one.clock_s:+.2f} s"
+    if one.clock_s is None:
+        return _NOTHING
+    return "0 s" if abs(one.clock_s) < 0.05 else f"{one.clock_s:+.1f} s"
 
 
 def _devices(one: Answer) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from torch_xdist.launcher.backends.ssh import SshHosts
-from torch_xdist.launcher.facts import devices, settings
-from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.facts.errors import ExitCode, UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.preflight import inquiry, judge, table
@@ -62,6 +62,8 @@ def check(
     Exit codes: 0 a job could run (there may be warnings), 71 it could not, 73 a host cannot be
     reached, 2 the options cannot be right.
     """
+    if not 0 < limit_s < settings.OFF:
+        raise UsageError("--limit: a check has an end; give it seconds, such as 60")
     environ = settings.environment()
     # Here a host needs no number of ranks; 1 is what a job has at least.
     others = host_options.hosts_of(hosts, hostfile, nprocs or 1, once=False)
@@ -91,11 +93,8 @@ def _job(others: list[Host], nprocs: int | None, environ: dict[str, str]) -> Job
 
     Raises:
         UsageError: PJRT_DEVICE cannot be right.
-        DevicesError: this host does not have what it names.
     """
-    kind = devices.asked_device(environ) if not others else ""
-    if others:
-        kind = host_options.asked_device(others, environ).kind
+    kind = host_options.asked_device(others, environ).kind
     ranks = sum(host.slots for host in others) or nprocs or 1
     return Job("program", [], ranks, device=kind, cwd=os.getcwd(), hosts=others)
 
