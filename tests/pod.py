@@ -138,6 +138,21 @@ class PodHost:
         """Give it an address that no other host has a way to."""
         _check(["ip", "-n", self._space, "addr", "add", f"{address}/32", "dev", "lo"])
 
+    def loses_answers_from(self, first: int, last: int) -> None:
+        """What its TCP ports from `first` to `last` answer gets lost, as behind a firewall.
+
+        Its kernel takes no range that ends at 65535.
+        """
+        self._lose("add", first, last)
+
+    def answers_again(self, first: int, last: int) -> None:
+        """The end of `loses_answers_from`."""
+        self._lose("del", first, last)
+
+    def _lose(self, action: str, first: int, last: int) -> None:
+        words = f"rule {action} ipproto tcp sport {first}-{last} blackhole"
+        _check(["ip", "-n", self._space, *words.split()])
+
     def has_link(self) -> bool:
         done = _check(["ip", "-br", "link", "show", f"{self._space}v"])
         return "DOWN" not in done.stdout

@@ -21,7 +21,7 @@ from torch_xdist.launcher.preflight.trouble import Trouble, others_text
 
 _MOST_CLOCK_S = 1.0
 _LEAST_LOG_BYTES = 1 << 30
-_LEAST_SHARED_BYTES = 256 << 20
+_LEAST_SHARED_BYTES = 256_000_000
 _LEAST_OPEN_FILES = 1024
 # What differs in these makes other programs, or messages that the other side cannot read.
 _MUST_BE_ALIKE = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "libtpu": "libtpu"}
@@ -128,13 +128,18 @@ def _code(here: Sequence[Answer]) -> Iterator[Trouble]:
         right = _majority(list(hashes.values()))
         with_it = [name for name, found in hashes.items() if found == right]
         for name, found in hashes.items():
-            if found == right:
-                continue
-            there = f"is another one there ({found})" if found else "is not there"
-            than = f"than on {others_text(with_it)} ({right})" if found and right else ""
-            than = than or f"but on {others_text(with_it)}" if right else "and not elsewhere"
-            text = f"host {name}: {path} {there} {than}; copy the same code to all hosts"
-            yield Trouble(name, "code", text)
+            if found != right:
+                text = f"host {name}: {path} {_difference(found, right, with_it)}"
+                yield Trouble(name, "code", f"{text}; copy the same code to all hosts")
+
+
+def _difference(found: str, right: str, with_it: Sequence[str]) -> str:
+    """How a file differs from what it is on other hosts, by its hashes; "": it is not there."""
+    if not found:
+        return f"is not there, but on {others_text(with_it)}"
+    if not right:
+        return f"is there ({found}), but not on {others_text(with_it)}"
+    return f"is another one there ({found}) than on {others_text(with_it)} ({right})"
 
 
 def _devices(here: Sequence[Answer], job: Job, hosts: Mapping[str, Host]) -> Iterator[Trouble]:

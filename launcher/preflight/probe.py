@@ -46,7 +46,8 @@ class _Probe:
         try:
             return ways.Listener(host.get("address", ""), self._token).ports, ""
         except OSError as error:
-            return [], error.strerror or str(error)
+            # Python adds what it was doing, which the judge says better.
+            return [], (error.strerror or str(error)).partition(" (while ")[0]
 
     def _hear(self, message: Message, blob: bytes) -> None:
         """On the thread of the stream."""

@@ -61,8 +61,9 @@ class Listener:
     def __init__(self, address: str, token: str) -> None:
         self._token = bytes.fromhex(token)
         self.ports: list[int] = []
-        for port in (free_port(address), 0):
-            sock = socket.create_server((address, port), backlog=1024)
+        own = socket.create_server((address, 0), backlog=1024)
+        meeting = socket.create_server((address, free_port(address)), backlog=1024)
+        for sock in (meeting, own):
             self.ports.append(sock.getsockname()[1])
             threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
 
