@@ -23,7 +23,9 @@ PROBE = "torch_xdist.launcher.preflight.probe"
 _BEAT_S = 2.0
 _CLOCK_ASKED = 3
 # The shares of the limit after which hosts that have not answered are no longer waited for.
-_FACTS_SHARE, _REACH_SHARE, _RATES_SHARE = 2 / 3, 0.85, 0.95
+# ssh gives a host up after 10 s, of 15.
+_FACTS_SHARE, _REACH_SHARE, _RATES_SHARE = 0.7, 0.9, 0.95
+_MOST_REACH_S = 3.0
 _MOST_RATE_S, _LEAST_RATE_S = 0.5, 0.04
 _END_S, _HUNG_END_S = 2.0, 0.3
 _TICK_S = 0.2
@@ -36,7 +38,8 @@ class Answer:
     `came_s`: seconds until it answered, None where it did not. `gone`: how it was lost, and
     `gone_code` the exit code of that. `clock_s`: by how much its clock is ahead of this machine's,
     `clock_error_s` how well that is known. `reached` and `rates`: its ways to the hosts of these
-    numbers. `said`: what was printed there by nobody in particular.
+    numbers; `tries_ways` says that it was asked to try. `said`: what was printed there by nobody
+    in particular.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Answer:
     gone_code: int = 0
     clock_s: float | None = None
     clock_error_s: float = 0.0
+    tries_ways: bool = False
     reached: dict[int, ways.Reached] | None = None
     rates: dict[int, ways.Rate] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
@@ -140,9 +144,13 @@ class Inquiry:
         }
         if len(places) < 2:
             return
+        # Whoever hears nothing has to give up in time to say so.
+        left_s = self._limit_s * _REACH_SHARE - self._taken_s()
+        limit_s = max(0.1, min(_MOST_REACH_S, 0.7 * left_s))
         for index in places:
             others = {str(i): place for i, place in places.items() if i != index}
-            self._sends[index]({"op": "reach", "places": others}, b"")
+            self.answers[index].tries_ways = True
+            self._sends[index]({"op": "reach", "places": others, "limit_s": limit_s}, b"")
         self._until(lambda: self._have_reached(places), _REACH_SHARE)
         if self._measures_rates:
             self._rate(places)

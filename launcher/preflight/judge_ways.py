@@ -39,6 +39,12 @@ def _closed_ways(here: Sequence[Answer], answers: Sequence[Answer]) -> Iterator[
     """A host that reaches nobody is one trouble, and so is one that is reached by some not."""
     failed: dict[int, dict[str, str]] = {}
     for one in here:
+        if one.tries_ways and one.reached is None:
+            text = (
+                f"host {one.name}: it did not say in time whether it reaches the other hosts; give "
+                "it more time with --limit"
+            )
+            yield Trouble(one.name, "net", text, exit_code=ExitCode.HOST)
         lost = {i: way for i, way in (one.reached or {}).items() if "why_not" in way}
         if len(lost) > 1 and len(lost) == len(one.reached or {}):
             why = next(iter(lost.values()))["why_not"]

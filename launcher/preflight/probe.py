@@ -61,7 +61,7 @@ class _Probe:
                 threading.Thread(target=action, args=(message,), daemon=True).start()
 
     def _reach(self, order: Message) -> None:
-        found = ways.reach(ways.json_places(order["places"]))
+        found = ways.reach(ways.json_places(order["places"]), order["limit_s"])
         self._say({"op": "reached", "found": {str(index): one for index, one in found.items()}})
 
     def _rates(self, order: Message) -> None:

@@ -18,7 +18,6 @@ from typing import Any, TypedDict
 from torch_xdist.launcher.on_host.coordinator import free_port
 
 TOKEN_BYTES = 16
-_REACH_S = 3.0
 _MOST_THREADS = 128
 _QUIET_S = 2.0
 _ECHOES = 5
@@ -88,7 +87,7 @@ class Listener:
                     _give(came, _TOLD.unpack(_exactly(came, _TOLD.size))[1])
 
 
-def reach(places: Mapping[int, Sequence[Address]], limit_s: float = _REACH_S) -> dict[int, Reached]:
+def reach(places: Mapping[int, Sequence[Address]], limit_s: float) -> dict[int, Reached]:
     """Try the way to every place of every host, all at once."""
 
     def tried(addresses: Sequence[Address]) -> Reached:

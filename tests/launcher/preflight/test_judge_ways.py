@@ -50,6 +50,17 @@ def test_a_host_that_reaches_nobody_is_one_trouble() -> None:
     )
 
 
+def test_a_host_that_does_not_say_whom_it_reaches_is_named() -> None:
+    hosts = pod("-o", "o-")
+    hosts[0].tries_ways, hosts[0].reached = True, None
+    (found,) = judge_ways.troubles(hosts, hosts)
+    assert (found.host, found.exit_code) == ("a", 73)
+    assert found.text == (
+        "host a: it did not say in time whether it reaches the other hosts; give it more time with "
+        "--limit"
+    )
+
+
 def test_an_address_that_is_none_of_a_host_is_named() -> None:
     hosts = pod("-", "")
     assert hosts[1].facts is not None

@@ -28,7 +28,7 @@ def test_a_host_listens_as_the_meeting_place_does_and_as_sockets_of_ranks_do() -
 
 def test_every_way_is_tried(place: ways.Address) -> None:
     closed = (HERE, free_port())
-    found = ways.reach({1: [place], 2: [place, closed], 5: [closed]})
+    found = ways.reach({1: [place], 2: [place, closed], 5: [closed]}, 3.0)
     assert found[1]["ms"] > 0
     assert found[2] == found[5] == {"why_not": "Connection refused", "port": closed[1]}
 

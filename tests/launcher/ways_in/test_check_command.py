@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from terminals import CTRL_C, Terminal
 
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.ways_in.cli import cli
@@ -67,6 +68,45 @@ def test_a_host_needs_no_number_of_ranks(tmp_path: Path) -> None:
     found = check("--hosts", "a", "--ssh-command", str(ssh), "--limit", "30")
     assert found.exit_code == 0, found.output
     assert found.output.splitlines()[1].startswith("a ")
+
+
+def hangs_on(folder: Path, name: str) -> str:
+    """An ssh to whose one host nothing comes."""
+    ssh = folder / "ssh"
+    ssh.write_text(
+        STAND_IN.replace("\n", f'\ncase "$*" in *" {name} "*) exec sleep 300;; esac\n', 1)
+    )
+    ssh.chmod(0o755)
+    return str(ssh)
+
+
+def at_a_terminal(folder: Path, *words: str) -> Terminal:
+    before = (sys.executable, "-m", "torch_xdist.launcher", "check")
+    return Terminal([*before, *words], folder, {**os.environ, "TERM": "xterm"})
+
+
+def test_a_terminal_shows_who_is_waited_for(tmp_path: Path) -> None:
+    words = ("--hosts", "a,b", "--ssh-command", hangs_on(tmp_path, "b"), "--limit", "6")
+    shown = at_a_terminal(tmp_path, *words)
+    try:
+        shown.wait_for("1 of 2 hosts answered; waiting for b", 20)
+        rest = shown.read_to_the_end(20)
+        assert "host b: no answer within 6 s; try `ssh b` by hand" in rest
+        assert "\x1b[31m!no answer\x1b[0m" in rest and shown.process.wait(5) == 73
+    finally:
+        shown.close()
+
+
+def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    words = ("--hosts", "a", "--ssh-command", hangs_on(tmp_path, "a"), "--limit", "60")
+    shown = at_a_terminal(tmp_path, *words)
+    try:
+        shown.wait_for("0 of 1 hosts answered; waiting for a", 20)
+        shown.type(CTRL_C)
+        assert "Traceback" not in shown.read_to_the_end(10)
+        assert shown.process.wait(5) == 130
+    finally:
+        shown.close()
 
 
 def test_the_help_teaches_and_the_list_of_commands_shows_it() -> None:
