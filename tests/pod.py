@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
 NEEDED = ("ip", "unshare", "setpriv", "sshd", "ssh", "ssh-keygen")
 
+# Home is the host's own /tmp: what the user's shell does at a login (such as taking a lock that a
+# killed host would leave behind) is none of a test's business.
 _SSHD = """
 ListenAddress {address}
 HostKey {folder}/host_key
@@ -32,6 +34,7 @@ PasswordAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
 MaxStartups 100
+SetEnv HOME=/tmp
 """
 _SSH = """
 Host {name}

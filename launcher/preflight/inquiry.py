@@ -26,7 +26,8 @@ _CLOCK_ASKED = 3
 # ssh gives a host up after 10 s, of 15.
 _FACTS_SHARE, _REACH_SHARE, _RATES_SHARE = 0.7, 0.9, 0.95
 _MOST_REACH_S = 3.0
-_MOST_RATE_S, _LEAST_RATE_S = 0.5, 0.04
+# Of one way, and of all of them.
+_MOST_RATE_S, _LEAST_RATE_S, _MOST_RATES_S = 0.5, 0.04, 6.0
 _END_S, _HUNG_END_S = 2.0, 0.3
 _TICK_S = 0.2
 
@@ -164,7 +165,8 @@ class Inquiry:
             return
         left_s = self._limit_s * _RATES_SHARE - self._taken_s()
         # Beside the time for the data itself there is some for three connections.
-        each_s = max(_LEAST_RATE_S, min(_MOST_RATE_S, 0.7 * left_s / len(others)))
+        all_s = min(_MOST_RATES_S, 0.7 * left_s)
+        each_s = max(_LEAST_RATE_S, min(_MOST_RATE_S, all_s / len(others)))
         self._sends[first]({"op": "rates", "places": others, "seconds": each_s}, b"")
         self._until(lambda: self._has_rated or bool(self.answers[first].gone), _RATES_SHARE)
 

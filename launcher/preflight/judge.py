@@ -63,7 +63,7 @@ def exit_code(found: Sequence[Trouble]) -> int:
 
 
 def _absent(answers: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
-    limit, hosts = f"{plan.limit_s:g} s", _hosts(answers, plan)
+    limit = f"{plan.limit_s:g} s"
     for one in answers:
         if one.refusal:
             yield Trouble(one.name, "login", f"host {one.name}: {one.refusal}")
@@ -72,8 +72,8 @@ def _absent(answers: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
             yield Trouble(one.name, "login", text, exit_code=one.gone_code)
         elif one.facts is None and one.came_s is None:
             text = (
-                f"host {one.name}: no answer within {limit}; try `ssh "
-                f"{hosts[one.name].destination}` by hand, or give it more time with --limit"
+                f"host {one.name}: no answer within {limit}; try ssh by hand, or give it more time "
+                "with --limit"
             )
             yield Trouble(one.name, "login", text, exit_code=ExitCode.HOST)
         elif one.facts is None:

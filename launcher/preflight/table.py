@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_xdist.launcher.preflight.inquiry import Answer
 from torch_xdist.launcher.preflight.judge_ways import slower
-from torch_xdist.launcher.preflight.trouble import Trouble
+from torch_xdist.launcher.preflight.trouble import Trouble, others_text
 
 _NOTHING = "-"
 _MARK = "!"
@@ -26,8 +26,22 @@ def text(
         marked, warned: colour a cell with an error or a warning; the widths are made without.
     """
     lines = [*_rows(answers, troubles, marked, warned), ""]
-    lines += [f"warning: {one.text}" if one.is_warning else one.text for one in troubles]
+    lines += _lines(troubles)
     return "\n".join([*lines, verdict(answers, troubles)])
+
+
+def _lines(troubles: Sequence[Trouble]) -> list[str]:
+    """One per trouble; what is the same on several hosts is told once."""
+    alike: dict[tuple[bool, str], list[str]] = {}
+    for one in troubles:
+        own = f"host {one.host}: "
+        text = one.text.removeprefix(own)
+        # What does not begin with its host names others, and stands alone.
+        alike.setdefault((one.is_warning, text), []).extend([one.host] * (text != one.text))
+    return [
+        "warning: " * is_warning + (f"{others_text(names)}: " if names else "") + text
+        for (is_warning, text), names in alike.items()
+    ]
 
 
 def verdict(answers: Sequence[Answer], troubles: Sequence[Trouble]) -> str:

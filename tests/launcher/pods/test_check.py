@@ -76,7 +76,7 @@ def test_a_host_that_refuses_the_login_is_named(check: Callable) -> None:
 def test_a_python_that_is_not_there_is_named(check: Callable) -> None:
     done = check(*BOTH, python="/no/python")
     assert done.returncode == 73
-    assert "host a: /no/python cannot be started there: " in done.stdout
+    assert "hosts a, b: /no/python cannot be started there: " in done.stdout
     assert "or name the one it has by --python" in done.stdout
 
 

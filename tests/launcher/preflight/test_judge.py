@@ -80,7 +80,7 @@ def test_a_host_that_says_nothing_is_named_with_the_limit() -> None:
     found = only(answer("a"), Answer("b"))
     assert found.exit_code == 73 and found.column == "login"
     assert found.text == (
-        "host b: no answer within 15 s; try `ssh b` by hand, or give it more time with --limit"
+        "host b: no answer within 15 s; try ssh by hand, or give it more time with --limit"
     )
 
 

@@ -35,6 +35,15 @@ def test_what_is_wrong_is_marked_and_told_below() -> None:
     assert lines[6] == "no job can run on 2 hosts: 1 error; 1 warning"
 
 
+def test_what_is_the_same_on_several_hosts_is_told_once() -> None:
+    hosts = [answer(name) for name in "abcd"]
+    lines = shown(*hosts, *(Answer(name) for name in "efg")).splitlines()
+    assert lines[-2:] == [
+        "hosts e, f, g: no answer within 15 s; try ssh by hand, or give it more time with --limit",
+        "no job can run on 7 hosts: 3 errors",
+    ]
+
+
 def test_hosts_that_do_not_answer_have_a_row_too() -> None:
     lines = shown(answer("a"), Answer("b"), Answer("c", gone="x", gone_code=73)).splitlines()
     assert lines[2].split()[:3] == ["b", "!no", "answer"]

@@ -91,7 +91,7 @@ def test_a_terminal_shows_who_is_waited_for(tmp_path: Path) -> None:
     try:
         shown.wait_for("1 of 2 hosts answered; waiting for b", 20)
         rest = shown.read_to_the_end(20)
-        assert "host b: no answer within 6 s; try `ssh b` by hand" in rest
+        assert "host b: no answer within 6 s; try ssh by hand" in rest
         assert "\x1b[31m!no answer\x1b[0m" in rest and shown.process.wait(5) == 73
     finally:
         shown.close()
