@@ -228,16 +228,25 @@ def _machine(one: Answer, *, alone: bool) -> Iterator[Trouble]:
 
 def _unmeasured(one: Answer) -> Iterator[Trouble]:
     facts = one.facts or {}
-    for name in facts.get("slow", []):
-        text = f"host {one.name}: {name} gave no answer there in time; look what hangs"
-        yield Trouble(one.name, _COLUMN_OF.get(name, ""), text, is_warning=name != "host")
-    for name, why in facts.get("failed", {}).items():
-        text = f"host {one.name}: {name} could not be found out there: {why}"
-        yield Trouble(one.name, _COLUMN_OF.get(name, ""), text, is_warning=name != "host")
+    told = dict.fromkeys(facts.get("slow", []), "no answer in time")
+    for name, why in {**told, **facts.get("failed", {})}.items():
+        column, what = _PARTS[name]
+        text = f"host {one.name}: {what} could not be found out there: {why}; look what is wrong"
+        # Without its cores and devices no rank could be placed.
+        yield Trouble(one.name, column, text, is_warning=name != "host")
 
 
-_COLUMN_OF = {"disk": "disk", "shared_memory": "shm", "holders": "devices", "host": "devices"}
-_COLUMN_OF |= {"code": "code", "versions": "python", "limits": "files"}
+# Of each part of a host's facts: its column, and what it is.
+_PARTS = {
+    "host": ("devices", "its cores and devices"),
+    "versions": ("python", "what is installed"),
+    "disk": ("disk", "the room for logs"),
+    "shared_memory": ("shm", "the room in /dev/shm"),
+    "limits": ("files", "its limits"),
+    "proxies": ("", "its proxy variables"),
+    "holders": ("devices", "who holds its devices"),
+    "code": ("code", "the code of the command"),
+}
 
 
 def _storage(one: Answer) -> Iterator[Trouble]:

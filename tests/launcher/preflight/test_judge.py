@@ -3,7 +3,7 @@
 import pytest
 from preflight_answers import VERSIONS, answer, plan, with_device
 
-from torch_xdist.launcher.preflight import judge
+from torch_xdist.launcher.preflight import judge, measure
 from torch_xdist.launcher.preflight.inquiry import Answer
 from torch_xdist.launcher.preflight.trouble import Trouble, others_text
 
@@ -203,12 +203,12 @@ def test_who_holds_a_device_that_the_job_does_not_use_is_no_trouble() -> None:
         (
             {"slow": ["holders"]},
             "devices",
-            "host b: holders gave no answer there in time; look what hangs",
+            "host b: who holds its devices could not be found out there: no answer in time; look",
         ),
         (
             {"failed": {"limits": "OSError(5)"}},
             "files",
-            "host b: limits could not be found out there: OSError(5)",
+            "host b: its limits could not be found out there: OSError(5); look what is wrong",
         ),
     ],
 )
@@ -217,6 +217,19 @@ def test_what_does_not_stop_a_job_is_a_warning(parts: dict, column: str, text: s
     assert (found.host, found.column, found.is_warning) == ("b", column, True)
     assert found.text.startswith(text)
     assert judge.exit_code([found]) == 0
+
+
+def test_a_host_that_cannot_tell_its_devices_is_an_error() -> None:
+    one = answer("b", failed={"host": "OSError(5)"})
+    assert one.facts is not None
+    del one.facts["host"]
+    found = only(answer("a"), one)
+    assert not found.is_warning
+    assert found.text.startswith("host b: its cores and devices could not be found out there: OSE")
+
+
+def test_every_part_of_the_facts_has_its_words() -> None:
+    assert set(judge._PARTS) == set(measure._PARTS)
 
 
 def test_a_host_that_would_keep_no_logs_is_a_warning() -> None:
