@@ -8,7 +8,13 @@ import torch.distributed as dist
 from torch_xdist import settings, world
 from torch_xdist.core.devices import device
 from torch_xdist.errors import ShardingError, WorldError
-from torch_xdist.ranks.c10d import device_mesh, functional, init_methods, torch_fsdp
+from torch_xdist.ranks.c10d import (
+    device_mesh,
+    functional,
+    init_methods,
+    thread_worlds,
+    torch_fsdp,
+)
 from torch_xdist.ranks.c10d.process_group import ProcessGroupXla
 from torch_xdist.releases import patches
 
@@ -21,7 +27,8 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
             " the collectives; for the CPU tensors of several processes use 'gloo'"
         )
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    if len(ranks) == options.group_size and not world.current().is_rank:
+    is_thread = world.replica() is not None
+    if len(ranks) == options.group_size and not (is_thread or world.current().is_rank):
         world.become(options.group_rank, options.group_size)
     if world.world_size() < len(ranks):
         raise WorldError(
@@ -61,6 +68,7 @@ def register() -> None:
     patches.extend("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS", ["xla"])
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
     init_methods.register()
+    thread_worlds.register()
 
 
 register()
