@@ -150,8 +150,11 @@ import torch._dynamo.variables.builder
 import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
 init_device_mesh("xla", (1,))
-from torch_xdist.ranks import sharded_grad_scaler
+from torch_xdist.ranks import replicas, sharded_grad_scaler
 sharded_grad_scaler.register()
+import os
+os.environ["CPU_NUM_DEVICES"] = "2"
+replicas.spawn_threads(lambda rank: None)
 """
     found, made = looked_at(code)
     assert found == []

@@ -27,8 +27,9 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
             " the collectives; for the CPU tensors of several processes use 'gloo'"
         )
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    is_thread = world.replica() is not None
-    if len(ranks) == options.group_size and not (is_thread or world.current().is_rank):
+    if world.replica() is not None:
+        _check_thread(options)
+    elif len(ranks) == options.group_size and not world.current().is_rank:
         world.become(options.group_rank, options.group_size)
     if world.world_size() < len(ranks):
         raise WorldError(
@@ -45,6 +46,18 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
         ranks=ranks,
         name=f"c10d/{options.group_id}",
     )
+
+
+def _check_thread(options: Any) -> None:
+    """Raise WorldError where the variables of the process were taken for those of this thread."""
+    here = world.current()
+    is_whole = not options.global_ranks_in_group
+    if is_whole and (options.group_rank, options.group_size) != (here.rank, here.world_size):
+        raise WorldError(
+            f"init_process_group('xla'): rank {options.group_rank} of {options.group_size}, but "
+            f"this thread is rank {here.rank} of {here.world_size} by its device; give "
+            f"init_method='xla://', or rank={here.rank} and world_size={here.world_size}"
+        )
 
 
 def _everybody() -> ProcessGroupXla:
