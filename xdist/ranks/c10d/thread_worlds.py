@@ -65,7 +65,7 @@ def _of_rank() -> _OfRank:
     """The record of this thread's rank."""
     rank = world.rank()
     if rank not in _of_ranks:
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     return _of_ranks.setdefault(rank, _OfRank())
 
 
