@@ -108,6 +108,8 @@ print(device.is_started(), met.counter_value("xla::_to_cpu"))
     ids=["no launcher", "a launcher"],
 )
 def test_only_a_rank_starts_its_device_to_meet_itself(variables, told, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=90)
