@@ -9,16 +9,18 @@ import torch
 
 from torch_xdist import world
 from torch_xdist.collectives.messages import communicator
-from torch_xdist.core.devices import steps
+from torch_xdist.core.devices import device, steps
+from torch_xdist.core.run.device_trace import is_forked
 from torch_xdist.errors import WorldError
 from torch_xdist.files import saving
-from torch_xdist.ranks import collective_ops
 
 _T = TypeVar("_T")
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
     """Wait until every rank has come here with this tag; their payloads in the order of ranks.
+
+    A rank has come when its device has done all that the thread recorded before.
 
     Args:
         replicas: only these ranks come; all where empty.
@@ -27,10 +29,21 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
         raise TypeError(
             f"rendezvous({tag!r}): payload is a {type(payload).__name__}; it must be bytes"
         )
+    if _has_device():
+        steps.settle("rendezvous")
     if world.process_count() == 1:
         return [payload]
-    collective_ops.run_pending()
     return communicator.exchange(tag, payload, tuple(replicas) or None)
+
+
+def _has_device() -> bool:
+    """Whether this process drives a device: it has used one, or a launcher made it a rank.
+
+    One that is alone may yet start ranks, and one forked from a rank loads data.
+    """
+    if world.process_count() > 1 or device.is_started():
+        return True
+    return world.current().is_rank and not is_forked()
 
 
 def xla_rendezvous(

@@ -92,6 +92,7 @@ _DISPATCH = "operators arrive in Python with their schema"
 _DECOMPOSED = "operators without a lowering are made of others"
 _PROMOTION = "operands are promoted as torch does it"
 _LAUNCHER = "ranks forked from a process that has imported torch and jax"
+_THREADS = "process groups of threads that are ranks"
 _NESTED = "operands in lists and dicts are found"
 _PROGRAMS = "programs as StableHLO"
 _LINES = "operations of programs have the user's lines (XLA_HLO_DEBUG)"
@@ -193,6 +194,13 @@ PROBES = (
     Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),
     Probe("torch.distributed.distributed_c10d._resolve_process_group", "collectives by group name"),
     Probe("torch._C._distributed_c10d._create_work_from_future", "works that are complete"),
+    Probe("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
+    *_each(
+        "torch.distributed.distributed_c10d._World",
+        "default_pg pg_map pg_names pg_group_ranks pg_backend_config group_count tags_to_pg"
+        " pg_to_tag",
+        _THREADS,
+    ),
     Probe(
         "torch.distributed.tensor._api.distribute_tensor.__code__: 'xla'",
         "DTensors on the device",

@@ -34,6 +34,7 @@ class Patch(NamedTuple):
 FIRST_MESH = "the first DeviceMesh of xla"
 DYNAMO = "the import of torch._dynamo"
 TORCHS_FSDP = "the import of torch.distributed.fsdp"
+THREADS = "the first thread that is a rank"
 SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
 
 _OPTIMIZERS = "core.composites.optimizers"
@@ -175,6 +176,12 @@ PATCHES = (
         "ranks.c10d.torch_fsdp",
         "FSDP makes devices of bare numbers, and waits for the device so as not to run ahead",
         TORCHS_FSDP,
+    ),
+    Patch(
+        "torch.distributed.distributed_c10d._world",
+        "ranks.c10d.thread_worlds",
+        "each thread that is a rank has process groups of its own",
+        THREADS,
     ),
     Patch(
         "torch.amp.GradScaler._unscale_grads_",

@@ -1,5 +1,8 @@
 """Rendezvous of the ranks, and what is built on them, on one rank and between real processes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -55,6 +58,82 @@ def test_one_rank_meets_itself():
     assert rendezvous.mesh_reduce("tag", value, lambda parts: parts[0].device.type) == "cpu"
     assert rendezvous.do_on_ordinals(lambda a, b: a + b, (1, 2)) == 3
     assert rendezvous.do_on_ordinals(lambda: 1, ordinals=(1,)) is None
+
+
+def arrive_with_a_long_step(rank, size):
+    """Whether the device is done when the ranks hear that this one has arrived, and its cost."""
+    import torch
+
+    import torch_xla
+    import torch_xla.debug.metrics as met
+    from torch_xdist.collectives.messages import communicator
+    from torch_xdist.ranks import rendezvous
+
+    x = torch.ones(400, 400, device="xla")
+    for _ in range(10):
+        x = x @ x * 1e-3
+    torch_xla.sync()
+    y = x + rank
+    before = met.counter_value("xla::_to_cpu") or 0
+    found = []
+    here, real = communicator.current(), communicator.current().exchange
+
+    def exchange(*arguments):
+        found.append([t.value.buffer is not None and t.value.buffer.is_ready() for t in (x, y)])
+        return real(*arguments)
+
+    here.exchange = exchange
+    try:
+        rendezvous.rendezvous("done")
+    finally:
+        del here.exchange
+    return found, met.counter_value("xla::_to_cpu") - before
+
+
+def test_a_rank_arrives_when_its_device_is_done(three):
+    assert three.run(arrive_with_a_long_step) == [([[True, True]], 1)] * 3
+
+
+ALONE = """
+import torch_xla.core.xla_model as xm, torch_xla.debug.metrics as met
+from torch_xdist.core.devices import device
+assert xm.rendezvous("tag", b"a") == [b"a"]
+print(device.is_started(), met.counter_value("xla::_to_cpu"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [({}, "False None"), ({"RANK": "0", "WORLD_SIZE": "1"}, "True 1")],
+    ids=["no launcher", "a launcher"],
+)
+def test_only_a_rank_starts_its_device_to_meet_itself(variables, told, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=90)
+    assert done.stdout.strip() == told, done.stderr
+
+
+FORKED = """
+import multiprocessing, torch, torch_xla
+import torch_xla.core.xla_model as xm
+torch.ones(2, device="xla").cpu()
+def child():
+    print(xm.rendezvous("tag", b"a"), flush=True)
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(60)
+"""
+
+
+def test_a_worker_forked_from_a_rank_that_is_alone_still_meets_itself(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.stdout.strip() == "[b'a']", done.stderr
 
 
 def test_payloads_must_be_bytes():

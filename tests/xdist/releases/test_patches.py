@@ -146,6 +146,10 @@ def fits(patch: patches.Patch) -> bool:
 
 def test_every_row_is_made_once_its_moment_has_come():
     code = """
+import os
+os.environ["CPU_NUM_DEVICES"] = "2"
+from torch_xdist.ranks import replicas
+replicas.spawn_threads(lambda rank: None)
 import torch._dynamo.variables.builder
 import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh

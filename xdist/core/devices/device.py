@@ -32,6 +32,13 @@ _lock = threading.RLock()
 _devices: list[Device] = []
 _default = threading.local()
 _default_seed = 0
+_drives_all = False
+
+
+def drive_all() -> None:
+    """Let this process, one rank for its launcher, have all CPU_NUM_DEVICES devices of its host."""
+    global _drives_all
+    _drives_all = True
 
 
 def start() -> None:
@@ -116,7 +123,7 @@ def _configure() -> None:
                 f" PJRT_DEVICE is set to a correct device name. It may be {known}"
             )
     jax.config.update("jax_enable_x64", True)
-    has_several = settings.asks_for_spmd() or not world.current().is_rank
+    has_several = settings.asks_for_spmd() or _drives_all or not world.current().is_rank
     if has_several and (name or "CPU").upper() == "CPU":
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":

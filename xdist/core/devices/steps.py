@@ -1,16 +1,23 @@
 """The ends of steps: `sync` and its kin, and waiting for the device."""
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from torch_xdist import metrics, settings, world
-from torch_xdist.core.devices import closures, device
+from torch_xdist.collectives.shared_memory import transport as shared_memory
+from torch_xdist.core.devices import closures, device, transfer
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import analysis, reports
 from torch_xdist.core.run.cuts import SYNC
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
+from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.progress import PROGRESS
 
@@ -66,6 +73,40 @@ def run_own(reason: str) -> None:
     for trace in HERE.by_device.values():
         if trace.tape.entries:
             trace.cut(reason)
+
+
+def settle(reason: str) -> None:
+    """Run what this thread has recorded, and return when its device is done; no step ends.
+
+    The last thing the device does is to make a number, which is read: one transfer to the host.
+    Raises what failed on the device.
+    """
+    pending = [trace for trace in HERE.by_device.values() if trace.tape.entries]
+    outputs = [value for trace in pending for value in program.live_values(trace.tape)]
+    run_own(reason)
+    here = device.device_at(device.default_index())
+    layout = here.layout
+    devices = [here.jax] if layout is None else layout.devices
+    mine = tuple(one for one in devices if one.process_index == here.jax.process_index)
+    try:
+        for value in outputs:
+            if value.buffer is not None:
+                value.buffer.block_until_ready()
+        number = _number_on(mine)().block_until_ready()
+    except (RuntimeError, ValueError) as error:
+        raise shared_memory.error_behind(error) or error from None
+    metrics.note(op_counts.TO_CPU)
+    transfer.to_host(number.addressable_data(0), torch.int32)
+
+
+@functools.cache
+def _number_on(devices: tuple[jax.Device, ...]) -> Callable[[], jax.Array]:
+    """A program that makes a number on each of these devices.
+
+    A device runs what a thread launches on it in that order.
+    """
+    everywhere = NamedSharding(Mesh(np.array(devices, object), ("devices",)), PartitionSpec())
+    return jax.jit(lambda: jnp.int32(1), out_shardings=everywhere).lower().compile()
 
 
 def run_pending(reason: str, devices: Sequence[object] = ()) -> None:

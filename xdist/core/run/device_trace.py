@@ -16,7 +16,7 @@ from collections.abc import Sequence, Set
 
 import jax
 
-from torch_xdist import metrics, settings
+from torch_xdist import metrics, settings, world
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import analysis, cuts
@@ -299,6 +299,9 @@ def trace_of_thread(device: Device) -> DeviceTrace:
     trace = HERE.by_device.get(device)
     if trace is None:
         check_process()
+        if world.replica() is not None:
+            # A rank begins here, which may have set variables before its first use of the device.
+            settings.reread()
         notes.decide()
         trace = HERE.by_device[device] = DeviceTrace(device, settings.current().trace_limit)
         with _traces_lock:

@@ -8,7 +8,13 @@ import torch.distributed as dist
 from torch_xdist import settings, world
 from torch_xdist.core.devices import device
 from torch_xdist.errors import ShardingError, WorldError
-from torch_xdist.ranks.c10d import device_mesh, functional, init_methods, torch_fsdp
+from torch_xdist.ranks.c10d import (
+    device_mesh,
+    functional,
+    init_methods,
+    thread_worlds,
+    torch_fsdp,
+)
 from torch_xdist.ranks.c10d.process_group import ProcessGroupXla
 from torch_xdist.releases import patches
 
@@ -21,7 +27,9 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
             " the collectives; for the CPU tensors of several processes use 'gloo'"
         )
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    if len(ranks) == options.group_size and not world.current().is_rank:
+    if world.replica() is not None:
+        _check_thread(options)
+    elif len(ranks) == options.group_size and not world.current().is_rank:
         world.become(options.group_rank, options.group_size)
     if world.world_size() < len(ranks):
         raise WorldError(
@@ -38,6 +46,18 @@ def _create(options: Any, backend_options: Any = None) -> ProcessGroupXla:
         ranks=ranks,
         name=f"c10d/{options.group_id}",
     )
+
+
+def _check_thread(options: Any) -> None:
+    """Raise WorldError where the variables of the process were taken for those of this thread."""
+    here = world.current()
+    is_whole = not options.global_ranks_in_group
+    if is_whole and (options.group_rank, options.group_size) != (here.rank, here.world_size):
+        raise WorldError(
+            f"init_process_group('xla'): rank {options.group_rank} of {options.group_size}, but "
+            f"this thread is rank {here.rank} of {here.world_size} by its device; give "
+            f"init_method='xla://', or rank={here.rank} and world_size={here.world_size}"
+        )
 
 
 def _everybody() -> ProcessGroupXla:
@@ -61,6 +81,7 @@ def register() -> None:
     patches.extend("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS", ["xla"])
     dist.Backend.register_backend("xla", _create, extended_api=True, devices=["xla", "cpu"])
     init_methods.register()
+    thread_worlds.register()
 
 
 register()

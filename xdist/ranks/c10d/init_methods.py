@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_xdist import world
+from torch_xdist.ranks.c10d import thread_worlds
 
 
 class DummyStore(dist.Store):
@@ -19,8 +20,14 @@ class DummyStore(dist.Store):
 def pjrt_rendezvous_handler(
     url: str, timeout: datetime.timedelta = dist.default_pg_timeout, **kwargs: Any
 ) -> Iterator[tuple[dist.Store, int, int]]:
-    """xla:// and pjrt://: rank and size are what the launcher said; the store is of rank 0."""
+    """xla:// and pjrt://: rank and size are what the launcher said; the store is of rank 0.
+
+    Threads that are ranks share a store of their process.
+    """
     here = world.current()
+    if world.replica() is not None:
+        yield thread_worlds.shared_store(), here.rank, here.world_size
+        return
     if here.world_size == 1:
         yield dist.HashStore(), 0, 1
         return

@@ -1,5 +1,9 @@
 """The devices of this process."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -14,3 +18,17 @@ def test_a_platform_that_jax_cannot_start_is_named(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", refuse)
     with pytest.raises(DeviceError, match=r"PJRT_DEVICE=.*: JAX cannot start it: no such chip"):
         device._addressable()
+
+
+def test_a_rank_may_have_all_devices_of_its_host():
+    command = "from torch_xdist.core.devices import device; device.drive_all(); "
+    command += "print(device.device_count())"
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "CPU_NUM_DEVICES": "3", "PJRT_DEVICE": "CPU"}
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env={**os.environ, **rank},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.stdout.strip() == "3", done.stderr
