@@ -18,7 +18,8 @@ from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend
 from torch_xdist.launcher.backends.local import ThisHost
-from torch_xdist.launcher.backends.ssh import SshHosts
+from torch_xdist.launcher.backends.over_command import HostsOverCommand
+from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts import log_folders, placement, registry, settings
 from torch_xdist.launcher.facts.errors import PreflightError
 from torch_xdist.launcher.facts.job import Job, new_mark
@@ -164,7 +165,7 @@ def backend_of(job: Job) -> Backend:
         return ThisHost({**job.env, **placement.shared_environ(job)})
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
-    return SshHosts(job.hosts, job.ssh_command, job.python, env)
+    return HostsOverCommand(Ssh(job.ssh_command), job.hosts, job.python, env)
 
 
 class _Run:

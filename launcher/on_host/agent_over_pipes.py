@@ -1,7 +1,7 @@
-"""The agent of a host that is not its head's: at the other end of an ssh connection.
+"""The agent of a host that is not its head's: at the far end of ssh, srun or gcloud.
 
-Its environment was set by what started it (`backends/ssh.py`), so that variables which count while
-the interpreter starts do so here too; the head's first message comes over stdin.
+Its environment was set by what started it (`backends/over_command.py`), so that variables which
+count while the interpreter starts do so here too; the head's first message comes over stdin.
 """
 
 import sys

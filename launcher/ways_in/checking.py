@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from torch_xdist.launcher.backends.ssh import SshHosts
+from torch_xdist.launcher.backends.over_command import HostsOverCommand
+from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host_list import Host
@@ -96,7 +97,9 @@ class Check:
         env = settings.passed_on(environ)
         asked = Inquiry(
             self.hosts,
-            SshHosts(self.hosts, self.ssh_command, self.python, env, inquiry.PROBE),
+            HostsOverCommand(
+                Ssh(self.ssh_command), self.hosts, self.python, env, inquiry.PROBE
+            ),
             question,
             self.limit_s,
             measures_rates=self.measures_rates,

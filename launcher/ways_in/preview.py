@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_xdist.launcher.backends.ssh import SshHosts
+from torch_xdist.launcher.backends.over_command import HostsOverCommand
 from torch_xdist.launcher.facts import placement
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Place
@@ -37,7 +37,7 @@ def _here(spec: Job, words: Sequence[str]) -> list[str]:
 
 def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
     backend = backend_of(spec)
-    assert isinstance(backend, SshHosts)
+    assert isinstance(backend, HostsOverCommand)
     meeting = placement.Meeting("ssh:HEAD", "HOST_0:PORT", "HOST_0", 0, b"\0")
     root = spec.log_root if spec.log_root_is_named else "LOGS"
     place = Place(None, str(Path(root, spec.job_id, "attempt-0")))

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from torch_xdist.launcher.backends.backend import Plane
-from torch_xdist.launcher.backends.ssh import SshAgent, SshHosts
+from torch_xdist.launcher.backends.over_command import AgentOverCommand, HostsOverCommand
+from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.host_list import Host
 
@@ -20,8 +21,8 @@ HOST = Host("b", "me", 2222, slots=2)
 CONFIG = {"op": "config", "host_index": 1, "beat_s": 1, "lost_s": 5}
 
 
-def hosts(command: Sequence[str], host: Host = HOST, **env: str) -> SshHosts:
-    return SshHosts([Host("a", slots=1), host], command, "/opt/my python", env)
+def hosts(command: Sequence[str], host: Host = HOST, **env: str) -> HostsOverCommand:
+    return HostsOverCommand(Ssh(command), [Host("a", slots=1), host], "/opt/my python", env)
 
 
 def test_the_command_is_the_users_ssh_with_a_constant_remote_command() -> None:
@@ -65,7 +66,7 @@ def stand_in(folder: Path, script: str) -> list[str]:
     return [str(path)]
 
 
-def ended(agent: SshAgent, told: Told, *, has_said_hello: bool = False) -> str:
+def ended(agent: AgentOverCommand, told: Told, *, has_said_hello: bool = False) -> str:
     agent.connect(told.plane, CONFIG, None)
     gone = agent.explain(told.gone(), "b", has_said_hello=has_said_hello)
     agent.end()
@@ -98,10 +99,11 @@ def test_an_agent_that_was_there_is_lost_with_its_host(tmp_path: Path, told: Tol
 def test_what_an_agent_is_to_know_comes_on_its_stdin(tmp_path: Path, told: Told) -> None:
     # The remote command is run by this machine's own shell, with this interpreter.
     script = f'for last; do :; done; exec sh -c "$last" > {tmp_path}/out 2>&1'
-    backend = SshHosts([HOST], stand_in(tmp_path, script), sys.executable, {"TOKEN": "hush"})
+    way = Ssh(stand_in(tmp_path, script))
+    backend = HostsOverCommand(way, [HOST], sys.executable, {"TOKEN": "hush"})
     line = {"env": backend.env, "argv": ["-c", "import os; print(os.environ['TOKEN'])"]}
     first = json.dumps(line).encode() + b"\n"
-    ended(SshAgent(HOST, backend.command(0), sys.executable, first), told)
+    ended(AgentOverCommand(way, HOST, backend.command(0), sys.executable, first), told)
     assert (tmp_path / "out").read_text() == "hush\n"
 
 

@@ -1,0 +1,233 @@
+"""Agents on other machines, each at the far end of a command's stdin and stdout.
+
+The command (ssh, srun, gcloud) is a `Way`: it runs a program on a host with our pipes attached. The
+control plane travels inside them, so no port is opened, and whoever may run the command may speak
+to the agent. What is run there is the same for every job and holds no secret; what the agent is to
+know comes over its stdin.
+"""
+
+import collections
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, Protocol
+
+from torch_xdist.launcher.backends.backend import Gone, Plane, Send
+from torch_xdist.launcher.backends.local import startable
+from torch_xdist.launcher.facts.errors import ExitCode, HostError
+from torch_xdist.launcher.facts.host_list import Host
+from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.system.frames import Message
+from torch_xdist.system.process import Child
+
+_KEPT_LINES = 20
+_END_S = 2.0
+# Reads one line of JSON, byte by byte, so that what follows is left to the program it becomes.
+# No quote, dollar sign or exclamation mark of any shell's is in it.
+_FIRST_WORDS = (
+    'import json,os,sys;f=open(0,"rb",0);d=json.loads(f.readline());'
+    'os.environ.update(d["env"]);os.execv(sys.executable,[sys.executable,*d["argv"]])'
+)
+_MODULE = "torch_xdist.launcher.on_host.agent_over_pipes"
+
+
+class Way(Protocol):
+    """A program that runs a command on a host, and what its failures mean.
+
+    `said` are lines of its stderr (and what came instead of an agent's stdout), oldest first, never
+    empty; `code` is what it ended with, None while it lives.
+    """
+
+    advice: str
+    """What to do where it cannot be started here."""
+
+    def command(self, host: Host, words: Sequence[str]) -> list[str]:
+        """The command line that runs `words` on a host with stdin, stdout and stderr attached."""
+
+    def environ(self) -> Mapping[str, str] | None:
+        """The program's own variables; None: those of this process."""
+
+    def is_own(self, line: str) -> bool:
+        """Whether the program says this line itself, of what became of its command."""
+
+    def is_news(self, line: str) -> bool:
+        """Whether one of those lines is to be shown at once, also before the agent has come."""
+
+    def has_no_python(self, code: int | None, said: Sequence[str]) -> bool:
+        """Whether it came to the host, and found no interpreter there."""
+
+    def why_unreached(self, host: Host, code: int | None, said: Sequence[str]) -> str:
+        """Why it did not come there, and what to do; "" where it did, and the agent failed."""
+
+    def why_lost(self, code: int | None, said: Sequence[str]) -> str:
+        """What it says of the end of an agent that was there, "" for nothing."""
+
+
+class HostsOverCommand:
+    """The hosts of a job, reached by a command.
+
+    Args:
+        hosts: with their slots.
+        python: the interpreter on the hosts.
+        env: variables for the agents, and so for all that they start.
+        module: what runs on the hosts, an agent or what speaks as one.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        hosts: Sequence[Host],
+        python: str,
+        env: Mapping[str, str],
+        module: str = _MODULE,
+    ) -> None:
+        self._way, self._hosts, self._python, self._module = way, list(hosts), python, module
+        self.env = startable(env)
+
+    def hosts(self) -> Sequence[str]:
+        return [host.name for host in self._hosts]
+
+    def command(self, host_index: int) -> list[str]:
+        """The whole command for one host; it holds nothing that others may not see."""
+        words = [self._python, "-P", "-c", _FIRST_WORDS]
+        return self._way.command(self._hosts[host_index], words)
+
+    def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> "AgentOverCommand":
+        """Start the command, and write to it what becomes the agent.
+
+        Raises:
+            HostError: there is no such program here.
+        """
+        first = self.first_line(host_index, job_id, warmth, mark)
+        command = self.command(host_index)
+        return AgentOverCommand(self._way, self._hosts[host_index], command, self._python, first)
+
+    def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
+        """What the command reads there: the variables and the arguments of the agent."""
+        slots = self._hosts[host_index].slots
+        argv = ["-P", "-m", self._module, job_id, warmth, mark, str(slots)]
+        return (json.dumps({"env": self.env, "argv": argv}) + "\n").encode()
+
+
+class AgentOverCommand:
+    """An agent at the other end of a process of ours."""
+
+    def __init__(
+        self, way: Way, host: Host, command: Sequence[str], python: str, first: bytes
+    ) -> None:
+        self._way, self._host, self._python, self._first = way, host, python, first
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        ours_err, theirs_err = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._process = Child.start(
+                command,
+                stdin=theirs_in,
+                stdout=theirs_out,
+                stderr=theirs_err,
+                env=way.environ(),
+                # A Ctrl-C on the terminal is for the launcher, which then tells the agents.
+                start_new_session=True,
+            )
+        except OSError as error:
+            for fd in (ours_in, ours_out, ours_err):
+                os.close(fd)
+            raise HostError(
+                f"host {host.name}: {command[0]} cannot be started here ({error.strerror}); "
+                f"{way.advice}"
+            ) from error
+        finally:
+            for fd in (theirs_in, theirs_out, theirs_err):
+                os.close(fd)
+        self._stream = PipeStream(ours_out, ours_in, is_head=True)
+        self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._is_connected = False
+        self._listener = threading.Thread(
+            target=self._listen, args=(os.fdopen(ours_err, "rb"),), daemon=True
+        )
+
+    def connect(self, plane: Plane, config: Message, stdin: int | None) -> Send:
+        """Its stdin and stdout are the control plane; no descriptor can be given to it."""
+        index, self._post = int(config["host_index"]), plane.post
+        self._index, self._is_connected = index, True
+        self._stream.send_bytes(self._first)
+        self._stream.send(config)
+        self._listener.start()
+        self._stream.start(
+            lambda message, blob: plane.post(index, message, blob),
+            self._tell_gone,
+            beat_s=config["beat_s"],
+            lost_s=config["lost_s"],
+        )
+        return self._stream.send
+
+    def why_gone(self) -> str | None:
+        return None  # the end of its stream says it
+
+    def silent_s(self) -> float:
+        return self._stream.silent_s()
+
+    def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
+        code, said = self._process.poll(), self._said()
+        if has_said_hello:
+            told = self._way.why_lost(code, said) if said else ""
+            return Gone(f"{why}; {told}" if told else why, int(ExitCode.HOST), is_lost=True)
+        last = self._last_words(said)
+        if self._way.has_no_python(code, said):
+            text = (
+                f"{self._python} cannot be started there: {last}; install the same Python "
+                "environment there, or name the one it has by --python"
+            )
+        elif not (text := self._way.why_unreached(self._host, code, said or [why])):
+            ended = f"with code {code}" if code is not None else f"({why})"
+            text = (
+                f"its agent ended {ended} before it answered: {last or 'it said nothing'}; "
+                "torch-xdist must be installed there as here"
+            )
+        return Gone(f"host {name}: {text}", int(ExitCode.HOST))
+
+    def end(self, limit_s: float = 10.0) -> None:
+        if self._is_connected:
+            self._stream.close(min(_END_S, limit_s))
+        # Where the connection is cut nobody can be waited for: the agent ends its ranks by itself.
+        if not self._process.wait(0.1 if self._is_cut() else limit_s):
+            self._process.kill()
+            self._process.wait()
+        self._process.close()
+
+    def _is_cut(self) -> bool:
+        """Whether it cannot be expected to end by itself: it is lost, or has never begun."""
+        return self._stream.is_lost or not self._stream.has_begun
+
+    def _tell_gone(self, why: str) -> None:
+        """On the thread of the stream: the command says its last words when it ends."""
+        if not self._stream.is_lost:
+            self._process.wait(_END_S)
+            self._listener.join(_END_S)
+        self._post(self._index, {"op": "gone", "why": why}, b"")
+
+    def _listen(self, stderr: BinaryIO) -> None:
+        """What the command says, and what is printed on the host by nobody in particular."""
+        with stderr:
+            for data in stderr:
+                line = data.decode(errors="replace").strip()
+                if line:
+                    self._kept.append(line)
+                    if self._is_shown(line):
+                        note = {"op": "note", "text": f"[{self._host.name}] {line}"}
+                        self._post(self._index, note, b"")
+
+    def _is_shown(self, line: str) -> bool:
+        if self._way.is_own(line):
+            return self._way.is_news(line)
+        return self._stream.has_begun
+
+    def _said(self) -> list[str]:
+        noise = self._stream.noise.strip().splitlines()
+        return [*noise[-1:], *self._kept]
+
+    def _last_words(self, said: Sequence[str]) -> str:
+        """The last line of what ran there, else of the command itself."""
+        theirs = [line for line in said if not self._way.is_own(line)]
+        return (theirs or list(said) or [""])[-1]
