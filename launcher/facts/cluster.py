@@ -244,7 +244,7 @@ def detect(environ: Environ) -> Found | None:
     return None
 
 
-def expand_nodes(listing: str) -> list[str]:
+def expand_nodes(listing: str, where: str = "SLURM_STEP_NODELIST") -> list[str]:
     """Slurm's "tux[1-3,05],head" as names: tux1, tux2, tux3, tux05, head.
 
     Raises:
@@ -254,8 +254,7 @@ def expand_nodes(listing: str) -> list[str]:
     part = r"[^,\[\]\s]*(?:\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\][^,\[\]\s]*)*"
     if not re.fullmatch(rf"(?!$){part}(?:,{part})*", listing.strip()):
         raise SettingError(
-            f"SLURM_STEP_NODELIST: {listing!r} cannot be read; a list such as tux[1-3],head is "
-            "needed"
+            f"{where}: {listing!r} cannot be read; a list such as tux[1-3],head is needed"
         )
     for item in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", listing.strip()):
         names += _expand(item)

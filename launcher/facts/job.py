@@ -20,7 +20,8 @@ class Job:
     chose it, and removes the oldest folders there. Without `ranks_of_command` the command runs once
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
     `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
-    may be "", for what they have; `ssh_command` reaches them, and `python` is their interpreter.
+    may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches them, by the program and
+    options of `way_command`, and `python` is their interpreter.
     """
 
     kind: str
@@ -43,7 +44,8 @@ class Job:
     needs_coordinator: bool = True
     stdin_rank: int | None = None
     hosts: list[Host] = field(default_factory=list)
-    ssh_command: list[str] = field(default_factory=list)
+    way: str = "ssh"
+    way_command: list[str] = field(default_factory=list)
     python: str = ""
 
     @classmethod

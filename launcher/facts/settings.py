@@ -216,11 +216,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs, and where logs go"),
     Variable("XDG_RUNTIME_DIR", "records of jobs go there where XLA_RUN_STATE_DIR is unset"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
-    Variable("XLA_RUN_CONTROL", "in every rank of ours: its launcher's address, or ssh:HOST"),
+    Variable("XLA_RUN_CONTROL", "in every rank of ours: its launcher's address; ssh:HOST, ..."),
     Variable("XLA_RUN_COORDINATOR, XLA_RUN_TASK", "set in every rank of ours, for the device"),
     Variable("XLA_RUN_SECRET", "set in every rank of ours: it seals messages between ranks"),
     Variable("TORCHELASTIC_*", "set in every rank of ours, as torchrun sets them"),
     Variable("SLURM_*, OMPI_*, PMIX_NAMESPACE", "set by srun and mpirun; see `cluster.py`"),
+    Variable("SLURM_JOB_ID, SLURM_JOB_NODELIST", "the job whose nodes --slurm runs on"),
+    Variable("SLURMD_NODENAME", "in a step of it: the name by which others reach this node"),
     Variable(
         "JOB_COMPLETION_INDEX, XLA_RUN_HOSTS", "set in a pod of a JobSet: which one of how many"
     ),
@@ -335,6 +337,38 @@ def ssh_command(environ: Environ) -> list[str]:
         raise SettingError(
             f"XLA_RUN_SSH: {command!r} is no command line ({error}); write it as for a shell"
         ) from None
+
+
+def slurm_job(environ: Environ) -> tuple[str, str]:
+    """The number of the Slurm job that this process is in, and its nodes as Slurm lists them.
+
+    Both are "" where it is in none.
+    """
+    number = text(environ, "SLURM_JOB_ID")
+    return (number, text(environ, "SLURM_JOB_NODELIST")) if number else ("", "")
+
+
+def slurm_node(environ: Environ) -> str:
+    """The name by which Slurm knows this machine; "" outside of a step."""
+    return text(environ, "SLURMD_NODENAME")
+
+
+# Those of Slurm's variables that tell where it is. The others are options to srun: the number of
+# tasks or GPUs of the whole job would be asked for on each node.
+_KEPT_FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+
+
+def srun_environ(environ: Environ) -> dict[str, str]:
+    """The variables of srun, and so of all that it starts, for a step that its options describe.
+
+    The machine to which the user came by ssh is not the node.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT_FOR_SRUN
+        or not name.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SSH_"))
+    }
 
 
 def ssh_address(environ: Environ) -> str:

@@ -141,7 +141,7 @@ class Head:
         )
         if self.job.kind == "function":
             self._hosts.send({"op": "payload"}, self._payload)
-        control = f"ssh:{socket.gethostname()}" if self.job.hosts else address
+        control = f"{self.job.way}:{socket.gethostname()}" if self.job.hosts else address
         meeting = Meeting(control=control, secret=secrets.token_bytes(32))
         self._start = Start(
             self.job, self.number, self._hosts, meeting, self._log_dir, self._note, self._on_started

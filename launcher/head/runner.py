@@ -18,7 +18,8 @@ from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend
 from torch_xdist.launcher.backends.local import ThisHost
-from torch_xdist.launcher.backends.over_command import HostsOverCommand
+from torch_xdist.launcher.backends.over_command import HostsOverCommand, Way
+from torch_xdist.launcher.backends.slurm import Srun
 from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts import log_folders, placement, registry, settings
 from torch_xdist.launcher.facts.errors import PreflightError
@@ -165,7 +166,13 @@ def backend_of(job: Job) -> Backend:
         return ThisHost({**job.env, **placement.shared_environ(job)})
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
-    return HostsOverCommand(Ssh(job.ssh_command), job.hosts, job.python, env)
+    return HostsOverCommand(_way(job), job.hosts, job.python, env)
+
+
+def _way(job: Job) -> Way:
+    if job.way == "slurm":
+        return Srun(job.way_command, settings.srun_environ(settings.environment()))
+    return Ssh(job.way_command)
 
 
 class _Run:

@@ -97,11 +97,16 @@ class Start:
         """
         if why_not:
             first, facts = self._hosts[0].name, self._facts(self._hosts[0])
+            or_else = (
+                f", or give another address than {facts.address} in a --hostfile: "
+                f"{first} address=ADDRESS"
+                if self._job.way == "ssh"
+                else ""
+            )
             raise HostError(
                 f"host {state.name} cannot reach host {first} at {self._meeting.coordinator} "
                 f"({why_not}); hosts must reach each other on any port: open the firewall between "
-                f"them, or give another address than {facts.address} in a --hostfile: "
-                f"{first} address=ADDRESS"
+                f"them{or_else}"
             )
         state.reaches_first = True
         if all(one.reaches_first for one in list(self._hosts)[1:]):

@@ -66,9 +66,10 @@ def own_address(environ: Mapping[str, str]) -> str:
     """Where other hosts reach this one: at the address that the head's ssh came to.
 
     It is a real one of this machine, whatever its name resolves to. Where the head is on this very
-    machine (loopback), or came over IPv6, which gloo is not told to use: that of the way out.
+    machine (loopback), or came over IPv6, which gloo is not told to use: that of the way out. A
+    node of Slurm, which may have no way out, is where the name leads that Slurm calls it by.
     """
-    told = settings.ssh_address(environ)
+    told = settings.ssh_address(environ) or _named(settings.slurm_node(environ))
     if told and not told.startswith("127.") and ":" not in told:
         return told
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -77,3 +78,12 @@ def own_address(environ: Mapping[str, str]) -> str:
         except OSError:
             return told if told and ":" not in told else LOOPBACK
         return str(probe.getsockname()[0])
+
+
+def _named(name: str) -> str:
+    """The address of this machine that a name of it leads to; "" where it leads elsewhere."""
+    try:
+        found = socket.gethostbyname(name) if name else ""
+    except OSError:
+        return ""
+    return found if found and _is_own(found) else ""

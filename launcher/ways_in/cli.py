@@ -2,6 +2,7 @@
 
 xla-run -n 4 python train.py --lr 0.1
 xla-run --hosts a,b -n 2 python train.py
+xla-run --slurm -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
@@ -26,15 +27,30 @@ from torch_xdist.launcher.facts.errors import LauncherError, UsageError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
-from torch_xdist.launcher.ways_in import command_line, host_options, job_commands, preview
+from torch_xdist.launcher.ways_in import (
+    command_line,
+    host_options,
+    job_commands,
+    preview,
+    slurm_batch,
+)
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen
+from torch_xdist.system.masking import masked_text
 from torch_xdist.system.rank import Rank
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The options of other launchers are known by these names, too.
 _NPROCS_NAMES = ("-n", "-np", "--nprocs", "--nproc-per-node", "--nproc_per_node")
+
+
+class _KeepsItsLine(click.Command):
+    """A command that knows the words it was called with, as `ctx.meta["line"]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["line"] = [*args]
+        return super().parse_args(ctx, args)
 
 
 class _RunByDefault(click.Group):
@@ -81,7 +97,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 
 
 # The first word that is no option of ours begins the command: all that follows is its own.
-@cli.command(context_settings={"allow_interspersed_args": False})
+@cli.command(cls=_KeepsItsLine, context_settings={"allow_interspersed_args": False})
 @click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks per host; else run once")
 @host_options.options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
@@ -115,17 +131,29 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @click.option("--dry-run", is_flag=True, help="print what would run, and where, and do nothing")
 @_timeout_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND")
-def run(words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any) -> None:
+@click.pass_context
+def run(
+    ctx: click.Context, words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any
+) -> None:
     """Run COMMAND in N ranks (with -n), here or on each of some hosts, or once here (without)."""
-    spec = _job(words, **options)
-    if dry_run:
+    asked = host_options.taken_from(options)
+    spec = _job(words, asked, **options)
+    if asked.batch.nodes:
+        _submit(slurm_batch.script(spec, asked.batch, ctx.meta["line"], words), dry_run)
+    elif dry_run:
         click.echo(preview.text(spec, words))
-        return
-    sys.exit(_run(spec, timestamps))
+    else:
+        sys.exit(_run(spec, timestamps))
+
+
+def _submit(script: str, dry_run: bool) -> None:
+    """Hand the script to Slurm, and print the number of its job; or print the script."""
+    click.echo(masked_text(script).rstrip() if dry_run else slurm_batch.submit(script))
 
 
 def _job(
     words: Sequence[str],
+    asked: host_options.Asked,
     *,
     nprocs: int | None,
     is_module: bool,
@@ -137,9 +165,6 @@ def _job(
     stdin_rank: int | None,
     pairs: Sequence[str],
     files: Sequence[str],
-    hosts: str,
-    hostfile: str,
-    ssh_command: str,
     python: str,
     **limits_s: float | None,
 ) -> Job:
@@ -151,8 +176,8 @@ def _job(
     merged = {**environ, **env, **({"XLA_RUN_LOG_DIR": log_dir} if log_dir else {})}
     if nprocs is not None:
         _refuse_inside_others(merged)
-    others = host_options.hosts_of(hosts, hostfile, nprocs, once=once)
-    if others:
+    reached = host_options.reached(asked, nprocs, merged, once=once)
+    if others := reached.hosts:
         choice = host_options.asked_device(others, merged)
         ranks = sum(host.slots for host in others)
     else:
@@ -179,7 +204,8 @@ def _job(
         needs_coordinator=not devices.meets_in_memory(choice.kind, 1, merged),
         stdin_rank=_stdin_rank(stdin_rank, ranks, bool(others)),
         hosts=others,
-        ssh_command=host_options.ssh_command(ssh_command, merged),
+        way=reached.way,
+        way_command=[*reached.command],
         python=python or sys.executable,
     )
 

@@ -1,19 +1,43 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import click
 
-from torch_xdist.launcher.facts import devices, host_list, settings
+from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
+from torch_xdist.launcher.ways_in import slurm_batch
+from torch_xdist.launcher.ways_in.slurm_batch import Batch
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The values of those options."""
+
+    hosts: str
+    hostfile: str
+    ssh_command: str
+    slurm: bool
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The hosts, each with its number of ranks; none: this one. `way` and `command` as in `Job`."""
+
+    hosts: list[Host]
+    way: str = "ssh"
+    command: tuple[str, ...] = ()
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--hosts`, `--hostfile`, `--ssh-command`, `--python`."""
+    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm` with what belongs to it, `--python`."""
     for option in reversed(
         (
             click.option(
@@ -24,6 +48,10 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--ssh-command", default="", help="reaches them [XLA_RUN_SSH; ssh]"),
             click.option(
+                "--slurm", is_flag=True, help="run on the nodes of the Slurm job that this is in"
+            ),
+            slurm_batch.options,
+            click.option(
                 "--python", default="", help="the interpreter there [the path of this one]"
             ),
         )
@@ -32,25 +60,72 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def hosts_of(hosts: str, hostfile: str, nprocs: int | None, *, once: bool) -> list[Host]:
-    """The hosts that the options name, each with its number of ranks; none: this one.
+def taken_from(values: dict[str, Any]) -> Asked:
+    """The values of our options; they are gone from `values` then."""
+    batch = Batch(**{one.name: values.pop(one.name) for one in fields(Batch)})
+    names = [one.name for one in fields(Asked) if one.name != "batch"]
+    return Asked(**{name: values.pop(name) for name in names}, batch=batch)
+
+
+def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -> Reached:
+    """The hosts that the options name.
 
     Raises:
-        UsageError: they cannot be read, or say no number of ranks.
+        UsageError: they cannot be read, or say no number of ranks; there is no Slurm job.
+        SettingError: XLA_RUN_SSH is no command line.
     """
-    if not hosts and not hostfile:
-        return []
-    if hosts and hostfile:
-        raise UsageError("--hosts and --hostfile both name the hosts; leave one out")
-    if once:
+    named = {
+        "--hosts": asked.hosts,
+        "--hostfile": asked.hostfile,
+        "--slurm": asked.slurm,
+    }
+    given = [name for name, value in named.items() if value]
+    asked.batch.check(slurm=asked.slurm)
+    if len(given) > 1:
+        all_of_them = "both" if len(given) == 2 else "all"
+        raise UsageError(f"{' and '.join(given)} {all_of_them} name the hosts; leave one out")
+    if given and once:
         raise UsageError("--once runs the command on this host; leave out --once, or the hosts")
-    if hosts:
-        return host_list.with_slots(host_list.of_option(hosts), nprocs)
+    if not given:
+        return Reached([])
+    if asked.slurm:
+        return _of_slurm(asked.batch, nprocs, environ)
+    command = settings.ssh_command(
+        {"XLA_RUN_SSH": asked.ssh_command} if asked.ssh_command else environ
+    )
+    return Reached(host_list.with_slots(_named_hosts(asked), nprocs), "ssh", tuple(command))
+
+
+def _named_hosts(asked: Asked) -> list[Host]:
+    if asked.hosts:
+        return host_list.of_option(asked.hosts)
     try:
-        lines = Path(hostfile).read_text()
+        lines = Path(asked.hostfile).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--hostfile {hostfile}: it cannot be read: {error}") from error
-    return host_list.with_slots(host_list.of_file(lines, hostfile), nprocs)
+        raise UsageError(f"--hostfile {asked.hostfile}: it cannot be read: {error}") from error
+    return host_list.of_file(lines, asked.hostfile)
+
+
+def _of_slurm(batch: Batch, nprocs: int | None, environ: Environ) -> Reached:
+    """The nodes of the job that this process is in; those of a new one have no names yet."""
+    number, nodes = settings.slurm_job(environ)
+    if number and batch.nodes:
+        raise UsageError(
+            f"--nodes {batch.nodes}: it submits a new Slurm job, and this is inside job {number}; "
+            "leave it out, to run on the nodes of that"
+        )
+    if not number and not batch.nodes:
+        raise UsageError(
+            "--slurm: this is inside no Slurm job (SLURM_JOB_ID is not set); run it in salloc or a "
+            "batch script, or give --nodes N, to submit a new job"
+        )
+    names = (
+        cluster.expand_nodes(nodes, "SLURM_JOB_NODELIST")
+        if number
+        else [f"NODE_{index}" for index in range(batch.nodes)]
+    )
+    hosts = host_list.with_slots([Host(name) for name in names], nprocs)
+    return Reached(hosts, "slurm", ("srun", f"--jobid={number}"))
 
 
 def asked_device(hosts: Sequence[Host], environ: Environ) -> Choice:
@@ -67,12 +142,3 @@ def asked_device(hosts: Sequence[Host], environ: Environ) -> Choice:
     # Whether they have it is theirs to say.
     there = Found(dict.fromkeys(devices.KINDS, 1), dict.fromkeys(devices.KINDS, True))
     return devices.choose(environ, there)
-
-
-def ssh_command(given: str, environ: Environ) -> list[str]:
-    """The command line that reaches a host.
-
-    Raises:
-        SettingError: it is none.
-    """
-    return settings.ssh_command({"XLA_RUN_SSH": given} if given else environ)

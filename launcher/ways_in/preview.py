@@ -38,7 +38,7 @@ def _here(spec: Job, words: Sequence[str]) -> list[str]:
 def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
     backend = backend_of(spec)
     assert isinstance(backend, HostsOverCommand)
-    meeting = placement.Meeting("ssh:HEAD", "HOST_0:PORT", "HOST_0", 0, b"\0")
+    meeting = placement.Meeting(f"{spec.way}:HEAD", "HOST_0:PORT", "HOST_0", 0, b"\0")
     root = spec.log_root if spec.log_root_is_named else "LOGS"
     place = Place(None, str(Path(root, spec.job_id, "attempt-0")))
     orders = placement.rank_orders(spec, 0, meeting, [place] * len(spec.hosts))

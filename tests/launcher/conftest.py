@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import slurm_cluster
 from processes import kill_marked
 
 from torch_xdist.system import process_tree
@@ -197,3 +198,12 @@ def run(start: Callable[..., Running]) -> Callable[..., Ended]:
         return start(body, *options, env=env).end()
 
     return whole
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A Slurm of two nodes, n1 and n2; the environment in which srun finds it."""
+    if why := slurm_cluster.missing():
+        pytest.skip(why)
+    with slurm_cluster.running(tmp_path_factory.mktemp("slurm")) as environ:
+        yield environ

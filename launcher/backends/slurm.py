@@ -1,0 +1,65 @@
+"""The way to the nodes of a Slurm job: one step of it on each, started by srun.
+
+A step's stdin and stdout carry bytes as they are. Without `--unbuffered` what ends in no newline
+would stay on the node.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from torch_xdist.launcher.facts.host_list import Host
+
+# Every step may use all that the job has on its node, beside the steps of others.
+_OPTIONS = (
+    *("--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
+    *("--input=all", "--output=all", "--error=all", "--unbuffered"),
+    # The agent itself shares out the cores; an MPI's variables would make each agent a rank of it.
+    *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--job-name=xla-run"),
+)
+_OWN = ("srun: ", "slurmstepd")
+# That a task failed is no reason why it did.
+_OF_THE_TASK = re.compile(r"srun: error: \S+: task \d+: ")
+_NO_PROGRAM = "execve(): "
+
+
+class Srun:
+    """A `Way` by srun.
+
+    Args:
+        program: srun and the job, such as ["srun", "--jobid=12"].
+        environ: for srun, and so for all on the nodes.
+    """
+
+    advice = "run xla-run where Slurm's own programs are, on a node of the job"
+
+    def __init__(self, program: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._program, self._environ = list(program), environ
+
+    def command(self, host: Host, words: Sequence[str]) -> list[str]:
+        return [*self._program, *_OPTIONS, f"--nodelist={host.name}", *words]
+
+    def environ(self) -> Mapping[str, str] | None:
+        return self._environ
+
+    def is_own(self, line: str) -> bool:
+        return line.startswith(_OWN)
+
+    def is_news(self, line: str) -> bool:
+        return "retrying" in line  # the step waits for others
+
+    def has_no_python(self, code: int | None, said: Sequence[str]) -> bool:
+        return any(self.is_own(line) and _NO_PROGRAM in line for line in said)
+
+    def why_unreached(self, host: Host, code: int | None, said: Sequence[str]) -> str:
+        told = self._why(said)
+        if not told:
+            return ""
+        return f"Slurm runs no step there: {told}; see whether its job still runs, with squeue"
+
+    def why_lost(self, code: int | None, said: Sequence[str]) -> str:
+        return self._why(said)
+
+    def _why(self, said: Sequence[str]) -> str:
+        """The first of its errors, which is the cause of the others."""
+        errors = [line for line in said if self.is_own(line) and " error: " in line]
+        return next((line for line in errors if not _OF_THE_TASK.match(line)), "")

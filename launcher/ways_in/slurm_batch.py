@@ -1,0 +1,153 @@
+"""`xla-run --slurm --nodes N`: the batch script that runs the same command line inside a new job.
+
+Its shell becomes `xla-run`, so that the signals which Slurm sends to the batch script reach it.
+"""
+
+import math
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import click
+
+from torch_xdist.launcher.facts.errors import PreflightError, UsageError
+from torch_xdist.launcher.facts.job import Job
+
+_FLAGS = ("--requeue", "--dry-run")
+_WITH_VALUE = ("--nodes", "--gpus-per-node", "--sbatch-options")
+# Slurm may send the signal later than it was asked to, by its clock's tick; and takes 16 bits.
+_TICK_S, _MOST_SIGNAL_S = 30, 65535
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a new Slurm job is asked for; `nodes` 0: no new job."""
+
+    nodes: int = 0
+    gpus_per_node: int = 0
+    requeue: bool = False
+    sbatch_options: str = ""
+
+    def check(self, *, slurm: bool) -> None:
+        """Refuse options that would mean nothing.
+
+        Raises:
+            UsageError: there is one.
+        """
+        if not slurm and self != Batch():
+            raise UsageError(
+                f"{', '.join((*_WITH_VALUE, '--requeue'))}: they describe a new Slurm job; "
+                "give --slurm too, or leave them out"
+            )
+        if not self.nodes and self != Batch():
+            raise UsageError(
+                "--gpus-per-node, --sbatch-options and --requeue are for a new Slurm job; "
+                "give --nodes N too, or leave them out"
+            )
+
+
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--nodes`, `--gpus-per-node`, `--requeue`, `--sbatch-options`."""
+    for option in reversed(
+        (
+            click.option(
+                "--nodes",
+                type=click.IntRange(1),
+                default=0,
+                help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script)",
+            ),
+            click.option(
+                "--gpus-per-node", type=click.IntRange(1), default=0, help="of the new Slurm job"
+            ),
+            click.option(
+                "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
+            ),
+            click.option(
+                "--sbatch-options", default="", help='more of the new job: "--time=2:00:00 -p gpu"'
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def script(spec: Job, asked: Batch, line: Sequence[str], words: Sequence[str]) -> str:
+    """The batch script of a job.
+
+    Args:
+        line: the words after `xla-run`; those at its end are the command, `words`.
+
+    Raises:
+        UsageError: the options for sbatch are no command line.
+    """
+    lead_s = spec.timeouts.graceful_s + _TICK_S
+    lead_s = _MOST_SIGNAL_S if math.isinf(lead_s) else min(math.ceil(lead_s), _MOST_SIGNAL_S)
+    given = _split(asked.sbatch_options)
+    own_share = any(word.startswith(("--cpus-per-task", "-c")) for word in given)
+    lines = [
+        "--job-name=xla-run",
+        f"--nodes={asked.nodes}",
+        "--ntasks-per-node=1",
+        # A task has one core unless it is said otherwise.
+        *([] if own_share else ["--exclusive"]),
+        *([f"--gpus-per-node={asked.gpus_per_node}"] if asked.gpus_per_node else []),
+        *(["--requeue", "--open-mode=append"] if asked.requeue else ["--no-requeue"]),
+        f"--signal=B:TERM@{lead_s}",
+        f"--chdir={shlex.quote(spec.cwd)}",
+        *([shlex.join(given)] if given else []),
+    ]
+    inner = [sys.executable, "-m", "torch_xdist.launcher", *_inside(line, words)]
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            *(f"#SBATCH {text}" for text in lines),
+            "# SIGTERM comes before the time is over; xla-run passes it on, and ranks may save.",
+            f"exec {shlex.join(inner)}",
+            "",
+        ]
+    )
+
+
+def submit(text: str) -> str:
+    """Hand a batch script to Slurm; the number of the new job.
+
+    Raises:
+        PreflightError: there is no sbatch here, or it refuses the job.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise PreflightError(
+            f"--slurm: sbatch cannot be started here ({error.strerror}); run xla-run on a machine "
+            "of the cluster"
+        ) from error
+    if done.returncode != 0:
+        said = done.stderr.strip() or f"it ended with code {done.returncode}"
+        raise PreflightError(f"--slurm: sbatch refuses the job: {said}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def _inside(line: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The command line without what has done its work when the new job runs."""
+    kept: list[str] = []
+    own = iter(line[: len(line) - len(words)])
+    for word in own:
+        name, equals, _ = word.partition("=")
+        if name in _WITH_VALUE and not equals:
+            next(own, None)
+        elif name not in (*_WITH_VALUE, *_FLAGS):
+            kept.append(word)
+    return [*kept, *words]
+
+
+def _split(given: str) -> list[str]:
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise UsageError(
+            f"--sbatch-options: {given!r} is no command line ({error}); write it as for a shell"
+        ) from None

@@ -1,0 +1,230 @@
+"""`xla-run --slurm` in jobs of a real Slurm of two nodes: who the ranks are, and how they end.
+
+Times are measured from outside, and afterwards nothing of the job is alive.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pod import ROOT
+
+from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.system import process_tree
+
+pytestmark = pytest.mark.long
+
+IN_SALLOC = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1")
+WAITS = "say('on%d' % RANK); time.sleep(200)"
+SAVES = """
+    def save(number, frame):
+        say("saved%d" % RANK)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    say("on%d" % RANK)
+    time.sleep(200)
+"""
+FACTS = """
+    import json
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "SLURMD_NODENAME", "XLA_RUN_CONTROL")
+    say("rank%d" % RANK, json.dumps([os.environ[name] for name in names]))
+    import torch, torch_xla, torch_xla.core.xla_model as xm
+    print("sum", xm.all_reduce("sum", torch.ones(1, device="xla")).item())
+"""
+
+
+@pytest.fixture
+def on_slurm(start: Callable, slurm: dict[str, str]) -> Callable:
+    """`on_slurm(body)`: `start` as two ranks on each of two nodes, in an allocation of its own."""
+
+    def begin(body: str, *options: str, before: tuple[str, ...] = IN_SALLOC, **env: str) -> Any:
+        words = ("--slurm", "-n", "2", *options)
+        return start(body, *words, before=before, env={**slurm, **env})
+
+    return begin
+
+
+def all_on(job: Any, ranks: int = 4) -> Any:
+    for rank in range(ranks):
+        job.wait_for(f"on{rank}")
+    return job
+
+
+def launcher_of(job: Any) -> int:
+    """The process of `xla-run` below salloc."""
+    (pid,) = process_tree.children(job.process.pid)
+    return pid
+
+
+def asked(slurm: dict[str, str], *words: str) -> str:
+    done = subprocess.run(words, env=slurm, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_ranks_are_numbered_over_the_nodes_and_meet(on_slurm: Callable) -> None:
+    ended = on_slurm(FACTS).end()
+    assert ended.code == 0, ended.err
+    told = [json.loads((ended.folder / f"rank{rank}").read_text()) for rank in range(4)]
+    assert [one[:5] for one in told] == [
+        *(["0", "0", "4", "0", "n1"], ["1", "1", "4", "0", "n1"]),
+        *(["2", "0", "4", "1", "n2"], ["3", "1", "4", "1", "n2"]),
+    ]
+    assert {one[5].partition(":")[0] for one in told} == {"slurm"}
+    assert sorted(ended.out.splitlines()) == [
+        *("[n1/0] sum 4.0", "[n1/1] sum 4.0", "[n2/2] sum 4.0", "[n2/3] sum 4.0"),
+    ]
+    assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
+
+
+def test_options_of_the_job_and_of_the_login_do_not_reach_the_steps(on_slurm: Callable) -> None:
+    odd = {"SLURM_LABELIO": "1", "SLURM_NTASKS": "4", "SLURM_STDINMODE": "none", "SLURM_GPUS": "9"}
+    body = "print(sorted(name for name in os.environ if name.startswith('SSH_')))"
+    ended = on_slurm(body, SSH_CONNECTION="10.0.0.9 4711 192.0.2.7 22", **odd).end()
+    assert ended.code == 0, ended.err
+    assert ended.out.count("[]") == 4
+
+
+@pytest.mark.timeout(600)
+def test_two_nodes_train_a_model(on_slurm: Callable) -> None:
+    body = f"""
+        import runpy
+        sys.argv = ["digits", "--epochs", "2", "--batch-size", "64", "--out", FOLDER + "/digits"]
+        runpy.run_path({str(ROOT / "scripts/train_digits.py")!r}, run_name="__main__")
+    """
+    ended = on_slurm(body).end(limit_s=280)
+    assert ended.code == 0, ended.err
+    assert "[n1/0]" in ended.out and "loss=" in ended.out
+
+
+def test_a_rank_that_fails_is_named_with_its_node_and_ends_the_others(on_slurm: Callable) -> None:
+    job = on_slurm("meet()\nif RANK == 3: fault(); 1 // 0\ntime.sleep(200)")
+    ended = job.end()
+    assert ended.code == 1
+    assert "xla-run: rank 3 (host n2, pid " in ended.err and "ZeroDivisionError" in ended.err
+    assert ended.after_fault_s < 5
+
+
+def test_sigterm_reaches_the_ranks_of_all_nodes(on_slurm: Callable) -> None:
+    job = all_on(on_slurm(SAVES))
+    os.kill(launcher_of(job), signal.SIGTERM)
+    ended = job.end()
+    assert ended.code == 143 and "stopped by SIGTERM" in ended.err
+    assert all((ended.folder / f"saved{rank}").exists() for rank in range(4))
+
+
+def test_a_killed_launcher_leaves_nothing_on_any_node(on_slurm: Callable) -> None:
+    job = all_on(on_slurm(WAITS))
+    os.kill(launcher_of(job), signal.SIGKILL)
+    job.process.wait(20)
+    assert job.gone(5.0), f"survivors: {job.alive()}"
+
+
+def test_a_step_that_is_cancelled_loses_its_node(on_slurm: Callable, slurm: dict[str, str]) -> None:
+    job = all_on(on_slurm(WAITS))
+    steps = asked(slurm, "squeue", "--steps", "--noheader", "--format=%i %N").splitlines()
+    (step,) = (line.split()[0] for line in steps if line.endswith(" n2"))
+    asked(slurm, "scancel", step)
+    ended = job.end(limit_s=20)
+    # Slurm asks the ranks before it kills their agent.
+    assert ended.code in (143, ExitCode.HOST)
+    assert "(host n2, pid " in ended.err or "host n2 (ranks 2, 3) was lost: " in ended.err
+
+
+def test_a_killed_srun_loses_its_node(on_slurm: Callable) -> None:
+    job = all_on(on_slurm(WAITS))
+    steps = [pid for pid in process_tree.children(launcher_of(job)) if "n2" in words_of(pid)]
+    os.kill(steps[0], signal.SIGKILL)
+    ended = job.end(limit_s=20)
+    assert ended.code == ExitCode.HOST
+    assert "xla-run: host n2 (ranks 2, 3) was lost: its stream ended" in ended.err
+
+
+def words_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def test_a_job_that_is_over_has_no_steps(on_slurm: Callable) -> None:
+    job = {"SLURM_JOB_ID": "99999", "SLURM_JOB_NODELIST": "n[1-2]"}
+    ended = on_slurm(WAITS, before=(), **job).end()
+    assert ended.code == ExitCode.HOST
+    assert ": Slurm runs no step there: srun: error: " in ended.err
+    assert "Invalid job id specified; see whether its job still runs, with squeue" in ended.err
+
+
+def test_a_node_without_the_interpreter_is_named(on_slurm: Callable) -> None:
+    ended = on_slurm(WAITS, "--python", "/no/python").end()
+    assert ended.code == ExitCode.HOST
+    assert ": /no/python cannot be started there: " in ended.err
+    assert "/no/python: No such file or directory; install the same Python" in ended.err
+
+
+class Submitted:
+    """A job that `xla-run --slurm --nodes 2` has handed to Slurm."""
+
+    def __init__(self, on_slurm: Callable, slurm: dict[str, str], body: str) -> None:
+        self._slurm = slurm
+        options = ("--nodes", "2", "--sbatch-options", "--output=out-of-job --time=5")
+        self.job = on_slurm(body, *options, before=())
+        self.job.process.wait(60)
+        self.number = (self.job.folder / "out").read_text().strip()
+        assert self.number.isdecimal(), self.job.texts()
+
+    def wait_for(self, name: str, limit_s: float = 60.0) -> str:
+        path, end_s = self.job.folder / name, time.monotonic() + limit_s
+        while not path.exists():
+            assert time.monotonic() < end_s, self.output()
+            time.sleep(0.05)
+        return path.read_text()
+
+    def output(self) -> str:
+        path = self.job.folder / "out-of-job"
+        return path.read_text() if path.exists() else ""
+
+    def end(self, limit_s: float = 30.0) -> str:
+        """Wait for its end; the state and code that Slurm noted, such as "COMPLETED 0:0"."""
+        end_s = time.monotonic() + limit_s
+        while True:
+            told = asked(self._slurm, "scontrol", "show", "job", self.number)
+            facts = dict(word.split("=", 1) for word in told.split() if "=" in word)
+            if facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"):
+                assert self.job.gone(5.0), f"survivors: {self.job.alive()}"
+                return f"{facts['JobState']} {facts['ExitCode']}"
+            assert time.monotonic() < end_s, self.output()
+            time.sleep(0.1)
+
+
+def test_a_new_job_runs_the_same_command_line(on_slurm: Callable, slurm: dict[str, str]) -> None:
+    batch = Submitted(on_slurm, slurm, "print('rank', RANK, sys.argv[1:])")
+    assert batch.end(60) == "COMPLETED 0:0", batch.output()
+    assert "4 ranks on 2 hosts, CPU" in batch.output()
+    assert batch.output().count("rank ") == 4
+
+
+def test_the_signal_before_the_end_of_a_job_lets_the_ranks_save(
+    on_slurm: Callable, slurm: dict[str, str]
+) -> None:
+    batch = Submitted(on_slurm, slurm, SAVES)
+    for rank in range(4):
+        batch.wait_for(f"on{rank}")
+    asked(slurm, "scancel", "--batch", "--signal=TERM", batch.number)
+    assert batch.end() == "FAILED 143:0", batch.output()
+    assert all((batch.job.folder / f"saved{rank}").exists() for rank in range(4))
+    assert "xla-run: stopped by SIGTERM" in batch.output()
+
+
+def test_a_cancelled_job_leaves_nothing_and_its_ranks_save(
+    on_slurm: Callable, slurm: dict[str, str]
+) -> None:
+    batch = Submitted(on_slurm, slurm, SAVES)
+    for rank in range(4):
+        batch.wait_for(f"on{rank}")
+    asked(slurm, "scancel", batch.number)
+    assert batch.end().startswith("CANCELLED"), batch.output()
+    assert all((batch.job.folder / f"saved{rank}").exists() for rank in range(4))
