@@ -69,5 +69,5 @@ class Backend(Protocol):
         """Start the agent of one host, with its stdin attached.
 
         Args:
-            mark: "NAME=value", to be in the environment of all that it starts.
+            mark: "NAME=value", with which the environment of all that it starts is marked.
         """

@@ -54,8 +54,8 @@ class Way(Protocol):
     def is_news(self, line: str) -> bool:
         """Whether one of those lines is to be shown at once, also before the agent has come."""
 
-    def has_no_python(self, code: int | None, said: Sequence[str]) -> bool:
-        """Whether it came to the host, and found no interpreter there."""
+    def why_no_python(self, code: int | None, said: Sequence[str]) -> str:
+        """The line that says that the interpreter cannot be started there, "" where it was."""
 
     def why_unreached(self, host: Host, code: int | None, said: Sequence[str]) -> str:
         """Why it did not come there, and what to do; "" where it did, and the agent failed."""
@@ -106,7 +106,8 @@ class HostsOverCommand:
     def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
         """What the command reads there: the variables and the arguments of the agent."""
         slots = self._hosts[host_index].slots
-        argv = ["-P", "-m", self._module, job_id, warmth, mark, str(slots)]
+        # Hosts may be one machine, where each ends what has its mark.
+        argv = ["-P", "-m", self._module, job_id, warmth, f"{mark}.{host_index}", str(slots)]
         return (json.dumps({"env": self.env, "argv": argv}) + "\n").encode()
 
 
@@ -169,20 +170,20 @@ class AgentOverCommand:
         return self._stream.silent_s()
 
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
-        code, said = self._process.poll(), self._said()
+        code, said = self._process.poll(), self._said() or [why]
         if has_said_hello:
-            told = self._way.why_lost(code, said) if said else ""
+            told = self._way.why_lost(code, said) if said != [why] else ""
             return Gone(f"{why}; {told}" if told else why, int(ExitCode.HOST), is_lost=True)
-        last = self._last_words(said)
-        if self._way.has_no_python(code, said):
+        if told := self._way.why_no_python(code, said):
             text = (
-                f"{self._python} cannot be started there: {last}; install the same Python "
+                f"{self._python} cannot be started there: {told}; install the same Python "
                 "environment there, or name the one it has by --python"
             )
-        elif not (text := self._way.why_unreached(self._host, code, said or [why])):
+        elif not (text := self._way.why_unreached(self._host, code, said)):
             ended = f"with code {code}" if code is not None else f"({why})"
+            last = self._last_words(said) if said != [why] else "it said nothing"
             text = (
-                f"its agent ended {ended} before it answered: {last or 'it said nothing'}; "
+                f"its agent ended {ended} before it answered: {last}; "
                 "torch-xdist must be installed there as here"
             )
         return Gone(f"host {name}: {text}", int(ExitCode.HOST))
@@ -230,4 +231,4 @@ class AgentOverCommand:
     def _last_words(self, said: Sequence[str]) -> str:
         """The last line of what ran there, else of the command itself."""
         theirs = [line for line in said if not self._way.is_own(line)]
-        return (theirs or list(said) or [""])[-1]
+        return (theirs or said)[-1]

@@ -47,8 +47,8 @@ class Srun:
     def is_news(self, line: str) -> bool:
         return "retrying" in line  # the step waits for others
 
-    def has_no_python(self, code: int | None, said: Sequence[str]) -> bool:
-        return any(self.is_own(line) and _NO_PROGRAM in line for line in said)
+    def why_no_python(self, code: int | None, said: Sequence[str]) -> str:
+        return next((line for line in said if self.is_own(line) and _NO_PROGRAM in line), "")
 
     def why_unreached(self, host: Host, code: int | None, said: Sequence[str]) -> str:
         told = self._why(said)

@@ -47,8 +47,8 @@ class Ssh:
     def is_news(self, line: str) -> bool:
         return False
 
-    def has_no_python(self, code: int | None, said: Sequence[str]) -> bool:
-        return code in _NOT_STARTED
+    def why_no_python(self, code: int | None, said: Sequence[str]) -> str:
+        return said[-1] if code in _NOT_STARTED else ""
 
     def why_unreached(self, host: Host, code: int | None, said: Sequence[str]) -> str:
         if code != _SSH_FAILED:

@@ -43,7 +43,7 @@ class Agent:
     """The agent of one host.
 
     Args:
-        mark: "NAME=value", in the environment of every process of this attempt and of no other.
+        mark: "NAME=value", in the environment of every process that this agent is to end.
         nursery: its process, started by us or forked with us.
         link: to the nursery.
         head: the way to the head.

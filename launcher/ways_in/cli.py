@@ -37,7 +37,6 @@ from torch_xdist.launcher.ways_in import (
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen
-from torch_xdist.system.masking import masked_text
 from torch_xdist.system.rank import Rank
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -139,16 +138,13 @@ def run(
     asked = host_options.taken_from(options)
     spec = _job(words, asked, **options)
     if asked.batch.nodes:
-        _submit(slurm_batch.script(spec, asked.batch, ctx.meta["line"], words), dry_run)
+        line = ctx.meta["line"]
+        script = slurm_batch.script(spec, asked.batch, line, words, is_shown=dry_run)
+        click.echo(script.rstrip() if dry_run else slurm_batch.submit(script))
     elif dry_run:
         click.echo(preview.text(spec, words))
     else:
         sys.exit(_run(spec, timestamps))
-
-
-def _submit(script: str, dry_run: bool) -> None:
-    """Hand the script to Slurm, and print the number of its job; or print the script."""
-    click.echo(masked_text(script).rstrip() if dry_run else slurm_batch.submit(script))
 
 
 def _job(

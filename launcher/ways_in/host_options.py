@@ -122,7 +122,7 @@ def _of_slurm(batch: Batch, nprocs: int | None, environ: Environ) -> Reached:
     names = (
         cluster.expand_nodes(nodes, "SLURM_JOB_NODELIST")
         if number
-        else [f"NODE_{index}" for index in range(batch.nodes)]
+        else [f"NODE_{index}" for index in range(batch.nodes or 0)]
     )
     hosts = host_list.with_slots([Host(name) for name in names], nprocs)
     return Reached(hosts, "slurm", ("srun", f"--jobid={number}"))

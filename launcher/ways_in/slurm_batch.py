@@ -14,6 +14,7 @@ import click
 
 from torch_xdist.launcher.facts.errors import PreflightError, UsageError
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.system.masking import masked, masked_text
 
 _FLAGS = ("--requeue", "--dry-run")
 _WITH_VALUE = ("--nodes", "--gpus-per-node", "--sbatch-options")
@@ -23,10 +24,10 @@ _TICK_S, _MOST_SIGNAL_S = 30, 65535
 
 @dataclass(frozen=True)
 class Batch:
-    """What a new Slurm job is asked for; `nodes` 0: no new job."""
+    """What a new Slurm job is asked for; without `nodes`: no new job."""
 
-    nodes: int = 0
-    gpus_per_node: int = 0
+    nodes: int | None = None
+    gpus_per_node: int | None = None
     requeue: bool = False
     sbatch_options: str = ""
 
@@ -55,12 +56,9 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--nodes",
                 type=click.IntRange(1),
-                default=0,
                 help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script)",
             ),
-            click.option(
-                "--gpus-per-node", type=click.IntRange(1), default=0, help="of the new Slurm job"
-            ),
+            click.option("--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job"),
             click.option(
                 "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
             ),
@@ -73,11 +71,14 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def script(spec: Job, asked: Batch, line: Sequence[str], words: Sequence[str]) -> str:
+def script(
+    spec: Job, asked: Batch, line: Sequence[str], words: Sequence[str], *, is_shown: bool = False
+) -> str:
     """The batch script of a job.
 
     Args:
         line: the words after `xla-run`; those at its end are the command, `words`.
+        is_shown: whether it is to be looked at, so without secrets.
 
     Raises:
         UsageError: the options for sbatch are no command line.
@@ -99,6 +100,8 @@ def script(spec: Job, asked: Batch, line: Sequence[str], words: Sequence[str]) -
         *([shlex.join(given)] if given else []),
     ]
     inner = [sys.executable, "-m", "torch_xdist.launcher", *_inside(line, words)]
+    if is_shown:
+        inner = [_without_secret(word) for word in inner]
     return "\n".join(
         [
             "#!/bin/sh",
@@ -142,6 +145,12 @@ def _inside(line: Sequence[str], words: Sequence[str]) -> list[str]:
         elif name not in (*_WITH_VALUE, *_FLAGS):
             kept.append(word)
     return [*kept, *words]
+
+
+def _without_secret(word: str) -> str:
+    option = "--env=" if word.startswith("--env=") else ""
+    name, equals, value = word.removeprefix(option).partition("=")
+    return f"{option}{name}={masked(name, value)}" if equals else masked_text(word)
 
 
 def _split(given: str) -> list[str]:

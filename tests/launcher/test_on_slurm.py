@@ -77,7 +77,7 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_slurm: Callable) -> None:
         *(["2", "0", "4", "1", "n2"], ["3", "1", "4", "1", "n2"]),
     ]
     assert {one[5].partition(":")[0] for one in told} == {"slurm"}
-    assert sorted(ended.out.splitlines()) == [
+    assert sorted(line for line in ended.out.splitlines() if "sum" in line) == [
         *("[n1/0] sum 4.0", "[n1/1] sum 4.0", "[n2/2] sum 4.0", "[n2/3] sum 4.0"),
     ]
     assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
@@ -126,15 +126,31 @@ def test_a_killed_launcher_leaves_nothing_on_any_node(on_slurm: Callable) -> Non
     assert job.gone(5.0), f"survivors: {job.alive()}"
 
 
-def test_a_step_that_is_cancelled_loses_its_node(on_slurm: Callable, slurm: dict[str, str]) -> None:
-    job = all_on(on_slurm(WAITS))
+def cancel_step(slurm: dict[str, str], node: str) -> None:
     steps = asked(slurm, "squeue", "--steps", "--noheader", "--format=%i %N").splitlines()
-    (step,) = (line.split()[0] for line in steps if line.endswith(" n2"))
+    (step,) = (line.split()[0] for line in steps if line.endswith(f" {node}"))
     asked(slurm, "scancel", step)
+
+
+def test_a_step_that_is_cancelled_ends_its_ranks_by_sigterm(
+    on_slurm: Callable, slurm: dict[str, str]
+) -> None:
+    job = all_on(on_slurm(WAITS))
+    cancel_step(slurm, "n2")
     ended = job.end(limit_s=20)
-    # Slurm asks the ranks before it kills their agent.
-    assert ended.code in (143, ExitCode.HOST)
-    assert "(host n2, pid " in ended.err or "host n2 (ranks 2, 3) was lost: " in ended.err
+    assert ended.code == 143
+    assert "(host n2, pid " in ended.err and "was killed by SIGTERM" in ended.err
+
+
+def test_a_step_whose_ranks_do_not_listen_is_killed_and_loses_its_node(
+    on_slurm: Callable, slurm: dict[str, str]
+) -> None:
+    job = all_on(on_slurm(f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAITS}"))
+    cancel_step(slurm, "n2")
+    ended = job.end(limit_s=30)
+    assert ended.code == ExitCode.HOST
+    assert "xla-run: host n2 (ranks 2, 3) was lost: its stream ended; slurmstepd" in ended.err
+    assert " CANCELLED AT " in ended.err
 
 
 def test_a_killed_srun_loses_its_node(on_slurm: Callable) -> None:

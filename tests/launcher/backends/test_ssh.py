@@ -125,6 +125,6 @@ def test_the_first_line_is_json() -> None:
         "env": {"A": "1"},
         "argv": [
             *("-P", "-m", "torch_xdist.launcher.on_host.agent_over_pipes"),
-            *("job", "warm", "M=1", "2"),
+            *("job", "warm", "M=1.1", "2"),
         ],
     }

@@ -28,3 +28,16 @@ def test_an_address_that_gloo_cannot_use_is_none(came_to: str) -> None:
 def test_an_address_that_is_not_its_own_has_no_port() -> None:
     facts = host_facts.measure("CPU", alone=False, address="192.0.2.7")
     assert (facts.address, facts.port) == ("192.0.2.7", 0)
+
+
+@pytest.mark.parametrize(("leads_to", "is_own"), [("10.0.0.7", True), ("10.0.0.8", False)])
+def test_a_node_of_slurm_is_where_its_name_leads_if_that_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, leads_to: str, is_own: bool
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", {"n7": leads_to}.__getitem__)
+    monkeypatch.setattr(host_facts, "_is_own", "10.0.0.7".__eq__)
+    assert (host_facts.own_address({"SLURMD_NODENAME": "n7"}) == leads_to) is is_own
+
+
+def test_a_node_whose_name_leads_nowhere_is_at_its_way_out() -> None:
+    assert host_facts.own_address({"SLURMD_NODENAME": "no such"}) == host_facts.own_address({})
