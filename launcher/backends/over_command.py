@@ -7,8 +7,10 @@ know comes over its stdin.
 """
 
 import collections
+import contextlib
 import json
 import os
+import signal
 import threading
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Protocol
@@ -41,6 +43,15 @@ class Way(Protocol):
 
     advice: str
     """What to do where it cannot be started here."""
+    kills_all: bool
+    """Whether what it has started on this machine is to be killed with it."""
+
+    def prepare(self, hosts: Sequence[Host]) -> None:
+        """What must be done once before the first agent is started.
+
+        Raises:
+            HostError: it cannot be.
+        """
 
     def command(self, host: Host, words: Sequence[str]) -> list[str]:
         """The command line that runs `words` on a host with stdin, stdout and stderr attached."""
@@ -97,8 +108,10 @@ class HostsOverCommand:
         """Start the command, and write to it what becomes the agent.
 
         Raises:
-            HostError: there is no such program here.
+            HostError: there is no such program here, or no way there.
         """
+        if host_index == 0:
+            self._way.prepare(self._hosts)
         first = self.first_line(host_index, job_id, warmth, mark)
         command = self.command(host_index)
         return AgentOverCommand(self._way, self._hosts[host_index], command, self._python, first)
@@ -193,6 +206,9 @@ class AgentOverCommand:
             self._stream.close(min(_END_S, limit_s))
         # Where the connection is cut nobody can be waited for: the agent ends its ranks by itself.
         if not self._process.wait(0.1 if self._is_cut() else limit_s):
+            if self._way.kills_all:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
         self._process.close()

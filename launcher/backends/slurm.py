@@ -31,9 +31,14 @@ class Srun:
     """
 
     advice = "run xla-run where Slurm's own programs are, on a node of the job"
+    # What srun has started beside itself ends the step after it.
+    kills_all = False
 
     def __init__(self, program: Sequence[str], environ: Mapping[str, str]) -> None:
         self._program, self._environ = list(program), environ
+
+    def prepare(self, hosts: Sequence[Host]) -> None:
+        pass
 
     def command(self, host: Host, words: Sequence[str]) -> list[str]:
         return [*self._program, *_OPTIONS, f"--nodelist={host.name}", *words]

@@ -30,9 +30,13 @@ class Ssh:
     """
 
     advice = "install OpenSSH's client, or name yours by --ssh-command"
+    kills_all = False
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = list(program)
+
+    def prepare(self, hosts: Sequence[Host]) -> None:
+        pass
 
     def command(self, host: Host, words: Sequence[str]) -> list[str]:
         port = ["-p", str(host.port)] if host.port else []

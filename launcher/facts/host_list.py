@@ -19,7 +19,8 @@ class Host:
     """One host as it is named: for ssh, and on the screen.
 
     `slots` is how many ranks it gets, 0 where that is not said; `address` where ranks of other
-    hosts reach it, "" where it shall say so itself.
+    hosts reach it, "" where it shall say so itself; `worker` its number among those of its TPU, -1
+    where that is not known.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Host:
     port: int = 0
     slots: int = 0
     address: str = ""
+    worker: int = -1
 
     @property
     def destination(self) -> str:
@@ -34,13 +36,13 @@ class Host:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
-def of_option(text: str) -> list[Host]:
+def of_option(text: str, where: str = "--hosts") -> list[Host]:
     """The hosts of `--hosts`, in order.
 
     Raises:
         UsageError: there is none, one stands there twice, or one cannot be a host.
     """
-    return _checked([_host(word, "--hosts") for word in _words(text, "--hosts")], "--hosts")
+    return _checked([_host(word, where) for word in _words(text, where)], where)
 
 
 def of_file(text: str, path: str) -> list[Host]:

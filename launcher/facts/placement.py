@@ -129,18 +129,21 @@ def rank_orders(
             )
             for local in range(count)
         ]
-        orders.append(_on_host(job, place.facts, on_host))
+        worker = job.hosts[index].worker if job.hosts else -1
+        orders.append(_on_host(job, place.facts, on_host, index if worker < 0 else worker))
         first += count
     return orders
 
 
-def _on_host(job: Job, facts: HostFacts | None, ranks: Sequence[Rank]) -> list[dict[str, Any]]:
-    """The orders of the ranks of one host."""
+def _on_host(
+    job: Job, facts: HostFacts | None, ranks: Sequence[Rank], worker: int
+) -> list[dict[str, Any]]:
+    """The orders of the ranks of one host, which is to be that worker of its TPU slice."""
     if facts is None:
         return [{"rank": rank.rank, "env": _environ_of(job, rank)} for rank in ranks]
     environ = {**facts.environ, **job.env}
     if job.device == "TPU":
-        _check_slice(facts, ranks[0])
+        _check_slice(facts, ranks[0], worker)
     choice = devices.Choice(job.device, "")
     cores = devices.split_cores(facts.cores, len(ranks))
     orders = []
@@ -162,15 +165,15 @@ def _environ_of(job: Job, rank: Rank) -> dict[str, str]:
     return env
 
 
-def _check_slice(facts: HostFacts, first: Rank) -> None:
+def _check_slice(facts: HostFacts, first: Rank, place: int) -> None:
     """libtpu numbers ranks by the workers of the slice: hosts must stand in that order."""
     if facts.whole is None:
         raise DevicesError(facts.trouble)
     worker, joined = facts.whole.worker_id, first.hosts > 1
-    if joined and worker != first.host_index:
+    if joined and worker != place:
         raise DevicesError(
             f"host {facts.name} is worker {worker} of its TPU slice, and stands at place "
-            f"{first.host_index} of the hosts; name the hosts in the order of the workers"
+            f"{place} of the hosts; name the hosts in the order of the workers"
         )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend
+from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.local import ThisHost
 from torch_xdist.launcher.backends.over_command import HostsOverCommand, Way
 from torch_xdist.launcher.backends.slurm import Srun
@@ -172,7 +173,7 @@ def backend_of(job: Job) -> Backend:
 def _way(job: Job) -> Way:
     if job.way == "slurm":
         return Srun(job.way_command, settings.srun_environ(settings.environment()))
-    return Ssh(job.way_command)
+    return Gcloud(job.way_command) if job.way == "gcloud" else Ssh(job.way_command)
 
 
 class _Run:

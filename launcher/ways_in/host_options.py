@@ -1,12 +1,13 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
@@ -24,6 +25,9 @@ class Asked:
     hostfile: str
     ssh_command: str
     slurm: bool
+    tpu: str
+    zone: str
+    project: str
     batch: Batch
 
 
@@ -51,6 +55,9 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
                 "--slurm", is_flag=True, help="run on the nodes of the Slurm job that this is in"
             ),
             slurm_batch.options,
+            click.option("--tpu", default="", help="run on the workers of these TPU VMs: a or a,b"),
+            click.option("--zone", default="", help="of the TPU VMs [gcloud's own setting]"),
+            click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option(
                 "--python", default="", help="the interpreter there [the path of this one]"
             ),
@@ -73,14 +80,18 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
     Raises:
         UsageError: they cannot be read, or say no number of ranks; there is no Slurm job.
         SettingError: XLA_RUN_SSH is no command line.
+        HostError: gcloud does not know the TPU, or it is not ready.
     """
     named = {
         "--hosts": asked.hosts,
         "--hostfile": asked.hostfile,
         "--slurm": asked.slurm,
+        "--tpu": asked.tpu,
     }
     given = [name for name, value in named.items() if value]
     asked.batch.check(slurm=asked.slurm)
+    if (asked.zone or asked.project) and not asked.tpu:
+        raise UsageError("--zone and --project say where a TPU VM is; give --tpu NAME too")
     if len(given) > 1:
         all_of_them = "both" if len(given) == 2 else "all"
         raise UsageError(f"{' and '.join(given)} {all_of_them} name the hosts; leave one out")
@@ -88,6 +99,8 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         raise UsageError("--once runs the command on this host; leave out --once, or the hosts")
     if not given:
         return Reached([])
+    if asked.tpu:
+        return _of_gcloud(asked, nprocs)
     if asked.slurm:
         return _of_slurm(asked.batch, nprocs, environ)
     command = settings.ssh_command(
@@ -126,6 +139,18 @@ def _of_slurm(batch: Batch, nprocs: int | None, environ: Environ) -> Reached:
     )
     hosts = host_list.with_slots([Host(name) for name in names], nprocs)
     return Reached(hosts, "slurm", ("srun", f"--jobid={number}"))
+
+
+def _of_gcloud(asked: Asked, nprocs: int | None) -> Reached:
+    """The workers of all TPUs, those of the first one first; gcloud is asked for them."""
+    places = [f"--{name}={getattr(asked, name)}" for name in ("zone", "project")]
+    command = ("gcloud", *(place for place in places if not place.endswith("=")))
+    hosts = [
+        worker if not nprocs else replace(worker, slots=nprocs)
+        for named in host_list.of_option(asked.tpu, "--tpu")
+        for worker in Gcloud(command).workers(named.name, named.user)
+    ]
+    return Reached(hosts, "gcloud", command)
 
 
 def asked_device(hosts: Sequence[Host], environ: Environ) -> Choice:
