@@ -19,8 +19,8 @@ _ERROR = "ERROR: (gcloud"
 _OWN = (_ERROR, "WARNING: ", "SSH: ", "Retrying: ", "Connection to ", "client_loop: ", "ssh: ")
 _WHAT_TO_DO = {
     **dict.fromkeys(("CREATING", "STARTING", "RESTARTING", "REIMAGING"), "wait until it is"),
-    **dict.fromkeys(("REPAIRING", "UNHIDING"), "wait until Google has repaired it"),
-    **dict.fromkeys(("STOPPED", "STOPPING", "SUSPENDED"), "start it: {program} start {name}"),
+    **dict.fromkeys(("REPAIRING",), "wait until Google has repaired it"),
+    **dict.fromkeys(("STOPPED", "STOPPING"), "start it: {program} start {name}"),
     **dict.fromkeys(("PREEMPTED", "TERMINATED", "DELETING"), "delete it and create it again"),
 }
 
@@ -37,6 +37,7 @@ class Gcloud:
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program, self._places = program[0], list(program[1:])
+        self._is_prepared = False
 
     def prepare(self, hosts: Sequence[Host]) -> None:
         """Log in to the first worker of each TPU: gcloud makes and publishes keys only then.
@@ -45,12 +46,13 @@ class Gcloud:
             HostError: there is no gcloud, or no way there.
         """
         for host in hosts:
-            if host.worker == 0 and len(hosts) > 1:
+            if host.worker == 0 and len(hosts) > 1 and not self._is_prepared:
                 words = self._ssh(host, ["true"])
                 done = _run(f"host {host.name}", words)
                 if done.returncode != 0:
                     why = self._why(done.returncode, _lines(done.stderr) or ["it said nothing"])
                     raise HostError(f"host {host.name}: {self._unreached(host, why)}")
+        self._is_prepared = True
 
     def command(self, host: Host, words: Sequence[str]) -> list[str]:
         return self._ssh(host, words)

@@ -142,12 +142,19 @@ def _of_slurm(batch: Batch, nprocs: int | None, environ: Environ) -> Reached:
 
 
 def _of_gcloud(asked: Asked, nprocs: int | None) -> Reached:
-    """The workers of all TPUs, those of the first one first; gcloud is asked for them."""
+    """The workers of all TPUs, those of the first one first; gcloud is asked for them.
+
+    Raises:
+        UsageError: a name can be none of a TPU's.
+    """
     places = [f"--{name}={getattr(asked, name)}" for name in ("zone", "project")]
     command = ("gcloud", *(place for place in places if not place.endswith("=")))
+    tpus = host_list.of_option(asked.tpu, "--tpu")
+    if any(named.port for named in tpus):
+        raise UsageError(f"--tpu {asked.tpu}: a TPU has a name and no port; write a,b or me@a")
     hosts = [
         worker if not nprocs else replace(worker, slots=nprocs)
-        for named in host_list.of_option(asked.tpu, "--tpu")
+        for named in tpus
         for worker in Gcloud(command).workers(named.name, named.user)
     ]
     return Reached(hosts, "gcloud", command)
