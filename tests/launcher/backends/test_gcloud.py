@@ -134,9 +134,8 @@ def test_a_login_that_fails_is_told_from_an_agent_that_does(
 ) -> None:
     text = Gcloud(["gcloud"]).why_unreached(WORKER, code, said)
     assert text.startswith(told) and bool(text) == bool(told)
-    assert not told or text.endswith(
-        "; try `gcloud compute tpus tpu-vm ssh me@pod --worker=1` by hand"
-    )
+    by_hand = "try `gcloud compute tpus tpu-vm ssh me@pod --worker=1` by hand"
+    assert not told or text.endswith(by_hand)
 
 
 def test_what_gcloud_says_of_itself_is_no_line_of_a_host() -> None:

@@ -1,5 +1,7 @@
 """Which rank goes to which host, and what it is told there: plain data, no machine is looked at."""
 
+from dataclasses import replace
+
 import pytest
 
 from torch_xdist.launcher.facts import placement
@@ -96,3 +98,12 @@ def test_a_tpu_host_that_does_not_know_its_slice_is_refused() -> None:
     with pytest.raises(DevicesError, match="no metadata"):
         place = [Place(hosts[1])]
         placement.rank_orders(Job("program", ["true"], 4, device="TPU"), 0, Meeting(), place)
+
+
+def test_the_workers_of_two_slices_are_numbered_within_each() -> None:
+    job = job_on(4, 4, 4, 4, device="TPU")
+    job.hosts = [replace(host, worker=index % 2) for index, host in enumerate(job.hosts)]
+    places = [Place(tpu_host(worker)) for worker in (0, 1, 0, 1)]
+    orders = placement.rank_orders(job, 0, Meeting(), places)
+    tasks = [order["env"]["CLOUD_TPU_TASK_ID"] for on_host in orders for order in on_host]
+    assert tasks == [str(rank) for rank in range(8)] * 2
