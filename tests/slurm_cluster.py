@@ -91,7 +91,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
             wait_for_munge(folder / "munge.sock")
-        wait_until_idle(environ, folder)
+        wait_until_idle(environ)
         yield environ
 
 
@@ -103,7 +103,9 @@ def wait_for_munge(socket_path: Path, limit_s: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def wait_until_idle(environ: dict[str, str], folder: Path, limit_s: float = 60.0) -> None:
+def wait_until_idle(environ: dict[str, str], limit_s: float = 60.0) -> None:
+    """Until both nodes can take a job."""
+    folder = Path(environ["SLURM_CONF"]).parent
     end_s = time.monotonic() + limit_s
     while True:
         asked = subprocess.run(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slurm_cluster
 from pod import ROOT
 
 from torch_xdist.launcher.facts.errors import ExitCode
@@ -232,3 +233,20 @@ def test_a_cancelled_job_leaves_nothing_and_its_ranks_save(
     asked(slurm, "scancel", batch.number)
     assert batch.end().startswith("CANCELLED"), batch.output()
     assert all((batch.job.folder / f"saved{rank}").exists() for rank in range(4))
+
+
+def test_a_node_that_fails_is_lost_with_what_srun_says(
+    on_slurm: Callable, slurm: dict[str, str]
+) -> None:
+    job = all_on(on_slurm(WAITS))
+    asked(slurm, "scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    try:
+        code = job.process.wait(30)
+        # Slurm does not speak to that node any more: its agent hears nothing, and ends its ranks.
+        assert job.gone(15.0), f"survivors: {job.alive()}"
+    finally:
+        asked(slurm, "scontrol", "update", "nodename=n2", "state=resume")
+        slurm_cluster.wait_until_idle(slurm)
+    assert code == ExitCode.HOST
+    told = "xla-run: host n2 (ranks 2, 3) was lost: its stream ended; srun: error: Node failure"
+    assert told in job.texts()
