@@ -3,10 +3,14 @@
 What it does with a real one is in tests/launcher/test_on_slurm.py.
 """
 
+import queue
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from torch_xdist.launcher.backends.backend import Plane
 from torch_xdist.launcher.backends.over_command import HostsOverCommand
 from torch_xdist.launcher.backends.slurm import Srun
 from torch_xdist.launcher.facts import settings
@@ -68,6 +72,19 @@ def test_a_step_that_waits_for_others_is_shown() -> None:
     busy = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
     assert way().is_own(busy) and way().is_news(busy)
     assert way().is_own(TASK) and not way().is_news(TASK)
+
+
+def test_only_what_a_step_waits_for_is_shown_of_sruns_own_lines(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\necho '{NO_STEP}, retrying' >&2; echo '{TASK}' >&2\n")
+    srun.chmod(0o755)
+    heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    plane = Plane(None, lambda _, message, __: heard.put(dict(message)))  # type: ignore[arg-type]
+    agent = HostsOverCommand(way([str(srun)]), [NODE], "python", {}).start(0, "job", "cold", "M=1")
+    agent.connect(plane, {"host_index": 0, "beat_s": 1, "lost_s": 5}, None)
+    assert heard.get(timeout=10) == {"op": "note", "text": f"[n2] {NO_STEP}, retrying"}
+    assert heard.get(timeout=10)["op"] == "gone"
+    agent.end()
 
 
 def test_a_machine_without_srun_is_named() -> None:

@@ -97,6 +97,16 @@ def test_a_host_without_a_way_to_the_first_ends_the_job() -> None:
         gathered.start.reach(gathered.hosts[1], "timed out")
 
 
+def test_where_no_address_can_be_named_none_is_asked_for() -> None:
+    gathered = Gathered()
+    gathered.job.way = "slurm"
+    gathered.hello(0)
+    gathered.hello(1)
+    gathered.start.serve("10.0.0.0:99")
+    with pytest.raises(HostError, match=r"open the firewall between them$"):
+        gathered.start.reach(gathered.hosts[1], "timed out")
+
+
 def test_a_first_host_without_an_address_ends_the_job() -> None:
     gathered = Gathered()
     gathered.hello(1)
