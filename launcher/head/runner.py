@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend
-from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.local import ThisHost
-from torch_xdist.launcher.backends.over_command import HostsOverCommand, Way
-from torch_xdist.launcher.backends.slurm import Srun
-from torch_xdist.launcher.backends.ssh import Ssh
+from torch_xdist.launcher.backends.over_command import HostsOverCommand
+from torch_xdist.launcher.backends.ways import way_of
 from torch_xdist.launcher.facts import log_folders, placement, registry, settings
 from torch_xdist.launcher.facts.errors import PreflightError
 from torch_xdist.launcher.facts.job import Job, new_mark
@@ -167,13 +165,7 @@ def backend_of(job: Job) -> Backend:
         return ThisHost({**job.env, **placement.shared_environ(job)})
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
-    return HostsOverCommand(_way(job), job.hosts, job.python, env)
-
-
-def _way(job: Job) -> Way:
-    if job.way == "slurm":
-        return Srun(job.way_command, settings.srun_environ(settings.environment()))
-    return Gcloud(job.way_command) if job.way == "gcloud" else Ssh(job.way_command)
+    return HostsOverCommand(way_of(job.way, job.way_command), job.hosts, job.python, env)
 
 
 class _Run:

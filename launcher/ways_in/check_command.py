@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from torch_xdist.launcher.backends.ways import way_of
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.ways_in import host_options
@@ -28,10 +30,8 @@ def check(
     no_bandwidth: bool,
     limit_s: float,
     as_json: bool,
-    hosts: str,
-    hostfile: str,
-    ssh_command: str,
     python: str,
+    **named: Any,
 ) -> None:
     """Could a job run? Look at these hosts, or at this one, before you start it.
 
@@ -54,13 +54,14 @@ def check(
     if not 0 < limit_s < settings.OFF:
         raise UsageError("--limit: a check has an end; give it seconds, such as 60")
     # Here a host needs no number of ranks; 1 is what a job has at least.
-    others = host_options.hosts_of(hosts, hostfile, nprocs or 1, once=False)
+    asked = host_options.taken_from(named)
+    reached = host_options.reached(asked, nprocs or 1, settings.environment(), once=False)
     check = checking.Check(
-        hosts=others,
+        hosts=reached.hosts,
+        way=way_of(reached.way, reached.command),
         nprocs=nprocs or 1,
         words=words,
         is_module=is_module,
-        ssh_command=host_options.ssh_command(ssh_command, settings.environment()),
         python=python or sys.executable,
         measures_rates=not no_bandwidth,
         limit_s=limit_s,

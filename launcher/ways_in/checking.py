@@ -14,8 +14,7 @@ from typing import Any
 
 import click
 
-from torch_xdist.launcher.backends.over_command import HostsOverCommand
-from torch_xdist.launcher.backends.ssh import Ssh
+from torch_xdist.launcher.backends.over_command import HostsOverCommand, Way
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host_list import Host
@@ -42,7 +41,7 @@ class Check:
     nprocs: int
     words: Sequence[str]
     is_module: bool
-    ssh_command: Sequence[str]
+    way: Way
     python: str
     measures_rates: bool
     limit_s: float
@@ -97,9 +96,7 @@ class Check:
         env = settings.passed_on(environ)
         asked = Inquiry(
             self.hosts,
-            HostsOverCommand(
-                Ssh(self.ssh_command), self.hosts, self.python, env, inquiry.PROBE
-            ),
+            HostsOverCommand(self.way, self.hosts, self.python, env, inquiry.PROBE),
             question,
             self.limit_s,
             measures_rates=self.measures_rates,

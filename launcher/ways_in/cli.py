@@ -99,6 +99,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @cli.command(cls=_KeepsItsLine, context_settings={"allow_interspersed_args": False})
 @click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks per host; else run once")
 @host_options.options
+@slurm_batch.options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")

@@ -13,7 +13,6 @@ from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
-from torch_xdist.launcher.ways_in import slurm_batch
 from torch_xdist.launcher.ways_in.slurm_batch import Batch
 
 
@@ -41,7 +40,7 @@ class Reached:
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm` with what belongs to it, `--python`."""
+    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm`, `--tpu` with its place, `--python`."""
     for option in reversed(
         (
             click.option(
@@ -54,7 +53,6 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--slurm", is_flag=True, help="run on the nodes of the Slurm job that this is in"
             ),
-            slurm_batch.options,
             click.option("--tpu", default="", help="run on the workers of these TPU VMs: a or a,b"),
             click.option("--zone", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
@@ -69,7 +67,8 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 def taken_from(values: dict[str, Any]) -> Asked:
     """The values of our options; they are gone from `values` then."""
-    batch = Batch(**{one.name: values.pop(one.name) for one in fields(Batch)})
+    given = {one.name: values.pop(one.name) for one in fields(Batch) if one.name in values}
+    batch = Batch(**given)
     names = [one.name for one in fields(Asked) if one.name != "batch"]
     return Asked(**{name: values.pop(name) for name in names}, batch=batch)
 

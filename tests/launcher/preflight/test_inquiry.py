@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from processes import kill_marked
 
-from torch_xdist.launcher.backends.ssh import SshHosts
+from torch_xdist.launcher.backends.over_command import HostsOverCommand
+from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
@@ -48,7 +49,7 @@ def asked(
 ) -> list[Answer]:
     hosts = [Host(name, slots=1, address=address) for name in names]
     env = dict([mark.split("=")]) if mark else {}
-    backend = SshHosts(hosts, ssh, sys.executable, env, inquiry.PROBE)
+    backend = HostsOverCommand(Ssh(ssh), hosts, sys.executable, env, inquiry.PROBE)
     show = (lambda *said: shown.append(said)) if shown is not None else lambda *said: None
     return Inquiry(hosts, backend, QUESTION, limit_s, measures_rates=rates, show=show).run()
 
