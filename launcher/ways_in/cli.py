@@ -21,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
+from torch_xdist.launcher.backends import slurm_batch
 from torch_xdist.launcher.facts import cluster, devices, job, settings
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import LauncherError, UsageError
@@ -32,7 +33,6 @@ from torch_xdist.launcher.ways_in import (
     host_options,
     job_commands,
     preview,
-    slurm_batch,
 )
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
@@ -99,7 +99,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @cli.command(cls=_KeepsItsLine, context_settings={"allow_interspersed_args": False})
 @click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks per host; else run once")
 @host_options.options
-@slurm_batch.options
+@host_options.batch_options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")

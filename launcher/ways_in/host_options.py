@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from torch_xdist.launcher.backends.gcloud import Gcloud
+from torch_xdist.launcher.backends.slurm_batch import Batch
 from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
-from torch_xdist.launcher.ways_in.slurm_batch import Batch
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,28 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option(
                 "--python", default="", help="the interpreter there [the path of this one]"
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def batch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--nodes`, `--gpus-per-node`, `--requeue`, `--sbatch-options`."""
+    for option in reversed(
+        (
+            click.option(
+                "--nodes",
+                type=click.IntRange(1),
+                help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script)",
+            ),
+            click.option("--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job"),
+            click.option(
+                "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
+            ),
+            click.option(
+                "--sbatch-options", default="", help='more of the new job: "--time=2:00:00 -p gpu"'
             ),
         )
     ):

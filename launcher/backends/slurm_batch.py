@@ -7,10 +7,8 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import click
 
 from torch_xdist.launcher.facts.errors import PreflightError, UsageError
 from torch_xdist.launcher.facts.job import Job
@@ -47,28 +45,6 @@ class Batch:
                 "--gpus-per-node, --sbatch-options and --requeue are for a new Slurm job; "
                 "give --nodes N too, or leave them out"
             )
-
-
-def options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--nodes`, `--gpus-per-node`, `--requeue`, `--sbatch-options`."""
-    for option in reversed(
-        (
-            click.option(
-                "--nodes",
-                type=click.IntRange(1),
-                help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script)",
-            ),
-            click.option("--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job"),
-            click.option(
-                "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
-            ),
-            click.option(
-                "--sbatch-options", default="", help='more of the new job: "--time=2:00:00 -p gpu"'
-            ),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 def script(
