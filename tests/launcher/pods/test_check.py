@@ -49,7 +49,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_hosts_that_are_well_can_run_a_job(check: Callable, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import model")
     (tmp_path / "model.py").write_text("")
-    done = check(*BOTH, "-n", "2", "python", "train.py")
+    done = check(*BOTH, "-n", "2", sys.executable, "train.py")
     assert done.returncode == 0, done.stdout + done.stderr
     title, first, second, *_, last = rows(done)
     assert title.split()[:3] == ["HOST", "LOGIN", "PYTHON"]
@@ -98,11 +98,11 @@ def test_another_script_on_one_host_is_named(check: Callable, pod: Pod, tmp_path
     folder.mkdir()
     (folder / "train.py").write_text("print(1)")
     on(pod, "b", f"mount -t tmpfs job {folder} && echo 'print(2)' > {folder}/train.py")
-    done = check(*BOTH, "python", "job/train.py")
+    done = check(*BOTH, sys.executable, "job/train.py")
     assert done.returncode == 71
     assert "host b: train.py is another one there (" in done.stdout
     on(pod, "b", f"rm {folder}/train.py")
-    done = check(*BOTH, "python", "job/train.py")
+    done = check(*BOTH, sys.executable, "job/train.py")
     on(pod, "b", f"umount {folder}")
     assert done.returncode == 71
     assert f"host b: {folder}/train.py does not exist there; copy the code" in done.stdout
