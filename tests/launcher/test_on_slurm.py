@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,16 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_slurm: Callable) -> None:
         *("[n1/0] sum 4.0", "[n1/1] sum 4.0", "[n2/2] sum 4.0", "[n2/3] sum 4.0"),
     ]
     assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
+
+
+def test_the_nodes_of_a_job_can_be_checked_before_it(slurm: dict[str, str]) -> None:
+    check = (sys.executable, "-m", "torch_xdist.launcher", "check", "--slurm", "-n", "2", "--json")
+    done = subprocess.run(
+        [*IN_SALLOC, *check], env=slurm, capture_output=True, text=True, timeout=90, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and [host["name"] for host in found["hosts"]] == ["n1", "n2"]
 
 
 def test_options_of_the_job_and_of_the_login_do_not_reach_the_steps(on_slurm: Callable) -> None:
