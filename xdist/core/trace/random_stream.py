@@ -2,10 +2,9 @@
 
 Every random row takes the pair as runtime inputs and raises the counter by one, so the same seed
 gives the same bits whatever else is in the program, and a state can be read and set at any time
-without a cut. The rank is folded into the key: ranks draw different numbers from one seed.
+without a cut. Ranks draw the same numbers from one seed, as on any device of torch, so that what is
+made on the device after `torch.manual_seed(0)` is the same on all.
 """
-
-from torch_xdist import world
 
 _SEED_BITS = 32
 _MAX_COUNTER = 2**31 - 1
@@ -15,7 +14,7 @@ DEFAULT_SEED = 0
 class RandomStream:
     """The stream of one device: `seed` and how many random rows were recorded since.
 
-    `lane` is what is folded into the key in the place of the rank, where it is not None.
+    `lane` tells streams of one seed apart: a rank that draws its own part of a tensor sets it.
     """
 
     __slots__ = ("counter", "lane", "seed")
@@ -23,14 +22,13 @@ class RandomStream:
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
         self.seed = seed
         self.counter = 0
-        self.lane: int | None = None
+        self.lane = 0
 
     def next(self) -> tuple[int, int]:
-        """The (seed with rank, counter) of one random row."""
-        lane = world.rank() if self.lane is None else self.lane
+        """The (seed with lane, counter) of one random row."""
         # One statement: threads of one device must not draw the same counter.
         self.counter = counter = self.counter + 1
-        return self.seed ^ (lane << _SEED_BITS), counter
+        return self.seed ^ (self.lane << _SEED_BITS), counter
 
     def set_seed(self, seed: int) -> None:
         """Start the stream of `seed` anew."""

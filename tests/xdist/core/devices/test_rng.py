@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist import world
 from torch_xdist.core.devices import rng
 from torch_xdist.core.trace.random_stream import RandomStream
 
@@ -56,14 +57,14 @@ def test_a_generator_of_the_user_has_a_stream_of_its_own():
     assert numbers(3) == numbers(3) != numbers(4)
 
 
-def test_ranks_draw_different_numbers_from_one_seed(monkeypatch):
-    from torch_xdist.core.trace import random_stream
-
+def test_ranks_draw_the_same_numbers_from_one_seed_and_lanes_others(monkeypatch):
     pairs = []
     for rank in (0, 1):
-        monkeypatch.setattr(random_stream.world, "rank", lambda r=rank: r)
+        monkeypatch.setattr(world, "rank", lambda r=rank: r)
         pairs.append(RandomStream(3).next())
-    assert pairs[0] != pairs[1]
+    of_lane = RandomStream(3)
+    of_lane.lane = 1
+    assert pairs[0] == pairs[1] != of_lane.next()
 
 
 @pytest.mark.parametrize(
