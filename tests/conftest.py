@@ -1,14 +1,16 @@
 """What every test may count on, which tests prove a fault, and how long the long ones took."""
 
 import collections
+import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import fault_table
 import pytest
 
 # A test that takes so long has a line of its own when it ends.
 TOLD_FROM_S = 20
+NAMES_OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "CPU_NUM_DEVICES", "XLA_USE_SPMD")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         row = rows.get((item.path, getattr(item, "originalname", item.name)))
         if row is not None:
             item.add_marker(pytest.mark.fault(row))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leaves_no_rank_in_the_environment() -> Iterator[None]:
+    """Later files start programs, which would take themselves for ranks of a job."""
+    before = [os.environ.get(name) for name in NAMES_OF_RANKS]
+    yield
+    assert [os.environ.get(name) for name in NAMES_OF_RANKS] == before, NAMES_OF_RANKS
 
 
 @pytest.hookimpl(wrapper=True)

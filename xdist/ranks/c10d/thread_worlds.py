@@ -78,6 +78,9 @@ def shared_store() -> dist.Store:
 def register() -> None:
     """Let every thread that becomes a rank begin without groups."""
     replicas.at_changes(_forget)
+    here = world.replica()
+    if here is not None:  # This thread became one before torch.distributed was asked for.
+        _forget(here.rank)
 
 
 def _forget(rank: int) -> None:

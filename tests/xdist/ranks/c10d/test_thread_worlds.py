@@ -1,5 +1,8 @@
 """torch.distributed in threads of one process that are ranks."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from device_ranks import on_threads
@@ -179,3 +182,26 @@ def test_the_rank_of_the_process_is_not_that_of_the_thread():
             f"rank 0 of 1, but this thread is rank {rank} of 2 by its device; give "
             f"init_method='xla://', or rank={rank} and world_size=2"
         ) in text
+
+
+ASKED_LATE = """
+import os
+os.environ["CPU_NUM_DEVICES"] = "2"
+from torch_xdist.core.torch_side import registration
+registration.register()
+from torch_xdist.ranks import replicas
+
+def ranks(index):
+    import torch.distributed as dist
+    from torch_xdist.ranks.c10d import backend
+    dist.init_process_group("xla", init_method="xla://")
+    return dist.get_rank(), dist.get_world_size()
+
+print(replicas.spawn_threads(ranks))
+"""
+
+
+def test_ranks_that_ask_for_torch_distributed_late_have_it_to_themselves():
+    command = [sys.executable, "-c", ASKED_LATE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "{0: (0, 2), 1: (1, 2)}", done.stderr
