@@ -185,16 +185,19 @@ def test_the_rank_of_the_process_is_not_that_of_the_thread():
 
 
 ASKED_LATE = """
-import os
+import os, threading
 os.environ["CPU_NUM_DEVICES"] = "2"
 from torch_xdist.core.torch_side import registration
 registration.register()
 from torch_xdist.ranks import replicas
 
+both = threading.Barrier(2)
+
 def ranks(index):
     import torch.distributed as dist
     from torch_xdist.ranks.c10d import backend
     dist.init_process_group("xla", init_method="xla://")
+    both.wait(60)
     return dist.get_rank(), dist.get_world_size()
 
 print(replicas.spawn_threads(ranks))
