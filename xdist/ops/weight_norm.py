@@ -23,7 +23,7 @@ def weight_norm_interface(v: jax.Array, g: jax.Array, dim: int = 0) -> tuple[jax
     return (wide_v * (widened(g) / norms)).astype(v.dtype), norms
 
 
-@lowers("aten._weight_norm_interface_backward.default")
+@lowers("aten._weight_norm_interface_backward.default", shaped=True)
 def weight_norm_interface_backward(
     grad_w: jax.Array, saved_v: jax.Array, saved_g: jax.Array, saved_norms: jax.Array, dim: int
 ) -> tuple[jax.Array, jax.Array]:
