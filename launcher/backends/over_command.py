@@ -185,8 +185,9 @@ class AgentOverCommand:
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         code, said = self._process.poll(), self._said() or [why]
         if has_said_hello:
-            told = self._way.why_lost(code, said) if said != [why] else ""
-            return Gone(f"{why}; {told}" if told else why, int(ExitCode.HOST), is_lost=True)
+            told = self._way.why_lost(code, said)
+            text = why if told in ("", why) else f"{why}; {told}"
+            return Gone(text, int(ExitCode.HOST), is_lost=True)
         if told := self._way.why_no_python(code, said):
             text = (
                 f"{self._python} cannot be started there: {told}; install the same Python "

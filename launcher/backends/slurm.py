@@ -62,7 +62,10 @@ class Srun:
         return f"Slurm runs no step there: {told}; see whether its job still runs, with squeue"
 
     def why_lost(self, code: int | None, said: Sequence[str]) -> str:
-        return self._why(said)
+        # The words of a step that is cancelled sometimes do not come through any more.
+        ends = [line for line in said if _OF_THE_TASK.match(line)]
+        ended = f"srun ended with code {code}" if code else ""
+        return self._why(said) or next(iter(ends), ended)
 
     def _why(self, said: Sequence[str]) -> str:
         """The first of its errors, which is the cause of the others."""

@@ -66,6 +66,8 @@ def test_the_first_error_of_srun_is_why_a_node_is_lost() -> None:
     node = "srun: error: Node failure on n2"
     assert way().why_lost(137, ["srun: got SIGCONT", node, CANCELLED, TASK]) == node
     assert way().why_lost(0, ["a line of a rank"]) == ""
+    assert way().why_lost(137, ["srun: got SIGCONT", TASK]) == TASK
+    assert way().why_lost(-9, ["a line of a rank"]) == "srun ended with code -9"
 
 
 def test_a_step_that_waits_for_others_is_shown() -> None:
