@@ -43,6 +43,7 @@ class Settings:
     cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
     # Reports
+    explain_recompiles: bool  # XDIST_EXPLAIN_RECOMPILES: say why a program is compiled again
     metrics_file: str | None  # XLA_METRICS_FILE: a path, STDOUT or STDERR
     metrics_samples: int  # XLA_METRICS_SAMPLES: how many samples of each metric are kept
     metrics_percentiles: tuple[float, ...]  # XLA_METRICS_PERCENTILES, 0.01:0.5:...
@@ -214,6 +215,9 @@ def read(env: Mapping[str, str]) -> Settings:
         cache_size=_number(env, "XLA_COMPILATION_CACHE_SIZE", 2048, int),
         cache_path=env.get("XLA_PERSISTENT_CACHE_PATH") or None,
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
+        explain_recompiles=_flag(
+            {"XDIST_EXPLAIN_RECOMPILES": "1", **env}, "XDIST_EXPLAIN_RECOMPILES"
+        ),
         metrics_file=env.get("XLA_METRICS_FILE") or None,
         metrics_samples=_number(env, "XLA_METRICS_SAMPLES", 1024, int),
         metrics_percentiles=_percentiles(env),

@@ -9,7 +9,7 @@ import jax
 from torch_xdist import metrics
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program_cache import Program
-from torch_xdist.core.run import analysis, cuts, moving_slices, reports
+from torch_xdist.core.run import analysis, cuts, moving_slices, recompilations, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import PLANS
@@ -64,7 +64,9 @@ class TapeRun:
         self.is_compiling = True
         # In eager mode the metrics count operators apart, so that programs stand out.
         kind = _EAGER_OP if reason == cuts.EAGER else ""
+        asked_s = time.perf_counter()
         launch, compiled, is_new = program.find(launch, kind, moving_slices.as_inputs)
+        compile_s = time.perf_counter() - asked_s
         self.program = compiled
         self.is_compiling = False
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
@@ -90,6 +92,7 @@ class TapeRun:
             ("WrapXlaData", time.perf_counter() - started, 1),
         )
         reports.after_run(tape, trace.device, outs, results[0])
+        recompilations.after_run(launch, tape, trace.tape, self.cut, compile_s)
         if is_new:
             PLANS.sweep()
         return [found[slot] for slot in slots]
