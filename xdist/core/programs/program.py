@@ -22,6 +22,7 @@ import numpy as np
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.programs import collective_program, host_memory
+from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
 from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
@@ -170,7 +171,7 @@ def find(
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
-        with in_profile("PjRtComputationClient::Compile"):
+        with in_profile("PjRtComputationClient::Compile"), told_if_long(program.rows):
             program.run = program.executable.compile(_signature(launch, program))
     except Exception as error:
         _tell_failure(launch, error)
