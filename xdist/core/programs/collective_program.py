@@ -55,7 +55,7 @@ class OnDevice:
         # Said outright, or JAX would compile again where a leaf was not put there by name.
         there = SingleDeviceSharding(device)
         self._platform = device.platform
-        self._function = jax.jit(
+        self._function: Any = jax.jit(
             step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
         )
         self._compiled: Any = None
@@ -65,10 +65,12 @@ class OnDevice:
         return self._lowered(self._traced(signature))
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-        """Compile it; returns what runs it."""
+        """Compile it, once; returns what runs it."""
         traced = self._traced(signature)
         options = compile_options.options(traced.jaxpr, self._platform)
         self._compiled = compiled(self._lowered(traced), options)
+        # JAX keeps what it traced and lowered, 1.3 MB of a tiny program, as long as the function.
+        self._function = None
         return callable_of(self._compiled)
 
     def _traced(self, signature: Sequence[Any]) -> Any:
@@ -123,7 +125,7 @@ class OnMesh:
     def __init__(
         self, step: Step, count: int, calls: Sequence[Call], locations: Mapping[int, Location]
     ) -> None:
-        self._step = step
+        self._step: Step | None = step
         self._locations = locations
         self._calls = calls
         self._count = count
@@ -146,6 +148,7 @@ class OnMesh:
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""
         self._compiled = compiled(self.lower(signature))
+        self._step = None  # As in OnDevice.
         return self._run
 
     def memory(self) -> Any:
@@ -171,10 +174,12 @@ class OnMesh:
         return [self._local(x, flag) for x, flag in zip(results, self._scalar_results)]
 
     def _built(self, donated_flags: list[bool], kept_flags: list[bool]) -> Any:
+        step: Any = self._step
+
         def traced_step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
             inner = _narrowed(donated, donated_flags), _narrowed(kept, kept_flags)
             with inside.program("mesh", self._count):
-                results = self._step(*inner, floats[0], ints[0])
+                results = step(*inner, floats[0], ints[0])
             self._scalar_results = [x.ndim == 0 for x in results]
             # The last one is nobody's, so it is never donated: it tells when the program is done.
             return [*[x[None] if x.ndim == 0 else x for x in results], jax.numpy.zeros(1)]

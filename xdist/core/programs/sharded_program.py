@@ -90,7 +90,7 @@ class OnLayout:
 
         where = [sharding for sharding, *_ in placement.leaves]
         everywhere = layout.replicated
-        self._function = jax.jit(
+        self._function: Any = jax.jit(
             inner,
             donate_argnums=(0,),
             in_shardings=(
@@ -108,8 +108,9 @@ class OnLayout:
         return located(self._function.lower(*signature), self._locations)
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-        """Compile it; returns what runs it."""
+        """Compile it, once; returns what runs it."""
         self._compiled = compiled(self.lower(signature))
+        self._function = None  # As in OnDevice.
         run = callable_of(self._compiled)
         if world.shares_device():
             run = self._together(run, self._layout)

@@ -1,11 +1,16 @@
 """How many compiled programs are kept, and what happens when there are more."""
 
+import gc
+import weakref
+
 import pytest
 import torch
+from spmd_process import SpmdProcess
 
 import torch_xla
 from torch_xdist import metrics, settings
-from torch_xdist.core.programs import program, program_cache
+from torch_xdist.core.programs import collective_program, program, program_cache
+from torch_xdist.core.programs.sharded_program import OnLayout
 
 
 @pytest.fixture
@@ -90,3 +95,30 @@ def test_a_system_that_does_not_say_sets_no_bound(monkeypatch, tmp_path):
     monkeypatch.setattr(program_cache, "Path", lambda name: tmp_path / "missing")
     assert program_cache.used_maps() == 0
     assert len(filled(40)[0]) == 40
+
+
+def test_what_was_traced_is_gone_when_a_program_is_compiled(monkeypatch):
+    """JAX holds traces and MLIR modules as long as their function lives: 1.3 MB for this one."""
+    steps_seen = []
+    usual = collective_program.executable
+
+    def noted(step, *arguments):
+        steps_seen.append(weakref.ref(step))
+        return usual(step, *arguments)
+
+    monkeypatch.setattr(collective_program, "executable", noted)
+    x = torch.ones(17, 19).to("xla")
+    ((x * 2).sin() + 1).tolist()
+    gc.collect()
+    assert len(steps_seen) == 1 and steps_seen[0]() is None
+
+
+four = SpmdProcess(4)
+
+
+@four
+def test_what_was_traced_for_the_logical_device_is_gone_too():
+    x = torch.ones(16, 19).to("xla")
+    ((x * 2).sin() + 1).tolist()
+    made = [one for one in program.PROGRAMS.values() if type(one.executable) is OnLayout]
+    assert made and all(one.executable._function is None for one in made)
