@@ -8,17 +8,23 @@ whoever wants to know why no mark came.
 Each side says something at least every `beat_s`, and takes the other one for lost after `lost_s`
 without a word: a cut link ends no connection by itself. Two threads per stream; who sends never
 waits.
+
+A TCP connection whose two ends have proven one secret (`sealed`) carries the same: it is read and
+written through its seals, and needs no mark.
 """
 
 import contextlib
 import os
 import queue
 import select
+import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from torch_xdist.launcher.sealed import Sealed
 from torch_xdist.system import frames
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Decoder, Frame, Message
@@ -36,11 +42,14 @@ class PipeStream:
     Args:
         read_fd, write_fd: the pipes, which then belong to this object.
         is_head: whether the other side is the one that was started.
+        sealed: of a connection, whose other side has begun by its proof; None: pipes.
     """
 
-    def __init__(self, read_fd: int, write_fd: int, *, is_head: bool) -> None:
-        self._read_fd, self._write_fd = read_fd, write_fd
-        self._awaits_mark = is_head
+    def __init__(
+        self, read_fd: int, write_fd: int, *, is_head: bool, sealed: Sealed | None = None
+    ) -> None:
+        self._read_fd, self._write_fd, self._sealed = read_fd, write_fd, sealed
+        self._awaits_mark = is_head and sealed is None
         self._noise = b""
         self._decoder = Decoder()
         self._frames: list[Frame] = []
@@ -51,8 +60,15 @@ class PipeStream:
         self._heard_s = 0.0
         self.is_lost = False
         """Whether the other side was silent for too long."""
-        if not is_head:
+        if not is_head and sealed is None:
             self.send_bytes(MARK)
+
+    @classmethod
+    def over(cls, sock: socket.socket, sealed: Sealed, *, is_head: bool) -> "PipeStream":
+        """One end of a connection, which then belongs to it."""
+        sock.settimeout(None)
+        fd = sock.detach()
+        return cls(os.dup(fd), fd, is_head=is_head, sealed=sealed)
 
     @property
     def noise(self) -> str:
@@ -70,7 +86,7 @@ class PipeStream:
             data = os.read(self._read_fd, _READ_BYTES)
             if not data:
                 return None
-            self._frames += self._taken(data)
+            self._frames += self._taken(self._opened(data))
         return self._frames.pop(0)
 
     def start(
@@ -113,6 +129,13 @@ class PipeStream:
         end_s = time.monotonic() + limit_s
         while self._write_fd >= 0 and time.monotonic() < end_s:
             time.sleep(0.005)
+        if self._sealed and self._write_fd >= 0:
+            _shut(self._write_fd, socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """Give up a stream that was never started."""
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
     # ---- on threads ----------------------------------------------------------------------------
 
@@ -120,7 +143,8 @@ class PipeStream:
         frame: bytes | None = b""
         with contextlib.suppress(OSError):
             while frame is not None:
-                view = memoryview(frame)
+                sealed = self._sealed.sealer.sealed(frame) if self._sealed else frame
+                view = memoryview(sealed)
                 while view:
                     view = view[os.write(self._write_fd, view) :]
                 with self._lock:
@@ -131,6 +155,7 @@ class PipeStream:
                     self.send_bytes(_HERE)
                     frame = self._outbox.get()
         fd, self._write_fd = self._write_fd, -1
+        _shut(fd, socket.SHUT_WR)
         os.close(fd)
 
     def _read(
@@ -146,6 +171,9 @@ class PipeStream:
             why = f"no word from it for {self._lost_s:g} s"
         except (OSError, FrameError) as error:
             why = str(error)
+        if self._sealed:
+            # Who waits for the other side to read waits no more.
+            _shut(self._read_fd, socket.SHUT_RDWR)
         os.close(self._read_fd)
         on_close(why)
 
@@ -159,8 +187,11 @@ class PipeStream:
             if not data:
                 return
             self._heard_s = time.monotonic()
-            yield from self._taken(data)
+            yield from self._taken(self._opened(data))
         raise TimeoutError
+
+    def _opened(self, data: bytes) -> bytes:
+        return self._sealed.opener.opened(data) if self._sealed else data
 
     def _taken(self, data: bytes) -> Iterator[Frame]:
         """The messages that these bytes complete."""
@@ -173,3 +204,11 @@ class PipeStream:
                 return
             self._noise, self._awaits_mark = before, False
         yield from self._decoder.feed(data)
+
+
+def _shut(fd: int, how: int) -> None:
+    """End one direction of a connection, or both, whoever else has a descriptor of it."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                sock.shutdown(how)

@@ -210,10 +210,12 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
 # The folders of launcher/, ground first; `control` is what stands between the hosts and the head.
 PROCESSES = [
     "facts",
+    "sealed",
     "pipe_stream",
     "control",
     "on_host",
     "backends",
+    "node",
     "head",
     "preflight",
     "ways_in",

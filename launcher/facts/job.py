@@ -21,7 +21,8 @@ class Job:
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
     `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
     may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches them, by the program and
-    options of `way_command`, and `python` is their interpreter.
+    options of `way_command`, and `python` is their interpreter. Where they come by themselves
+    ("nodes"), `way_command` is the address and the port of node 0.
     """
 
     kind: str

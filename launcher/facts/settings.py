@@ -218,7 +218,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
     Variable("XLA_RUN_CONTROL", "in every rank of ours: its launcher's address; ssh:HOST, ..."),
     Variable("XLA_RUN_COORDINATOR, XLA_RUN_TASK", "set in every rank of ours, for the device"),
-    Variable("XLA_RUN_SECRET", "set in every rank of ours: it seals messages between ranks"),
+    Variable("XLA_RUN_SECRET", "what nodes of --nnodes know; ranks of ours have one of their own"),
     Variable("TORCHELASTIC_*", "set in every rank of ours, as torchrun sets them"),
     Variable("SLURM_*, OMPI_*, PMIX_NAMESPACE", "set by srun and mpirun; see `cluster.py`"),
     Variable("SLURM_JOB_ID, SLURM_JOB_NODELIST", "the job whose nodes --slurm runs on"),
@@ -375,6 +375,29 @@ def ssh_address(environ: Environ) -> str:
     """The address of this machine to which the ssh session came that we run in; "" for none."""
     words = text(environ, "SSH_CONNECTION").split()
     return words[2] if len(words) == 4 else ""
+
+
+def nodes_secret(environ: Environ) -> bytes:
+    """What the nodes of a job prove to each other that they know.
+
+    Raises:
+        SettingError: there is none, or it can be guessed.
+    """
+    value = text(environ, "XLA_RUN_SECRET")
+    if re.fullmatch(r"(?:[0-9a-fA-F]{2}){16,}", value):
+        return bytes.fromhex(value)
+    found = "32 hexadecimal digits or more are needed" if value else "it is not set"
+    raise SettingError(
+        f"XLA_RUN_SECRET: {found}; nodes know each other by it: make one (python -c "
+        '"import secrets; print(secrets.token_hex(32))") and set the same on all nodes'
+    )
+
+
+def taken_secret() -> bytes:
+    """That of this process, whose children get none of it: ranks have one of their own."""
+    secret = nodes_secret(os.environ)
+    del os.environ["XLA_RUN_SECRET"]
+    return secret
 
 
 def proxies(environ: Environ) -> dict[str, str]:

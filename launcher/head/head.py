@@ -41,6 +41,7 @@ class Head:
         mark: "NAME=value", in the environment of every process of this attempt and of no other.
         log_dir: of this attempt; None: no logs are kept.
         ends_at_s: on the monotonic clock, when the job has had its time; None: never.
+        secret: what the ranks seal with; b"": one is made.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Head:
         mark: str,
         log_dir: Path | None,
         ends_at_s: float | None = None,
+        secret: bytes = b"",
     ) -> None:
         self.job, self.number = job, number
         self._log_dir = str(log_dir) if log_dir is not None else ""
@@ -63,7 +65,7 @@ class Head:
         self._clock = Clock()
         self.sight = Sight(job, number, self._clock)
         self._inbox = Inbox()
-        self._token = secrets.token_hex(32)
+        self._token, self._secret = secrets.token_hex(32), secret or secrets.token_bytes(32)
         self._asked: int | None = None
         self._ending: Ending | None = None
         self._released = self._started = False
@@ -142,7 +144,7 @@ class Head:
         if self.job.kind == "function":
             self._hosts.send({"op": "payload"}, self._payload)
         control = f"{self.job.way}:{socket.gethostname()}" if self.job.hosts else address
-        meeting = Meeting(control=control, secret=secrets.token_bytes(32))
+        meeting = Meeting(control=control, secret=self._secret)
         self._start = Start(
             self.job, self.number, self._hosts, meeting, self._log_dir, self._note, self._on_started
         )

@@ -18,10 +18,11 @@ from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend
 from torch_xdist.launcher.backends.local import ThisHost
+from torch_xdist.launcher.backends.nodes import Nodes
 from torch_xdist.launcher.backends.over_command import HostsOverCommand
 from torch_xdist.launcher.backends.ways import way_of
 from torch_xdist.launcher.facts import log_folders, placement, registry, settings
-from torch_xdist.launcher.facts.errors import PreflightError
+from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, PreflightError
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.facts.log_folders import LogFolder
 from torch_xdist.launcher.facts.registry import Registration
@@ -148,8 +149,7 @@ def run_job(
     try:
         if events.folder is None:
             events("note", text=f"warning: no logs are kept: {events.why_none}")
-        run = _Run(job, payload, events, requests, registration, stdin)
-        ending = run.attempts(first)
+        ending = _Run(job, payload, events, requests, registration, stdin).whole(first)
         events("end", exit_code=ending.exit_code, text=ending.text, warnings=[*ending.warnings])
         return ending
     finally:
@@ -159,10 +159,16 @@ def run_job(
         registration.close(code)
 
 
-def backend_of(job: Job) -> Backend:
-    """Where the agents of a job run."""
+def backend_of(job: Job, ask: Callable[[int], None] = lambda _: None) -> Backend:
+    """Where the agents of a job run; `ask` stops it as if by a signal.
+
+    Raises:
+        SettingError: XLA_RUN_SECRET, which nodes need, is not set or too short.
+    """
     if not job.hosts:
         return ThisHost({**job.env, **placement.shared_environ(job)})
+    if job.way == "nodes":
+        return Nodes(job, settings.taken_secret(), ask)
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
     return HostsOverCommand(way_of(job.way, job.way_command), job.hosts, job.python, env)
@@ -184,7 +190,21 @@ class _Run:
         self._requests, self._registration, self._stdin = requests, registration, stdin
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
-        self._backend = backend_of(job)
+        self._backend = backend_of(job, requests.ask)
+
+    def whole(self, first: FirstAgent | None) -> Ending:
+        """All attempts; then nodes are told how it ended, whatever the end is."""
+        code, text = int(ExitCode.INTERNAL), "the launcher failed"
+        try:
+            ending = self.attempts(first)
+            code, text = ending.exit_code, ending.text
+            return ending
+        except LauncherError as error:
+            code, text = int(error.exit_code), str(error)
+            raise
+        finally:
+            if isinstance(self._backend, Nodes):
+                self._backend.close(code, text.partition("\n")[0])
 
     def attempts(self, first: FirstAgent | None) -> Ending:
         """One after the other, until one is the last."""
@@ -221,6 +241,7 @@ class _Run:
             mark=first.mark if first is not None else new_mark(),
             log_dir=folder / f"attempt-{number}" if folder is not None else None,
             ends_at_s=self._ends_at_s,
+            secret=self._backend.rank_secret(number) if isinstance(self._backend, Nodes) else b"",
         )
         return head.run(first.agent if first is not None else None, self._stdin)
 

@@ -3,6 +3,7 @@
 xla-run -n 4 python train.py --lr 0.1
 xla-run --hosts a,b -n 2 python train.py
 xla-run --slurm -n 2 python train.py
+xla-run --nnodes 2 --node-rank 0 --master-addr a -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
@@ -36,7 +37,7 @@ from torch_xdist.launcher.ways_in import (
 )
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
-from torch_xdist.launcher.ways_in.screen import Screen
+from torch_xdist.launcher.ways_in.screen import Screen, cleaned
 from torch_xdist.system.rank import Rank
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -100,6 +101,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks per host; else run once")
 @host_options.options
 @host_options.batch_options
+@host_options.node_options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
@@ -143,7 +145,9 @@ def run(
         script = slurm_batch.script(spec, asked.batch, line, words, is_shown=dry_run)
         click.echo(script.rstrip() if dry_run else slurm_batch.submit(script))
     elif dry_run:
-        click.echo(preview.text(spec, words))
+        click.echo(preview.text(spec, words, asked.nodes.node_rank or 0))
+    elif asked.nodes.are_several and asked.nodes.node_rank:
+        sys.exit(_be_node(spec, asked.nodes.node_rank))
     else:
         sys.exit(_run(spec, timestamps))
 
@@ -172,7 +176,7 @@ def _job(
     env = _variables(pairs, files, environ)
     merged = {**environ, **env, **({"XLA_RUN_LOG_DIR": log_dir} if log_dir else {})}
     if nprocs is not None:
-        _refuse_inside_others(merged)
+        _refuse_inside_others(merged, is_node=asked.nodes.are_several)
     reached = host_options.reached(asked, nprocs, merged, once=once)
     if others := reached.hosts:
         choice = host_options.asked_device(others, merged)
@@ -236,10 +240,10 @@ def _flush(stream: TextIO) -> None:
 
 def _run(spec: Job, timestamps: bool) -> int:
     requests = Requests()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Under nohup SIGHUP is ignored already, and stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda got, _: requests.ask(got))
+    if spec.way == "nodes":
+        # Before anything is made of the job.
+        settings.nodes_secret(settings.environment())
+    _hear_signals(requests.ask)
     labels = spec.labels() if spec.hosts else None
     screen = Screen(spec.nprocs, timestamps=timestamps, labels=labels)
     try:
@@ -252,6 +256,24 @@ def _run(spec: Job, timestamps: bool) -> int:
     finally:
         screen.close()
     return ending.exit_code
+
+
+def _be_node(spec: Job, number: int) -> int:
+    """A node that comes to node 0; the exit code is that of the job."""
+    secret = settings.taken_secret()
+    # Other jobs need none of it, and start sooner.
+    from torch_xdist.launcher.node.node import Node
+
+    node = Node(spec, number, secret, lambda text: click.echo(cleaned(text), err=True))
+    _hear_signals(node.asked)
+    return node.run()
+
+
+def _hear_signals(ask: Callable[[int], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Under nohup SIGHUP is ignored already, and stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda got, _: ask(got))
 
 
 def _devices(nprocs: int | None, environ: dict[str, str]) -> tuple[devices.Choice, int]:
@@ -272,14 +294,17 @@ def _headline(
     return devices.start_line(ranks, 1, choice, environ)
 
 
-def _refuse_inside_others(environ: dict[str, str]) -> None:
+def _refuse_inside_others(environ: dict[str, str], *, is_node: bool) -> None:
     """Ranks that another launcher has started, or whose hosts it counts, are not multiplied.
+
+    Args:
+        is_node: whether the options say already which of several hosts this is.
 
     Raises:
         UsageError: this process is one of those.
     """
     found = cluster.detect(environ)
-    if isinstance(found, HostOfMany):
+    if isinstance(found, HostOfMany) and not is_node:
         raise UsageError(
             f"xla-run: this is host {found.host_index} of {found.hosts} of {found.launcher}: ranks "
             "of several hosts are joined under torchrun, srun or mpirun only; or unset the "

@@ -7,13 +7,54 @@ from typing import Any
 
 import click
 
+from torch_xdist.launcher.backends import node_door
 from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.slurm_batch import Batch
-from torch_xdist.launcher.facts import cluster, devices, host_list, settings
+from torch_xdist.launcher.facts import cluster, devices, host_list, introduction, settings
 from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
+
+# torchrun's own.
+_MASTER_PORT = 29400
+
+
+@dataclass(frozen=True)
+class NodesAsked:
+    """The same command is started on each of `nnodes` machines; this is number `node_rank`."""
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+
+    @property
+    def are_several(self) -> bool:
+        return self.nnodes is not None and self.nnodes > 1
+
+    def check(self) -> None:
+        """Whether the options fit together.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self.nnodes is None:
+            if self.node_rank is not None or self.master_addr or self.master_port:
+                raise UsageError(
+                    "--node-rank, --master-addr and --master-port belong to --nnodes N; give it too"
+                )
+            return
+        if self.node_rank is None and self.nnodes > 1:
+            raise UsageError(
+                f"--nnodes {self.nnodes}: which of them this is is not said; give --node-rank, "
+                f"from 0 to {self.nnodes - 1}, another one on each"
+            )
+        if self.node_rank is not None and self.node_rank >= self.nnodes:
+            raise UsageError(
+                f"--node-rank {self.node_rank}: with --nnodes {self.nnodes} a number from 0 to "
+                f"{self.nnodes - 1} is needed"
+            )
 
 
 @dataclass(frozen=True)
@@ -28,6 +69,7 @@ class Asked:
     zone: str
     project: str
     batch: Batch
+    nodes: NodesAsked = NodesAsked()
 
 
 @dataclass(frozen=True)
@@ -87,12 +129,47 @@ def batch_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def node_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--nnodes`, `--node-rank`, `--master-addr`, `--master-port`, by torchrun's names too."""
+    for option in reversed(
+        (
+            click.option(
+                "--nnodes",
+                type=click.IntRange(1),
+                help="this same command is started by you on N machines (needs XLA_RUN_SECRET)",
+            ),
+            click.option(
+                "--node-rank",
+                "--node_rank",
+                type=click.IntRange(0),
+                help="which of them this is; node 0 leads the job, the others come to it",
+            ),
+            click.option(
+                "--master-addr",
+                "--master_addr",
+                default="",
+                help="where the others reach node 0 [MASTER_ADDR]",
+            ),
+            click.option(
+                "--master-port",
+                "--master_port",
+                type=click.IntRange(1, 65535),
+                help=f"the port it listens on [MASTER_PORT; {_MASTER_PORT}]",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def taken_from(values: dict[str, Any]) -> Asked:
     """The values of our options; they are gone from `values` then."""
     given = {one.name: values.pop(one.name) for one in fields(Batch) if one.name in values}
     batch = Batch(**given)
-    names = [one.name for one in fields(Asked) if one.name != "batch"]
-    return Asked(**{name: values.pop(name) for name in names}, batch=batch)
+    of_nodes = [one.name for one in fields(NodesAsked) if one.name in values]
+    nodes = NodesAsked(**{name: values.pop(name) for name in of_nodes})
+    names = [one.name for one in fields(Asked) if one.name not in ("batch", "nodes")]
+    return Asked(**{name: values.pop(name) for name in names}, batch=batch, nodes=nodes)
 
 
 def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -> Reached:
@@ -108,9 +185,11 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         "--hostfile": asked.hostfile,
         "--slurm": asked.slurm,
         "--tpu": asked.tpu,
+        "--nnodes": asked.nodes.are_several,
     }
     given = [name for name, value in named.items() if value]
     asked.batch.check(slurm=asked.slurm)
+    asked.nodes.check()
     if (asked.zone or asked.project) and not asked.tpu:
         raise UsageError("--zone and --project say where a TPU VM is; give --tpu NAME too")
     if len(given) > 1:
@@ -120,6 +199,8 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         raise UsageError("--once runs the command on this host; leave out --once, or the hosts")
     if not given:
         return Reached([])
+    if asked.nodes.are_several:
+        return _of_nodes(asked.nodes, nprocs, environ)
     if asked.tpu:
         return _of_gcloud(asked, nprocs)
     if asked.slurm:
@@ -128,6 +209,30 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         {"XLA_RUN_SSH": asked.ssh_command} if asked.ssh_command else environ
     )
     return Reached(host_list.with_slots(_named_hosts(asked), nprocs), "ssh", tuple(command))
+
+
+def _of_nodes(nodes: NodesAsked, nprocs: int | None, environ: Environ) -> Reached:
+    """All nodes, by number; `-n auto` is what this machine has.
+
+    Raises:
+        UsageError: where node 0 is, or how many ranks each has, is not said.
+        SettingError: MASTER_PORT is no number.
+    """
+    name = nodes.master_addr or settings.text(environ, "MASTER_ADDR")
+    if not name:
+        raise UsageError(
+            f"--nnodes {nodes.nnodes}: where node 0 is is not said; give --master-addr HOST, the "
+            "same on all nodes"
+        )
+    port = nodes.master_port or settings.integer(environ, "MASTER_PORT", least=1) or _MASTER_PORT
+    if nprocs == 0:
+        found = devices.probe()
+        nprocs = devices.local_ranks(None, devices.choose(environ, found), environ, found)
+    hosts = [Host(introduction.name_of(index)) for index in range(nodes.nnodes or 0)]
+    if nodes.node_rank == 0:
+        # Else it is found on the way out of this machine.
+        hosts[0] = replace(hosts[0], address=node_door.own_address_of(name))
+    return Reached(host_list.with_slots(hosts, nprocs), "nodes", (name, str(port)))
 
 
 def _named_hosts(asked: Asked) -> list[Host]:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch_xdist.launcher.backends.over_command import HostsOverCommand
 from torch_xdist.launcher.facts import placement
@@ -13,12 +14,17 @@ from torch_xdist.launcher.on_host import host_facts
 from torch_xdist.system.masking import masked, masked_text
 
 
-def text(spec: Job, words: Sequence[str]) -> str:
+def text(spec: Job, words: Sequence[str], node: int = 0) -> str:
     """The plan of a job, with secrets masked. Other hosts are not asked, so their part stays open.
+
+    Args:
+        node: which of its nodes this is, of a job that is started on each of them.
 
     Raises:
         DevicesError: this host cannot say which part of which TPU slice it is.
     """
+    if spec.way == "nodes":
+        return "\n".join(_on_node(spec, words, node))
     return "\n".join(_on_hosts(spec, words) if spec.hosts else _here(spec, words))
 
 
@@ -35,13 +41,34 @@ def _here(spec: Job, words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
-    backend = backend_of(spec)
-    assert isinstance(backend, HostsOverCommand)
+def _orders(spec: Job) -> list[list[dict[str, Any]]]:
+    """What the ranks of each host are told, as far as it is known before the hosts are asked."""
     meeting = placement.Meeting(f"{spec.way}:HEAD", "HOST_0:PORT", "HOST_0", 0, b"\0")
     root = spec.log_root if spec.log_root_is_named else "LOGS"
     place = Place(None, str(Path(root, spec.job_id, "attempt-0")))
-    orders = placement.rank_orders(spec, 0, meeting, [place] * len(spec.hosts))
+    return placement.rank_orders(spec, 0, meeting, [place] * len(spec.hosts))
+
+
+def _on_node(spec: Job, words: Sequence[str], node: int) -> list[str]:
+    where, nodes = ":".join(spec.way_command), len(spec.hosts)
+    does = f"listens at {where} for the others" if node == 0 else f"comes to node 0 at {where}"
+    lines = [
+        f"{spec.nprocs} ranks on {nodes} nodes; their cores and devices, and where the ranks meet, "
+        "are found when all nodes are there",
+        f"this is node {node}: it {does}; both sides prove that they know XLA_RUN_SECRET",
+        f"its ranks, in {spec.cwd}, have the variables of this command and these:",
+        *_variables({**spec.env, **spec.timeouts.to_environ()}),
+    ]
+    for order in _orders(spec)[node]:
+        lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
+        lines += _variables(order["env"])
+    return lines
+
+
+def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
+    backend = backend_of(spec)
+    assert isinstance(backend, HostsOverCommand)
+    orders = _orders(spec)
     several = "s" * (len(spec.hosts) > 1)
     lines = [
         f"{spec.nprocs} ranks on {len(spec.hosts)} host{several}; their cores and devices, and "

@@ -1,0 +1,145 @@
+"""Where the nodes of a job come in: a port of node 0, behind the secret that all nodes share.
+
+Whoever cannot prove the secret gets a greeting and nothing else, and disturbs nobody: each
+connection has a thread and a limit of its own, and only so many are heard at a time.
+"""
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from torch_xdist.launcher.facts.errors import HostError, LauncherError
+from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.sealed import as_head
+from torch_xdist.system.frames import Message
+
+_MEET_S = 10.0
+_MOST_AT_ONCE = 64
+_MOST_NOTES = 20
+# struct timeval: a node that has proven the secret and then says nothing is not waited for.
+_PATIENCE = struct.pack("ll", int(_MEET_S), 0)
+
+
+class Admit(Protocol):
+    """Takes a node that has proven the secret, or refuses it; on the thread of its connection."""
+
+    def __call__(self, told: Message, stream: PipeStream, address: str) -> None: ...
+
+
+class Door:
+    """Listens until it is closed.
+
+    Args:
+        name: the address that the nodes were given.
+        warn: shows a line, about whoever was not let in.
+
+    Raises:
+        HostError: nothing can listen there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        secret: bytes,
+        job_id: str,
+        admit: Admit,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._secret, self._job_id, self._admit, self._warn = secret, job_id, admit, warn
+        self._told: set[tuple[str, str]] = set()
+        self._turns = threading.Semaphore(_MOST_AT_ONCE)
+        own = own_address_of(name)
+        self._listener = _listening(own, port, name)
+        if not own:
+            warn(f"{name} is no address of this machine; listening at all that it has")
+        threading.Thread(target=self._accept, daemon=True, name="node-door").start()
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            self._turns.acquire()
+            try:
+                sock, (address, *_) = self._listener.accept()
+            except OSError as error:
+                self._turns.release()
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
+                    threading.Event().wait(0.1)
+                    continue
+                return
+            threading.Thread(target=self._meet, args=(sock, address), daemon=True).start()
+
+    def _meet(self, sock: socket.socket, address: str) -> None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
+            sealed = as_head(sock, self._secret, self._job_id, _MEET_S)
+            stream = PipeStream.over(sock, sealed, is_head=True)
+            self._admit(_introduced(stream), stream, address)
+        except (LauncherError, OSError, ValueError) as error:
+            sock.close()
+            self.refused(address, str(error))
+        finally:
+            self._turns.release()
+
+    def refused(self, address: str, why: str) -> None:
+        """Tell it once, and not of more than a few: anybody can connect."""
+        if (address, why) not in self._told and len(self._told) < _MOST_NOTES:
+            self._told.add((address, why))
+            self._warn(f"warning: a connection from {address} was refused: {why}")
+
+
+def _introduced(stream: PipeStream) -> Message:
+    """The first message of a node."""
+    try:
+        first = stream.first()
+        if first is None:
+            raise HostError("it has hung up")
+    except (OSError, ValueError):
+        stream.abandon()
+        raise
+    return first.message
+
+
+def own_address_of(name: str) -> str:
+    """The address of this machine that a name leads to; "" where it leads elsewhere, or nowhere.
+
+    Many machines know their own name as one of loopback, where no other machine finds them.
+    """
+    try:
+        found = socket.gethostbyname(name)
+    except OSError:
+        return ""
+    if found.startswith("127.") and name not in (found, "localhost"):
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((found, 0))
+        except OSError:
+            return ""
+    return found
+
+
+def _listening(address: str, port: int, name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Connections of a job that has ended a moment ago are no reason to refuse.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise HostError(
+            f"node 0 cannot listen on {name}:{port}: {error.strerror}; end what uses that port "
+            "(another job?), or give all nodes another --master-port"
+        ) from None
+    return listener

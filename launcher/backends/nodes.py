@@ -1,0 +1,267 @@
+"""The hosts of a job that come by themselves: `xla-run --nnodes N`, typed on each of them.
+
+Node 0 runs the head, and an agent as a job of its own host does. To start the agent of another node
+is to wait until that has come through the door and proven the secret, and to hand its connection
+over. A node stays for all attempts. What its agent is told goes through the node, which takes the
+command, its folder and its variables from its own command line (`node/own_orders.py`); so none of
+these is sent.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_xdist.launcher.backends.backend import AgentProcess, Gone, Plane, Send
+from torch_xdist.launcher.backends.local import ThisHost
+from torch_xdist.launcher.backends.node_door import Door
+from torch_xdist.launcher.facts import introduction, placement, settings
+from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.sealed import rank_secret
+from torch_xdist.system.frames import Message
+
+_CLOSE_S = 2.0
+_OWN_TO_A_NODE = ("task", "env", "cwd", "log_dir", "is_own_log_dir")
+
+
+@dataclass
+class Link:
+    """A node that is there."""
+
+    node: int
+    machine: str
+    stream: PipeStream
+
+
+class Nodes:
+    """The nodes of a job, as node 0 sees them.
+
+    Args:
+        secret: what all nodes know.
+        ask: stops the job as if by a signal; called where a node has got one.
+    """
+
+    def __init__(self, job: Job, secret: bytes, ask: Callable[[int], None]) -> None:
+        self._job, self._secret, self._ask = job, secret, ask
+        self._salt = os.urandom(32)
+        self._lock = threading.RLock()
+        self._links: dict[int, Link] = {}
+        self._agents: dict[int, AgentOnNode] = {}
+        self._attempt = -1
+        self._door: Door | None = None
+        self._is_over = False
+        self._early: list[str] = []
+
+    def hosts(self) -> Sequence[str]:
+        return [host.name for host in self._job.hosts]
+
+    def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> AgentProcess:
+        """Start the agent of this host, or expect a node.
+
+        Raises:
+            HostError: the port cannot be listened on.
+        """
+        if host_index == 0:
+            self._attempt += 1
+            self._agents.clear()
+            if self._door is None:
+                name, port = self._job.way_command
+                facts = name, int(port), self._secret, job_id
+                self._door = Door(*facts, self._admit, self._warn)
+            return ThisHost(self._environ()).start(0, job_id, warmth, mark)
+        salt = self._salt.hex()
+        order = {"op": "attempt", "number": self._attempt, "salt": salt}
+        return AgentOnNode(host_index, self._attempt, order, self._is_connected)
+
+    def rank_secret(self, attempt: int) -> bytes:
+        """What the ranks of an attempt seal with; every node makes it for itself."""
+        return rank_secret(self._secret, self._job.job_id, attempt, self._salt)
+
+    def close(self, exit_code: int, text: str) -> None:
+        """The job is over: let nobody in, and tell every node how it was."""
+        with self._lock:
+            self._is_over, links = True, list(self._links.values())
+        if self._door is not None:
+            self._door.close()
+        for link in links:
+            link.stream.send({"op": "ended", "exit_code": exit_code, "text": text})
+        for link in links:
+            link.stream.close(_CLOSE_S)
+
+    def _environ(self) -> dict[str, str]:
+        """For the agent of this host, whose ranks are not those of the others."""
+        environ = {**settings.environment(), **self._job.env}
+        threads = placement.thread_environ(environ, self._job.hosts[0].slots)
+        return {**self._job.env, **threads, **self._job.timeouts.to_environ()}
+
+    # ---- on threads of connections ---------------------------------------------------------------
+
+    def _admit(self, told: Message, stream: PipeStream, address: str) -> None:
+        why = introduction.refusal(told, self._job)
+        with self._lock:
+            if why is None:
+                why = self._in_the_way(told)
+            if why is None:
+                node = int(told["node"])
+                link = Link(node, str(told.get("machine")), stream)
+                self._links[node] = link
+                agent = self._agents.get(node)
+        if why is not None:
+            code, text = why
+            stream.send({"op": "refused", "exit_code": int(code), "text": text})
+            _open(stream, self._job, lambda *_: None, lambda _: None)
+            stream.close(_CLOSE_S)
+            if self._door is not None:
+                self._door.refused(address, f"node {told.get('node')}: {text}")
+            return
+        stream.send({"op": "welcome"})
+        _open(
+            stream,
+            self._job,
+            lambda message, blob: self._take(link, message, blob),
+            lambda gone: self._lose(link, gone),
+        )
+        if agent is not None:
+            agent.attach(link)
+
+    def _in_the_way(self, told: Mapping[str, Any]) -> tuple[ExitCode, str] | None:
+        node = int(told["node"])
+        if self._is_over:
+            return ExitCode.HOST, "the job is over"
+        if (other := self._links.get(node)) is not None:
+            return ExitCode.DUPLICATE, (
+                f"node {node} is there already ({other.machine}); give each node a --node-rank of "
+                "its own"
+            )
+        return None
+
+    def _take(self, link: Link, message: Message, blob: bytes) -> None:
+        """What a node says: of itself, or of its agent in the attempt that it names."""
+        agent = self._agents.get(link.node)
+        if message["op"] == "ask":
+            self._warn(f"{introduction.name_of(link.node)} was told to stop")
+            self._ask(int(message["signal"]))
+        elif agent is not None and message.pop("of_attempt", None) == agent.attempt:
+            agent.take(message, blob)
+
+    def _lose(self, link: Link, why: str) -> None:
+        with self._lock:
+            self._links.pop(link.node, None)
+            agent = self._agents.get(link.node)
+        if agent is not None:
+            agent.lose(link, why)
+
+    def _is_connected(self, agent: "AgentOnNode") -> None:
+        """The head knows it now: its node may be there already."""
+        with self._lock:
+            self._agents[agent.node] = agent
+            link, early = self._links.get(agent.node), [*self._early]
+            self._early.clear()
+        for text in early:
+            agent.take({"op": "note", "text": text}, b"")
+        if link is not None:
+            agent.attach(link)
+
+    def _warn(self, text: str) -> None:
+        """Show a line, as if an agent had said it; before there is one, it waits."""
+        with self._lock:
+            agent = next(iter(self._agents.values()), None)
+            if agent is None:
+                self._early.append(text)
+        if agent is not None:
+            agent.take({"op": "note", "text": text}, b"")
+
+
+class AgentOnNode:
+    """The agent of a node in one attempt; what it is told waits until the node is there."""
+
+    def __init__(
+        self,
+        node: int,
+        attempt: int,
+        order: Message,
+        is_connected: Callable[["AgentOnNode"], None],
+    ) -> None:
+        self.node, self.attempt = node, attempt
+        self._is_connected = is_connected
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._waiting: list[tuple[Message, bytes]] = [(order, b"")]
+        self._over = threading.Event()
+
+    def connect(self, plane: Plane, config: Message, stdin: int | None) -> Send:
+        """The node gives its own answer to what its machine is; no descriptor can be given."""
+        self._post = plane.post
+        self.send(config)
+        self._is_connected(self)
+        return self.send
+
+    def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
+        told = _without_command(message) if message["op"] == "start" else dict(message)
+        with self._lock:
+            if self._link is None:
+                self._waiting.append((told, blob))
+            else:
+                self._link.stream.send(told, blob)
+
+    def attach(self, link: Link) -> None:
+        """Its node is there: from now on this is the way to it. Once."""
+        with self._lock:
+            if self._link is None:
+                self._link = link
+                for message, blob in self._waiting:
+                    link.stream.send(message, blob)
+
+    def take(self, message: Message, blob: bytes) -> None:
+        """What it says."""
+        if message["op"] == "agent_ended":
+            self._over.set()
+        else:
+            self._post(self.node, message, blob)
+
+    def lose(self, link: Link, why: str) -> None:
+        """Its node is gone."""
+        if self._link is link:
+            self._over.set()
+            self._post(self.node, {"op": "gone", "why": why}, b"")
+
+    def why_gone(self) -> str | None:
+        return None  # the end of the stream says it
+
+    def silent_s(self) -> float:
+        return self._link.stream.silent_s() if self._link is not None else 0.0
+
+    def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
+        machine = f" ({self._link.machine})" if self._link is not None else ""
+        if has_said_hello:
+            return Gone(why, int(ExitCode.HOST), is_lost=True)
+        text = f"host {name}{machine}: it left before the job began: {why}; look what it printed"
+        return Gone(text, int(ExitCode.HOST))
+
+    def end(self, limit_s: float = 10.0) -> None:
+        """Its node says when nothing of it is left; one that never came has nothing."""
+        if self._link is not None:
+            self._over.wait(limit_s)
+
+
+def _without_command(message: Mapping[str, Any]) -> Message:
+    """An order to start ranks without what the node has itself, and without secrets."""
+    ranks = [
+        {**facts, "env": {k: v for k, v in facts["env"].items() if k != "XLA_RUN_SECRET"}}
+        for facts in message["ranks"]
+    ]
+    kept = {name: value for name, value in message.items() if name not in _OWN_TO_A_NODE}
+    folder = os.path.basename(os.path.dirname(message["log_dir"]))
+    return {**kept, "ranks": ranks, "log_folder": folder}
+
+
+def _open(
+    stream: PipeStream,
+    job: Job,
+    on_message: Callable[[Message, bytes], None],
+    on_close: Callable[[str], None],
+) -> None:
+    stream.start(on_message, on_close, beat_s=job.timeouts.beat_s, lost_s=job.timeouts.lost_s)
