@@ -177,7 +177,7 @@ def _greeting(data: bytes) -> bytes:
     """The nonce of a greeting."""
     magic, version, nonce = _HELLO.unpack(data)
     if magic != _MAGIC:
-        raise HostError(f"what answers there is no xla-run: it says {data[:16]!r}")
+        raise HostError(f"it is no xla-run: it says {data[:16]!r}")
     if version != VERSION:
         raise PreflightError(
             f"it speaks version {version} of the protocol between nodes, and here is version "

@@ -8,6 +8,7 @@ these is sent.
 """
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch_xdist.launcher.sealed import rank_secret
 from torch_xdist.system.frames import Message
 
 _CLOSE_S = 2.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OWN_TO_A_NODE = ("task", "env", "cwd", "log_dir", "is_own_log_dir")
 
 
@@ -140,12 +142,12 @@ class Nodes:
 
     def _take(self, link: Link, message: Message, blob: bytes) -> None:
         """What a node says: of itself, or of its agent in the attempt that it names."""
-        agent = self._agents.get(link.node)
-        if message["op"] == "ask":
+        agent, number = self._agents.get(link.node), message.get("signal")
+        if message.get("op") == "ask" and number in _SIGNALS:
             self._warn(f"{introduction.name_of(link.node)} was told to stop")
-            self._ask(int(message["signal"]))
+            self._ask(number)
         elif agent is not None and message.pop("of_attempt", None) == agent.attempt:
-            agent.take(message, blob)
+            agent.take({"op": "", **message}, blob)
 
     def _lose(self, link: Link, why: str) -> None:
         with self._lock:

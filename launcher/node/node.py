@@ -20,7 +20,7 @@ from typing import Any
 from torch_xdist.launcher.backends.backend import Plane, Send
 from torch_xdist.launcher.backends.over_command import AgentOverCommand, HostsOverCommand
 from torch_xdist.launcher.facts import introduction
-from torch_xdist.launcher.facts.errors import ExitCode, LauncherError
+from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, ProtocolError
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.node.dialing import Dialer
 from torch_xdist.launcher.node.here import Here
@@ -143,7 +143,15 @@ class Node:
 
     # ---- what the head says --------------------------------------------------------------------
 
-    def _on_head(self, message: Message, blob: bytes) -> None:
+    def _on_head(self, message: Message, _: bytes) -> None:
+        try:
+            self._hear(message)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"node {self._node}: {self._dialer.name} says what cannot be read: {error!r}"
+            ) from error
+
+    def _hear(self, message: Message) -> None:
         match message["op"]:
             case "welcome":
                 nodes = len(self._job.hosts)
