@@ -1,0 +1,63 @@
+"""What nodes must have in common, and the words and code for each thing they have not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torch_xdist import __version__
+from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.host_list import Host
+from torch_xdist.launcher.facts.introduction import introduction, refusal
+from torch_xdist.launcher.facts.job import Job
+
+HOSTS = [Host("node0", slots=2), Host("node1", slots=2), Host("node2", slots=2)]
+JOB = Job("script", ["/data/train.py", "--lr", "1"], 6, hosts=HOSTS, way="nodes")
+
+
+def test_the_same_command_in_another_folder_fits() -> None:
+    there = replace(JOB, argv=["/home/me/train.py", "--lr", "1"], cwd="/home/me", job_id="other")
+    assert refusal(introduction(there, 2, "b"), JOB) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "words"),
+    [
+        (
+            {"version": "0.1"},
+            ExitCode.PREFLIGHT,
+            f"it has torch-xdist 0.1, and node 0 has {__version__}; install the same on all",
+        ),
+        (
+            {"nodes": 4},
+            ExitCode.USAGE,
+            "it was started with --nnodes 4, and node 0 with --nnodes 3; give the same number",
+        ),
+        ({"node": 0}, ExitCode.USAGE, "--node-rank 0: a number from 1 to 2 is needed"),
+        ({"node": 3}, ExitCode.USAGE, "--node-rank 3: a number from 1 to 2 is needed"),
+        ({"ranks": 1}, ExitCode.USAGE, "it has -n 1, and node 0 has -n 2; give the same number"),
+        (
+            {"command": ["train.py", "--lr", "2"]},
+            ExitCode.USAGE,
+            "it runs the script `train.py --lr 2`, and node 0 runs the script `train.py --lr 1`",
+        ),
+        (
+            {"kind": "program"},
+            ExitCode.USAGE,
+            "it runs the program `train.py --lr 1`, and node 0 runs the script `train.py --lr 1`",
+        ),
+        ({"op": "hello"}, ExitCode.INTERNAL, "it does not introduce itself as a node"),
+        ({"node": "1"}, ExitCode.INTERNAL, "it does not introduce itself as a node"),
+        ({"command": 7}, ExitCode.USAGE, "it runs the script ``, and node 0 runs"),
+    ],
+)
+def test_what_differs_is_named(told: dict[str, Any], code: int, words: str) -> None:
+    found = refusal({**introduction(JOB, 1, "b"), **told}, JOB)
+    assert found is not None and found[0] == code
+    assert found[1].startswith(words)
+
+
+def test_a_password_in_a_command_is_not_shown() -> None:
+    told = {**introduction(JOB, 1, "b"), "command": ["train.py", "pg://me:hush@db"]}
+    found = refusal(told, JOB)
+    assert found is not None and "pg://***@db" in found[1]
