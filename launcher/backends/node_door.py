@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from torch_xdist.launcher.facts.errors import HostError, LauncherError
+from torch_xdist.launcher.facts.errors import DuplicateJobError, HostError, LauncherError
 from torch_xdist.launcher.pipe_stream import PipeStream
-from torch_xdist.launcher.sealed import as_head
+from torch_xdist.launcher.sealed import as_head, as_node
 from torch_xdist.system.frames import Message
 
 _MEET_S = 10.0
+_LOOK_S = 2.0
 _MOST_AT_ONCE = 64
 _MOST_NOTES = 20
 # struct timeval: a node that has proven the secret and then says nothing is not waited for.
@@ -39,6 +40,7 @@ class Door:
 
     Raises:
         HostError: nothing can listen there.
+        DuplicateJobError: that address is another machine's, and it leads this job.
     """
 
     def __init__(
@@ -54,6 +56,10 @@ class Door:
         self._told: set[tuple[str, str]] = set()
         self._turns = threading.Semaphore(_MOST_AT_ONCE)
         own = own_address_of(name)
+        if not own and _is_led(name, port, secret):
+            raise DuplicateJobError(
+                f"node 0 is there already, at {name}:{port}; give every node its own --node-rank"
+            )
         self._listener = _listening(own, port, name)
         if not own:
             warn(f"{name} is no address of this machine; listening at all that it has")
@@ -108,6 +114,16 @@ def _introduced(stream: PipeStream) -> Message:
         stream.abandon()
         raise
     return first.message
+
+
+def _is_led(name: str, port: int, secret: bytes) -> bool:
+    """Whether somebody with our secret listens there."""
+    try:
+        with socket.create_connection((name, port), _LOOK_S) as sock:
+            as_node(sock, secret, _LOOK_S)
+    except (LauncherError, OSError):
+        return False
+    return True
 
 
 def own_address_of(name: str) -> str:

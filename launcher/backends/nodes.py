@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Gone, Plane, Send
 from torch_xdist.launcher.backends.local import ThisHost
@@ -29,6 +29,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OWN_TO_A_NODE = ("task", "env", "cwd", "log_dir", "is_own_log_dir")
 
 
+class Ask(Protocol):
+    """Stops the job as if by a signal; a second time by the same source without any grace."""
+
+    def __call__(self, number: int, *, source: str) -> None: ...
+
+
 @dataclass
 class Link:
     """A node that is there."""
@@ -43,10 +49,10 @@ class Nodes:
 
     Args:
         secret: what all nodes know.
-        ask: stops the job as if by a signal; called where a node has got one.
+        ask: called where a node was told to stop.
     """
 
-    def __init__(self, job: Job, secret: bytes, ask: Callable[[int], None]) -> None:
+    def __init__(self, job: Job, secret: bytes, ask: Ask) -> None:
         self._job, self._secret, self._ask = job, secret, ask
         self._salt = os.urandom(32)
         self._lock = threading.RLock()
@@ -135,8 +141,8 @@ class Nodes:
             return ExitCode.HOST, "the job is over"
         if (other := self._links.get(node)) is not None:
             return ExitCode.DUPLICATE, (
-                f"node {node} is there already ({other.machine}); give each node a --node-rank of "
-                "its own"
+                f"node {node} is there already ({other.machine}); give every node its own "
+                "--node-rank"
             )
         return None
 
@@ -144,8 +150,9 @@ class Nodes:
         """What a node says: of itself, or of its agent in the attempt that it names."""
         agent, number = self._agents.get(link.node), message.get("signal")
         if message.get("op") == "ask" and number in _SIGNALS:
-            self._warn(f"{introduction.name_of(link.node)} was told to stop")
-            self._ask(number)
+            name = introduction.name_of(link.node)
+            self._warn(f"{name} was told to stop by {signal.Signals(number).name}")
+            self._ask(number, source=name)
         elif agent is not None and message.pop("of_attempt", None) == agent.attempt:
             agent.take({"op": "", **message}, blob)
 

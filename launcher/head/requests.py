@@ -19,13 +19,22 @@ class Requests:
     def __init__(self) -> None:
         # Appending and SimpleQueue.put are safe in a signal handler, whatever it interrupts.
         self._asked: list[tuple[int, bool]] = []
+        self._sources: list[str] = []
         self._taken = 0
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
 
-    def ask(self, number: int, *, now: bool = False) -> None:
-        """Stop as if by this signal; a second time, or `now`, without any grace."""
-        self._asked.append((number, now))
+    def ask(self, number: int, *, now: bool = False, source: str = "") -> None:
+        """Stop as if by this signal; a second time, or `now`, without any grace.
+
+        Args:
+            source: who was told to stop. Where a scheduler tells all nodes of a job at once, each
+                has been told once.
+        """
+        is_again = source in self._sources
+        self._sources.append(source)
+        if not self._asked or is_again or now:
+            self._asked.append((number, now or is_again))
         self._bell.put(None)
         self._wake()
 

@@ -159,8 +159,8 @@ def run_job(
         registration.close(code)
 
 
-def backend_of(job: Job, ask: Callable[[int], None] = lambda _: None) -> Backend:
-    """Where the agents of a job run; `ask` stops it as if by a signal.
+def backend_of(job: Job, requests: Requests | None = None) -> Backend:
+    """Where the agents of a job run; what its hosts ask for goes to `requests`.
 
     Raises:
         SettingError: XLA_RUN_SECRET, which nodes need, is not set or too short.
@@ -168,7 +168,7 @@ def backend_of(job: Job, ask: Callable[[int], None] = lambda _: None) -> Backend
     if not job.hosts:
         return ThisHost({**job.env, **placement.shared_environ(job)})
     if job.way == "nodes":
-        return Nodes(job, settings.taken_secret(), ask)
+        return Nodes(job, settings.taken_secret(), (requests or Requests()).ask)
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
     return HostsOverCommand(way_of(job.way, job.way_command), job.hosts, job.python, env)
@@ -190,7 +190,7 @@ class _Run:
         self._requests, self._registration, self._stdin = requests, registration, stdin
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
-        self._backend = backend_of(job, requests.ask)
+        self._backend = backend_of(job, requests)
 
     def whole(self, first: FirstAgent | None) -> Ending:
         """All attempts; then nodes are told how it ended, whatever the end is."""

@@ -59,6 +59,9 @@ class Start:
             raise PreflightError(f"host {state.name}: {why}")
         state.facts = HostFacts.from_json(hello["facts"])
         state.name = state.name or state.facts.name
+        if self._job.way == "nodes":
+            # Its user knows it by its number, and needs the machine when something happened there.
+            state.name = f"{state.name} on {state.facts.name}"
         if self._keeps_own_logs and not state.facts.log_root:
             why = state.facts.why_no_logs
             self._note(f"warning: host {state.name}: no logs are kept there: {why}")

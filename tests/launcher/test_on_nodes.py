@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pod import ROOT
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
 
 SECRET = "5e" * 32
+HERE = socket.gethostname()
 WAITS = "say('on%d' % RANK); time.sleep(200)"
 SAVES = """
     def save(number, frame):
@@ -147,25 +147,6 @@ def test_each_node_keeps_the_logs_of_its_ranks(nodes: Nodes) -> None:
     assert not head.log(2) and not node.log(1)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_two_nodes_train_to_the_same_losses_as_one(nodes: Nodes, start: Callable) -> None:
-    body = f"""
-        import runpy
-        sys.argv = ["digits", "--epochs", "2", "--batch-size", "64", "--out", FOLDER + "/digits"]
-        runpy.run_path({str(ROOT / "scripts/train_digits.py")!r}, run_name="__main__")
-    """
-    head, node = ends(*nodes.both(body), limit_s=280)
-    assert (head.code, node.code) == (0, 0), head.err + node.err
-    alone = start(body, "-n", "4").end(limit_s=280)
-    told = []
-    for ended in (head, alone):
-        of_first = "\n".join(re.findall(r"^\[(?:node0/)?0\](.*)$", ended.out, re.MULTILINE))
-        losses, shares = (re.findall(what, of_first) for what in (r"loss=([\d.]+)", r"y ([\d.]+)%"))
-        told.append((losses[-1], shares[-1]))
-    assert told[0] == told[1]
-
-
 def test_a_node_that_does_not_come_is_named_and_all_end(nodes: Nodes) -> None:
     options = ("--rendezvous-timeout", "4", "--notice-after", "1")
     jobs = [nodes.node(rank, WAITS, *options, nnodes=3) for rank in (0, 2)]
@@ -195,7 +176,7 @@ def test_a_rank_that_fails_is_named_on_all_nodes(nodes: Nodes) -> None:
     jobs = nodes.both("meet()\nif RANK == 3: fault(); 1 // 0\ntime.sleep(200)")
     head, node = ends(*jobs, limit_s=30)
     assert (head.code, node.code) == (1, 1)
-    named = r"^xla-run: rank 3 \(host node1, pid \d+\) raised ZeroDivisionError"
+    named = rf"^xla-run: rank 3 \(host node1 on {HERE}, pid \d+\) raised ZeroDivisionError"
     assert re.search(named, head.err, re.M) and re.search(named, node.err, re.M)
     assert "Traceback" in head.err and "Traceback" not in node.err
 
@@ -212,7 +193,7 @@ def test_a_node_that_is_killed_is_lost_and_leaves_nothing(nodes: Nodes) -> None:
     assert node.gone(5.0), f"survivors: {node.alive()}"
     ended = head.end(limit_s=15)
     assert ended.code == ExitCode.HOST and time.monotonic() - since_s < 15
-    assert "xla-run: host node1 (ranks 2, 3) was lost: its stream ended" in ended.err
+    assert f"xla-run: host node1 on {HERE} (ranks 2, 3) was lost: its stream ended" in ended.err
 
 
 def test_a_node_that_is_stopped_is_lost_in_time(nodes: Nodes) -> None:
@@ -220,7 +201,7 @@ def test_a_node_that_is_stopped_is_lost_in_time(nodes: Nodes) -> None:
     node.process.send_signal(signal.SIGSTOP)
     ended = head.end(limit_s=10)
     assert ended.code == ExitCode.HOST
-    assert "host node1 (ranks 2, 3) was lost: no word from it for 2 s" in ended.err
+    assert f"host node1 on {HERE} (ranks 2, 3) was lost: no word from it for 2 s" in ended.err
     # Its agent hears nothing of it any more.
     assert node.gone(5.0), f"survivors: {node.alive()}"
 
@@ -231,7 +212,9 @@ def test_an_agent_of_a_node_that_is_killed_is_told(nodes: Nodes) -> None:
     os.kill(agent, signal.SIGKILL)
     ended = ends(head, node, limit_s=20)
     assert [one.code for one in ended] == [ExitCode.HOST, ExitCode.HOST]
-    told = "xla-run: host node1 (ranks 2, 3) was lost: its agent is gone: its stream ended"
+    told = (
+        f"xla-run: host node1 on {HERE} (ranks 2, 3) was lost: its agent is gone: its stream ended"
+    )
     assert told in ended[0].err and told in ended[1].err
 
 
@@ -256,8 +239,26 @@ def test_a_signal_to_any_node_lets_all_ranks_save_and_ends_the_job(
     assert [one.code for one in ended] == [code, code]
     name = signal.Signals(number).name
     assert all(f"stopped by {name}" in one.err for one in ended)
-    assert ("node1 was told to stop" in ended[0].err) == (rank == 1)
+    assert (f"node1 was told to stop by {name}" in ended[0].err) == (rank == 1)
     assert all((nodes.folder / f"saved{rank}").exists() for rank in range(4))
+
+
+def test_nodes_that_are_all_told_to_stop_at_once_let_their_ranks_save(nodes: Nodes) -> None:
+    slow = SAVES.replace('say("saved', 'time.sleep(1); say("saved')
+    jobs = nodes.running(slow)
+    for job in reversed(jobs):
+        job.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert [one.code for one in ends(*jobs, limit_s=20)] == [143, 143]
+    assert all((nodes.folder / f"saved{rank}").exists() for rank in range(4))
+
+
+def test_a_second_ctrl_c_on_a_node_ends_the_job_at_once(nodes: Nodes) -> None:
+    jobs = nodes.running("signal.signal(2, signal.SIG_IGN); say('on%d' % RANK); time.sleep(200)")
+    for _ in range(2):
+        jobs[1].process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert [one.code for one in ends(*jobs, limit_s=10)] == [130, 130]
 
 
 def test_ctrl_c_ends_a_node_that_waits_for_node_0(nodes: Nodes) -> None:
