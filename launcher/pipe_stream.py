@@ -169,6 +169,8 @@ class PipeStream:
         except TimeoutError:
             self.is_lost = True
             why = f"no word from it for {self._lost_s:g} s"
+        except ConnectionResetError:
+            pass  # a connection whose other process has died with something unread
         except (OSError, FrameError) as error:
             why = str(error)
         if self._sealed:

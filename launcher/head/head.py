@@ -138,15 +138,16 @@ class Head:
     def _begin(self, address: str) -> None:
         facts = {"number": self.number, "address": address, "token": self._token}
         self._emit("attempt", **facts, log_dir=self._log_dir)
-        self._rendezvous = standing.RendezvousWatch(
-            self.job.nprocs, self._clock.now_s(), self.job.timeouts, self._note
-        )
         if self.job.kind == "function":
             self._hosts.send({"op": "payload"}, self._payload)
         control = f"{self.job.way}:{socket.gethostname()}" if self.job.hosts else address
         meeting = Meeting(control=control, secret=self._secret)
         self._start = Start(
             self.job, self.number, self._hosts, meeting, self._log_dir, self._note, self._on_started
+        )
+        self._rendezvous = standing.RendezvousWatch(
+            *(self.job.nprocs, self._clock.now_s(), self.job.timeouts, self._note),
+            silence=self._start.silence,
         )
 
     def _on_started(self, headline: str) -> None:
@@ -320,7 +321,10 @@ class Head:
                 self._ending = Ending(judged.exit_code, judged.failures, judged=True)
 
     def _late(self, absent: list[int], now_s: float) -> Failure | None:
-        return self._rendezvous.look(absent, now_s, self._start.absent())
+        silent = self._start.absent()
+        found = self._rendezvous.look(absent, now_s, [state.name for state in silent])
+        # The others wait for them.
+        return replace(found, rank=silent[0].ranks[0]) if found and silent else found
 
     def _release_if_all_finished(self) -> None:
         if not self._released and self.sight.have_all_finished():

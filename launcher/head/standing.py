@@ -230,12 +230,18 @@ class RendezvousWatch:
     Args:
         since_s: when the ranks were asked to come.
         note: shows a sentence, once.
+        silence: what is said of hosts that have not said a word.
     """
 
     def __init__(
-        self, nprocs: int, since_s: float, timeouts: Timeouts, note: Callable[[str], None]
+        self,
+        nprocs: int,
+        since_s: float,
+        timeouts: Timeouts,
+        note: Callable[[str], None],
+        silence: str = "no answer",
     ) -> None:
-        self._nprocs, self._since_s, self._note = nprocs, since_s, note
+        self._nprocs, self._since_s, self._note, self._silence = nprocs, since_s, note, silence
         self._limit_s, self._next_notice_s = timeouts.rendezvous_s, timeouts.notice_s
 
     def look(
@@ -249,7 +255,7 @@ class RendezvousWatch:
         waited_s = now_s - self._since_s
         missing = f"{ranks_text(absent)} of {self._nprocs}"
         if silent:
-            missing += f" ({names_text(silent)}: no answer)"
+            missing += f" ({names_text(silent)}: {self._silence})"
         if waited_s >= self._limit_s:
             text = (
                 f"rendezvous: {missing} did not arrive in {waited_s:.0f} s; look into the logs, "

@@ -44,9 +44,16 @@ class Start:
         self._note, self._started = note, started
         self._headline = job.headline
 
-    def absent(self) -> list[str]:
+    def absent(self) -> list[HostState]:
         """The hosts whose agents have not said hello, where a host has a name before that."""
-        return [state.name for state in self._hosts if state.facts is None and state.name]
+        return [state for state in self._hosts if state.facts is None and state.name]
+
+    @property
+    def silence(self) -> str:
+        """What that means."""
+        if self._job.way == "nodes":
+            return f"not yet at {':'.join(self._job.way_command)}"
+        return "no answer"
 
     def greet(self, state: HostState, hello: Message) -> None:
         """The hello of an agent; the last one sets all going.

@@ -152,9 +152,11 @@ def test_a_node_that_does_not_come_is_named_and_all_end(nodes: Nodes) -> None:
     jobs = [nodes.node(rank, WAITS, *options, nnodes=3) for rank in (0, 2)]
     head, node = ends(*jobs, limit_s=20)
     assert (head.code, node.code) == (72, 72)
-    assert "(host node1: no answer) to arrive" in head.err
-    assert "(host node1: no answer) did not arrive in 4 s" in head.err
-    assert "(host node1: no answer) did not arrive in 4 s" in node.err
+    missing = f"ranks 0-5 of 6 (host node1: not yet at 127.0.0.1:{nodes.port})"
+    assert f"waiting for {missing} to arrive" in head.err
+    told = "xla-run: rank 2 could not be started: rendezvous: "
+    assert f"{told}{missing} did not arrive in 4 s" in head.err
+    assert f"{told}{missing} did not arrive in 4 s" in node.err
 
 
 def test_a_node_says_what_it_waits_for_and_gives_up_in_time(nodes: Nodes) -> None:
@@ -270,7 +272,7 @@ def test_ctrl_c_ends_a_node_that_waits_for_node_0(nodes: Nodes) -> None:
 
 def test_ctrl_c_ends_a_head_that_waits_for_a_node(nodes: Nodes) -> None:
     head = nodes.node(0, WAITS, "--notice-after", "0.5")
-    shown(head, "(host node1: no answer)")
+    shown(head, "(host node1: not yet at")
     head.process.send_signal(signal.SIGINT)
     assert head.end(limit_s=10).code == 130
 
@@ -347,7 +349,7 @@ def test_a_node_that_does_not_fit_is_told_why_and_the_job_goes_on(nodes: Nodes, 
 
 def test_strangers_at_the_port_disturb_nobody(nodes: Nodes) -> None:
     head = nodes.node(0, "print('rank', RANK)", "--notice-after", "0.5")
-    shown(head, "(host node1: no answer)")
+    shown(head, "(host node1: not yet at")
     kept = []
     for said in (
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
