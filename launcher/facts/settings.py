@@ -209,7 +209,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XRT_SHARD_ORDINAL, XRT_SHARD_WORLD_SIZE", "rank and ranks (before 2.1)"),
     Variable("PJRT_LOCAL_PROCESS_RANK, PJRT_LOCAL_PROCESS_COUNT", "local rank and local ranks"),
     Variable("RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE", "set by torchrun: one rank of it"),
-    Variable("MASTER_ADDR, MASTER_PORT", "where ranks of another launcher meet"),
+    Variable("MASTER_ADDR, MASTER_PORT", "where another launcher's ranks meet; node 0 of --nnodes"),
     Variable("XLA_COORDINATOR_PORT", "the port of MASTER_ADDR where MASTER_PORT is unset (8547)"),
     Variable("XDIST_TRANSPORT", "host, mesh or gloo: how ranks exchange, told in the first line"),
     Variable("XLA_RUN_LOG_DIR", "where the logs of a job go; unset: a new directory per job"),
