@@ -106,7 +106,7 @@ def as_head(sock: socket.socket, secret: bytes, job_id: str, limit_s: float) -> 
     end_s = time.monotonic() + limit_s
     ours = os.urandom(_NONCE_BYTES)
     _send(sock, _HELLO.pack(_MAGIC, VERSION, ours), end_s)
-    theirs = _greeting(_exactly(sock, _HELLO.size, end_s))
+    theirs = _greeting(sock, end_s)
     proof = _exactly(sock, _PROOF_BYTES, end_s)
     if not hmac.compare_digest(proof, _derived(secret, "node", ours, theirs)):
         with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def as_node(sock: socket.socket, secret: bytes, limit_s: float) -> Sealed:
         PreflightError: it speaks another version of this.
     """
     end_s = time.monotonic() + limit_s
-    theirs = _greeting(_exactly(sock, _HELLO.size, end_s))
+    theirs = _greeting(sock, end_s)
     ours = os.urandom(_NONCE_BYTES)
     proof = _derived(secret, "node", theirs, ours)
     _send(sock, _HELLO.pack(_MAGIC, VERSION, ours) + proof, end_s)
@@ -173,11 +173,12 @@ def _mark(key: bytes, count: int, data: bytes | memoryview) -> bytes:
     return made.digest()
 
 
-def _greeting(data: bytes) -> bytes:
-    """The nonce of a greeting."""
-    magic, version, nonce = _HELLO.unpack(data)
+def _greeting(sock: socket.socket, end_s: float) -> bytes:
+    """The nonce of a greeting; who begins otherwise is not read further."""
+    magic = _exactly(sock, len(_MAGIC), end_s)
     if magic != _MAGIC:
-        raise HostError(f"it is no xla-run: it says {data[:16]!r}")
+        raise HostError(f"it is no xla-run: it says {magic!r}")
+    _, version, nonce = _HELLO.unpack(magic + _exactly(sock, _HELLO.size - len(magic), end_s))
     if version != VERSION:
         raise PreflightError(
             f"it speaks version {version} of the protocol between nodes, and here is version "

@@ -10,6 +10,7 @@ these is sent.
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,8 +97,9 @@ class Nodes:
             self._door.close()
         for link in links:
             link.stream.send({"op": "ended", "exit_code": exit_code, "text": text})
+        end_s = time.monotonic() + _CLOSE_S
         for link in links:
-            link.stream.close(_CLOSE_S)
+            link.stream.close(max(0.05, end_s - time.monotonic()))
 
     def _environ(self) -> dict[str, str]:
         """For the agent of this host, whose ranks are not those of the others."""

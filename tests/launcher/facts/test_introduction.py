@@ -16,7 +16,7 @@ JOB = Job("script", ["/data/train.py", "--lr", "1"], 6, hosts=HOSTS, way="nodes"
 
 
 def test_the_same_command_in_another_folder_fits() -> None:
-    there = replace(JOB, argv=["/home/me/train.py", "--lr", "1"], cwd="/home/me", job_id="other")
+    there = replace(JOB, argv=["/data/me/train.py", "--lr", "1"], cwd="/data/me", job_id="other")
     assert refusal(introduction(there, 2, "b"), JOB) is None
 
 

@@ -11,10 +11,10 @@ from torch_xdist.launcher.node.own_orders import OwnOrders
 
 JOB = Job(
     "script",
-    ["/home/me/train.py", "--lr", "1"],
+    ["/data/me/train.py", "--lr", "1"],
     4,
-    cwd="/home/me",
-    sys_path=["/home/me"],
+    cwd="/data/me",
+    sys_path=["/data/me"],
     env={"MINE": "1"},
     hosts=[Host("node0", slots=2), Host("node1", slots=2)],
     way="nodes",
@@ -45,7 +45,7 @@ def test_the_command_is_that_of_this_node(orders: OwnOrders) -> None:
         "sys_path": JOB.sys_path,
         "beat_s": beat_s,
     }
-    assert (order["env"], order["cwd"], order["stdin_rank"]) == (JOB.env, "/home/me", None)
+    assert (order["env"], order["cwd"], order["stdin_rank"]) == (JOB.env, "/data/me", None)
     assert (order["log_dir"], order["is_own_log_dir"]) == ("/logs/job.2/attempt-3", True)
 
 
