@@ -109,6 +109,10 @@ class PipeStream:
                 target=action, args=(on_message, on_close), daemon=True, name=name
             ).start()
 
+    def keep_to(self, beat_s: float, lost_s: float) -> None:
+        """Other limits than those of `start`, from now on."""
+        self._beat_s, self._lost_s = beat_s, lost_s
+
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
         """Queue a message."""
         self.send_bytes(frames.encode(message, *((blob,) if blob else ())))

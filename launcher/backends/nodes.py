@@ -127,7 +127,8 @@ class Nodes:
             if self._door is not None:
                 self._door.refused(address, f"node {told.get('node')}: {text}")
             return
-        stream.send({"op": "welcome"})
+        limits = self._job.timeouts
+        stream.send({"op": "welcome", "beat_s": limits.beat_s, "lost_s": limits.lost_s})
         _open(
             stream,
             self._job,

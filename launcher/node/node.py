@@ -154,6 +154,8 @@ class Node:
     def _hear(self, message: Message) -> None:
         match message["op"]:
             case "welcome":
+                assert self._head is not None
+                self._head.keep_to(float(message["beat_s"]), float(message["lost_s"]))
                 nodes = len(self._job.hosts)
                 name = f"job {self._job_id} of {self._dialer.name}"
                 self._say(f"node {self._node} of {nodes} is in {name}")

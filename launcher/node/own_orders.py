@@ -48,6 +48,7 @@ class OwnOrders:
     ) -> None:
         self._job, self._node, self._address = job, node, address
         self._job_id, self._attempt, self._secret = _name(job_id), attempt, secret
+        self._beat_s = job.timeouts.beat_s
         self.log_root = job.log_root if job.log_root_is_named else ""
         """Where logs go; set from what the agent says of this machine, if the user has not."""
 
@@ -73,6 +74,7 @@ class OwnOrders:
         return None
 
     def _config(self, message: Message) -> Message:
+        self._beat_s = float(message["beat_s"])
         return {
             "op": "config",
             "host_index": self._node,
@@ -80,7 +82,7 @@ class OwnOrders:
             "named": self._address,
             "keeps_logs": not self._job.log_root_is_named,
             "device": self._device(str(message["device"])),
-            "beat_s": float(message["beat_s"]),
+            "beat_s": self._beat_s,
             "lost_s": float(message["lost_s"]),
         }
 
@@ -99,7 +101,7 @@ class OwnOrders:
         task = {"kind": job.kind, "argv": job.argv, "sys_path": job.sys_path}
         return {
             "op": "start",
-            "task": {**task, "beat_s": job.timeouts.beat_s},
+            "task": {**task, "beat_s": self._beat_s},
             "env": job.env,
             "cwd": job.cwd,
             "log_dir": folder,

@@ -208,6 +208,20 @@ def test_a_node_that_is_stopped_is_lost_in_time(nodes: Nodes) -> None:
     assert node.gone(5.0), f"survivors: {node.alive()}"
 
 
+def test_how_long_a_side_may_be_silent_is_what_node_0_says(nodes: Nodes) -> None:
+    often = nodes.node(0, WAITS, "--lost-after", "2", "--beat-every", "0.5")
+    node = nodes.node(1, WAITS)
+    nodes.all_on((often, node))
+    # A node that kept to its own 2 s between two words would be lost by now.
+    time.sleep(5)
+    assert often.process.poll() is None, often.texts()
+    often.process.send_signal(signal.SIGSTOP)
+    ended = node.end(limit_s=8)
+    assert ended.code == ExitCode.HOST and "was lost: no word from it for 2 s" in ended.err
+    often.process.send_signal(signal.SIGCONT)
+    assert often.end(limit_s=20).code == ExitCode.HOST
+
+
 def test_an_agent_of_a_node_that_is_killed_is_told(nodes: Nodes) -> None:
     head, node = nodes.running()
     (agent,) = process_tree.children(node.process.pid)

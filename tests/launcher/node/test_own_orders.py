@@ -77,6 +77,12 @@ def test_the_facts_of_this_machine_are_its_own(orders: OwnOrders) -> None:
     assert orders.own(told) == {**CONFIG, **own}
 
 
+def test_the_head_says_how_often_it_wants_to_hear_of_the_ranks(orders: OwnOrders) -> None:
+    orders.own({**CONFIG, "beat_s": 0.5})
+    order = orders.own(START)
+    assert order is not None and order["task"]["beat_s"] == 0.5
+
+
 @pytest.mark.parametrize("op", ["payload", "coordinate", "lost", "drained", "shell"])
 def test_what_a_head_has_no_business_to_order_is_left_out(orders: OwnOrders, op: str) -> None:
     assert orders.own({"op": op}) is None
