@@ -282,8 +282,9 @@ def _refuse_inside_others(environ: dict[str, str]) -> None:
     if isinstance(found, HostOfMany):
         raise UsageError(
             f"xla-run: this is host {found.host_index} of {found.hosts} of {found.launcher}: ranks "
-            "of several hosts are joined under torchrun, srun or mpirun only; or unset the "
-            "variables that name the other hosts"
+            "of several hosts are joined by xmp.spawn in a script that is started on every host "
+            "without -n, or by torchrun, srun or mpirun; or unset the variables that name the "
+            "other hosts"
         )
     if isinstance(found, Rank):
         raise UsageError(
