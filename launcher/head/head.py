@@ -267,7 +267,8 @@ class Head:
     def _on_fellow(self, message: Message) -> None:
         """Another host says something that has a head of its own."""
         assert self._fellows is not None
-        self._ending = self._ending or self._fellows.take(message)
+        ending = self._fellows.take(message)
+        self._ending = self._ending or ending
         if self._ending is None and isinstance(self._start, StartAmongFellows):
             self._start.go_on()
 
