@@ -5,11 +5,17 @@ Such a job has no launcher: the script was started once on every host, as by `gc
 on the head's thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.records import ranks_text
+from torch_xdist.launcher.facts.settings import OFF, Timeouts
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.fellow_links import VERSION, FellowLinks
+from torch_xdist.launcher.head.sight import Seen
+from torch_xdist.launcher.head.standing import standing
 from torch_xdist.system.frames import Message
 
 
@@ -38,6 +44,8 @@ class Fellows:
         self._finished: set[int] = set()
         self._over: set[int] = set()
         self._has_told_end = False
+        self._alone_since_s = self._finished_s = 0.0
+        self._alone_s = OFF
         self.meeting: Message | None = None
         """What host 0 has said of where the ranks meet."""
 
@@ -82,9 +90,7 @@ class Fellows:
         return None
 
     def _ending(self, host: int, message: Message) -> Ending | None:
-        code, name = int(message["exit_code"]), self.part.called(host)
-        ranks = self.ranks_of(host)
-        told = f"{name} (ranks {ranks.start} to {ranks.stop - 1})"
+        code, told = int(message["exit_code"]), self._told(host)
         if lost := message.get("lost"):
             return Ending(code, text=f"{told} was lost: {lost}")
         if code == 0:
@@ -92,6 +98,36 @@ class Fellows:
         if message.get("is_own"):
             return Ending(code, text=f"{told} has ended the job: {message['text']}")
         return Ending(code, text=str(message["text"]))
+
+    def _told(self, host: int) -> str:
+        return f"{self.part.called(host)}, {ranks_text(self.ranks_of(host))},"
+
+    def left_early(self, ranks: Sequence[Seen], now_s: float) -> Ending | None:
+        """How this host ends, where another has finished and all ranks here wait, for too long."""
+        gone = sorted(self._finished)
+        running = [seen for seen in ranks if seen.finished_s is None and seen.exit_code is None]
+        states = [seen.beat.state if seen.beat else "" for seen in running]
+        if not gone or not running or set(states) != {"waiting"}:
+            self._alone_since_s = now_s
+        since_s = max([self._alone_since_s, *(seen.changed_s for seen in running)])
+        if now_s - since_s < self._job.timeouts.exit_barrier_s:
+            return None
+        text = (
+            f"{self._told(gone[0])} has finished early, while others still needed it: "
+            f"{standing(ranks)}; give every rank the same number of batches"
+        )
+        return Ending(int(ExitCode.FAILED), text=text)
+
+    def limits(self, now_s: float) -> Timeouts:
+        """The job's: ranks that have finished get the exit barrier when those of all hosts have."""
+        limits = self._job.timeouts
+        if self.part.host_index not in self._finished:
+            self._alone_s = OFF
+            self._finished_s = now_s
+            return limits
+        if len(self._finished) == self.part.hosts:
+            self._alone_s = min(self._alone_s, now_s - self._finished_s)
+        return replace(limits, exit_barrier_s=limits.exit_barrier_s + self._alone_s)
 
     def tell_meeting(self, coordinator: str, address: str, port: int) -> None:
         """Host 0 tells where the ranks meet."""

@@ -322,7 +322,8 @@ class Head:
             self._end(int(ExitCode.RENDEZVOUS), (late,))
         ranks = self.sight.ranks()
         in_doubt = self._hosts.are_in_doubt(_BEATS_MISSED * self.job.timeouts.beat_s)
-        judged = verdict.judge(ranks, now_s, self.job.timeouts, in_doubt=in_doubt)
+        limits = self._fellows.limits(now_s) if self._fellows else self.job.timeouts
+        judged = verdict.judge(ranks, now_s, limits, in_doubt=in_doubt)
         match judged:
             case verdict.Wait():
                 for notice in judged.notices:
@@ -330,6 +331,8 @@ class Head:
                 self._release_if_all_finished()
                 if (found := self._hangs.look(ranks, now_s)) is not None:
                     self._act_on_hang(found)
+                if self._fellows is not None and self._ending is None:
+                    self._ending = self._fellows.left_early(ranks, now_s)
                 self._check_time()
             case verdict.Done():
                 self._ending = Ending(0, warnings=judged.warnings)

@@ -137,7 +137,7 @@ def test_a_rank_that_fails_ends_the_ranks_of_the_other_host_and_is_named_there(
     failed, other = second.end(limit_s=30), first.end(limit_s=30)
     assert (failed.code, other.code) == (1, 1)
     assert "ZeroDivisionError" in failed.err
-    told = "host 127.0.0.2 (worker 1) (ranks 2 to 3) has ended the job: rank 3 (host "
+    told = "host 127.0.0.2 (worker 1), ranks 2, 3, has ended the job: rank 3 (host "
     assert told in other.err and "raised ZeroDivisionError" in other.err
     after_s = time.monotonic() - float((tmp_path / "fault").read_text())
     assert after_s < 10
@@ -154,7 +154,7 @@ def test_a_host_whose_script_is_killed_is_lost_to_the_other(
     other = hosts[1 - killed].end(limit_s=20)
     assert time.monotonic() - since_s < 10
     assert hosts[killed].process.wait() == -signal.SIGKILL and hosts[killed].gone(5.0)
-    name = f"host {NAMES[killed]} (worker {killed}) (ranks {2 * killed} to {2 * killed + 1})"
+    name = f"host {NAMES[killed]} (worker {killed}), ranks {2 * killed}, {2 * killed + 1},"
     assert f"{name} has ended the job: stopped by SIGTERM" in other.err
     assert other.code == 128 + signal.SIGTERM
 
@@ -170,7 +170,7 @@ def test_a_host_that_is_gone_at_once_is_lost_to_all_others(
     for host in hosts[:2]:
         ended = host.end(limit_s=20)
         assert ended.code == ExitCode.HOST
-        told = "host 127.0.0.3 (worker 2) (ranks 4 to 5) was lost: its connection ended"
+        told = "host 127.0.0.3 (worker 2), ranks 4, 5, was lost: its connection ended"
         assert told in ended.err
     assert hosts[2].end(limit_s=20).code == ExitCode.INTERNAL
 
@@ -184,7 +184,7 @@ def test_a_host_that_says_nothing_is_lost(on_slice: Callable, tmp_path: Path) ->
     os.kill(conductor, signal.SIGSTOP)
     ended = first.end(limit_s=20)
     assert ended.code == ExitCode.HOST
-    assert "(worker 1) (ranks 2 to 3) was lost: no word from it for 2 s" in ended.err
+    assert "(worker 1), ranks 2, 3, was lost: no word from it for 2 s" in ended.err
     os.kill(conductor, signal.SIGCONT)
     ended = second.end(limit_s=20)
     assert ended.code != 0 and "127.0.0.1 (worker 0)" in ended.err
@@ -197,7 +197,7 @@ def test_what_is_stopped_on_one_host_ends_on_the_other(on_slice: Callable, tmp_p
     assert "KeyboardInterrupt" in first.end(limit_s=20).err
     ended = second.end(limit_s=20)
     assert ended.code == ExitCode.INTERRUPTED
-    assert "(worker 0) (ranks 0 to 1) has ended the job: stopped by SIGINT" in ended.err
+    assert "(worker 0), ranks 0, 1, has ended the job: stopped by SIGINT" in ended.err
 
 
 def test_a_host_that_never_comes_is_named_on_the_others(on_slice: Callable) -> None:
@@ -256,3 +256,66 @@ def test_strangers_at_the_port_do_no_harm(on_slice: Callable, tmp_path: Path) ->
     assert [first.end().out, second.end().out] == ["results [0, 1]\n", "results [2, 3]\n"]
     for stranger in strangers:
         stranger.close()
+
+
+TRAINS = """import torch, torch_xla, torch_xla.core.xla_model as xm
+    torch.manual_seed(3)
+    model = torch.nn.Linear(6, 2).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(4, 8, 6)[rank].to("xla")
+    for step in range(5 if rank < 2 else {steps_of_the_second}):
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        if (step, rank) == {failing}:
+            raise ValueError("no batch")
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+    return [parameter.tolist() for parameter in model.parameters()]
+"""
+
+
+def trains(failing: tuple[int, int] | None = None, second: int = 5) -> str:
+    return TRAINS.format(failing=failing, steps_of_the_second=second)
+
+
+def results(out: str) -> list[str]:
+    (line,) = [line for line in out.splitlines() if line.startswith("results ")]
+    return eval(line.removeprefix("results "))  # type: ignore[no-any-return]
+
+
+@pytest.mark.long
+def test_training_on_two_hosts_is_that_on_one_host_with_as_many_ranks(
+    on_slice: Callable,
+) -> None:
+    first, second = on_slice(trains())
+    ended = first.end(200), second.end(200)
+    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
+    (alone,) = on_slice(trains(), ranks=(4,), started=(0,), hosts=1, XDIST_TRANSPORT="mesh")
+    expected = results(alone.end(200).out)
+    assert results(ended[0].out) + results(ended[1].out) == expected
+    assert expected[0] == expected[3]
+
+
+@pytest.mark.long
+def test_a_rank_that_fails_in_training_ends_the_other_host_with_its_name(
+    on_slice: Callable,
+) -> None:
+    first, second = on_slice(trains(failing=(2, 1)))
+    failed, other = first.end(200), second.end(200)
+    assert (failed.code, other.code) == (1, 1)
+    assert "ValueError: no batch" in failed.err
+    assert "(worker 0), ranks 0, 1, has ended the job: rank 1 (host " in other.err
+    assert "raised ValueError after step 2: no batch" in other.err
+
+
+@pytest.mark.long
+def test_a_host_that_finishes_early_is_named_where_the_others_wait_for_it(
+    on_slice: Callable,
+) -> None:
+    first, second = on_slice(trains(second=3), XLA_RUN_EXIT_BARRIER="5")
+    early, waiting = second.end(200), first.end(200)
+    assert (early.code, waiting.code) == (1, 1), (early.err, waiting.err)
+    told = "host 127.0.0.2 (worker 1), ranks 2, 3, has finished early, while others still needed"
+    assert told in waiting.err
+    assert "has ended the job" in early.err
