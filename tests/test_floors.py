@@ -217,6 +217,7 @@ PROCESSES = [
     "head",
     "preflight",
     "ways_in",
+    "torch_xla_names",
 ]
 
 

@@ -22,7 +22,8 @@ class Job:
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
     `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
     may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches them, by the program and
-    options of `way_command`, and `python` is their interpreter.
+    options of `way_command`, and `python` is their interpreter, which
+    the words of `inside` start there (`docker run IMAGE`). An empty `cwd`: where a login begins.
     With a `part` these are the ranks of one host among others that each start their own, as many as
     here; all are numbered host by host.
     """
@@ -50,6 +51,7 @@ class Job:
     way: str = "ssh"
     way_command: list[str] = field(default_factory=list)
     python: str = ""
+    inside: list[str] = field(default_factory=list)
     part: HostOfMany | None = None
 
     @classmethod

@@ -145,7 +145,7 @@ def run(
     elif dry_run:
         click.echo(preview.text(spec, words))
     else:
-        sys.exit(_run(spec, timestamps))
+        sys.exit(run_on_screen(spec, timestamps))
 
 
 def _job(
@@ -234,7 +234,8 @@ def _flush(stream: TextIO) -> None:
         stream.flush()
 
 
-def _run(spec: Job, timestamps: bool) -> int:
+def run_on_screen(spec: Job, timestamps: bool) -> int:
+    """Run a job, show what it says, pass signals on to it, and return its exit code."""
     requests = Requests()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup SIGHUP is ignored already, and stays so.

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from torch_xdist.launcher.facts import devices, tpu
 from torch_xdist.launcher.facts.errors import DevicesError, UsageError
-from torch_xdist.launcher.ways_in.cli import cli
 from torch_xdist.launcher.ways_in import spawn as spawn_module
+from torch_xdist.launcher.ways_in.cli import cli
 from torch_xdist.launcher.ways_in.spawn import spawn
 from torch_xdist.system import tpu_metadata
 
