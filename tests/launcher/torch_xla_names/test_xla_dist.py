@@ -156,6 +156,7 @@ def test_a_tpu_that_is_not_ready_is_named(gcloud: Gcloud) -> None:
 PROGRAM = (sys.executable, "-m", "torch_xla.distributed.xla_dist")
 
 
+@pytest.mark.long
 def test_help_names_every_option() -> None:
     done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -163,6 +164,7 @@ def test_help_names_every_option() -> None:
         assert name in done.stdout
 
 
+@pytest.mark.long
 def test_as_a_program_an_error_is_one_line_and_a_code(gcloud: Gcloud) -> None:
     words = [*PROGRAM, "--tpu=none", *COMMAND]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
