@@ -236,7 +236,11 @@ class FellowLinks:
 
     def _lose(self, peer: _Peer, why: str) -> None:
         self._forget(peer)
-        if peer.host is None or peer.host in self._over:
+        if peer.host is None:
+            return
+        if self._is_whole or peer.host in self._over:
+            self._post({"op": "fellow", "say": "left", "host": peer.host})
+        if peer.host in self._over:
             return
         if self._is_whole:
             self._over.add(peer.host)

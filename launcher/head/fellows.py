@@ -42,7 +42,7 @@ class Fellows:
         self._links = FellowLinks(job.part, hello, post, limits.beat_s, limits.lost_s)
         self._present = {job.part.host_index}
         self._finished: set[int] = set()
-        self._over: set[int] = set()
+        self._left: set[int] = set()
         self._has_told_end = False
         self._alone_since_s = self._finished_s = 0.0
         self._alone_s = OFF
@@ -84,8 +84,9 @@ class Fellows:
             self.meeting = message
         elif say == "finished":
             self._finished.add(host)
+        elif say == "left":
+            self._left.add(host)
         elif say == "over":
-            self._over.add(host)
             return self._ending(host, message)
         return None
 
@@ -138,13 +139,12 @@ class Fellows:
         """How this host has ended, once."""
         if not self._has_told_end:
             self._has_told_end = True
-            self._over.add(self.part.host_index)
             text = text.splitlines()[0][:2000] if text else f"code {exit_code}"
             self._links.say({"say": "over", "exit_code": exit_code, "text": text, "is_own": True})
 
-    def are_over(self) -> bool:
-        """Whether every host has told its end, or is lost."""
-        return len(self._over) == self.part.hosts
+    def have_left(self) -> bool:
+        """Whether none of the others needs what this host serves."""
+        return not self.is_first or self._present - {self.part.host_index} <= self._left
 
     def close(self) -> None:
         """What was told goes out first."""

@@ -397,9 +397,9 @@ class Head:
             # Ranks that fail of the same cause do so at the same time: let them say it.
             self._take_for(_COLLECT_S, self._hosts.have_all_ended)
         self._tear_down(ending)
-        if self._fellows is not None and ending.exit_code == 0:
+        if self._fellows is not None:
             # Host 0 serves what the ranks of the others have met at, until these have ended.
-            self._take_for(_FELLOWS_S, self._fellows.are_over)
+            self._take_for(_FELLOWS_S, self._fellows.have_left)
         self._tell_unshown(self._inbox.unshown)
         last = verdict.judge(self.sight.ranks(), self._clock.now_s(), self.job.timeouts)
         if ending.judged and isinstance(last, verdict.Stop):

@@ -307,6 +307,8 @@ def test_a_rank_that_fails_in_training_ends_the_other_host_with_its_name(
     assert "ValueError: no batch" in failed.err
     assert "(worker 0), ranks 0, 1, has ended the job: rank 1 (host " in other.err
     assert "raised ValueError after step 2: no batch" in other.err
+    # What the ranks have met at is served until those of both hosts have ended.
+    assert "SIGABRT" not in failed.err + other.err
 
 
 @pytest.mark.long
@@ -319,3 +321,17 @@ def test_a_host_that_finishes_early_is_named_where_the_others_wait_for_it(
     told = "host 127.0.0.2 (worker 1), ranks 2, 3, has finished early, while others still needed"
     assert told in waiting.err
     assert "has ended the job" in early.err
+
+
+PICKLES = """import torch_xla.core.xla_model as xm
+    return xm.mesh_reduce("tag", {"rank": rank}, lambda found: sum(one["rank"] for one in found))
+"""
+
+
+@pytest.mark.long
+def test_pickles_cross_between_hosts_only_with_a_secret(on_slice: Callable) -> None:
+    refused = [host.end(200) for host in on_slice(PICKLES)]
+    assert [one.code for one in refused] == [1, 1]
+    assert any("XLA_RUN_SECRET" in one.err for one in refused), refused[0].err
+    ended = [host.end(200) for host in on_slice(PICKLES, XLA_RUN_SECRET="5a" * 32)]
+    assert [results(one.out) for one in ended] == [[6, 6], [6, 6]], ended[0].err
