@@ -33,12 +33,6 @@ class StartAmongFellows(Start):
         return [rank for ranks in missing for rank in ranks] or here
 
     def _begin_meeting(self) -> None:
-        facts = self._facts(self._hosts[0])
-        if self._fellows.is_first and not facts.port:
-            raise HostError(
-                f"{self._part.called(0)}: {facts.address} is no address of this machine, and the "
-                "ranks of all hosts meet there; set MASTER_ADDR to one of its own on all hosts"
-            )
         if self._fellows.is_first:
             super()._begin_meeting()
         else:
