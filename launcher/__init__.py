@@ -11,6 +11,6 @@
                           rank 0 .. rank N-1 (on_host/worker)
 
 `facts/` holds what all of them know. A folder imports only from `facts/`, from `pipe_stream` and
-`control`, and from folders below it in this picture. Nothing here imports torch or jax but the
-worker.
+`control`, and from folders below it in this picture; `torch_xla_names/` are ways in, too. Nothing
+here imports torch or jax but the worker.
 """

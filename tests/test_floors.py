@@ -219,6 +219,7 @@ PROCESSES = [
     "head",
     "preflight",
     "ways_in",
+    "torch_xla_names",
 ]
 
 

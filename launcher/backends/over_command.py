@@ -83,6 +83,7 @@ class HostsOverCommand:
         python: the interpreter on the hosts.
         env: variables for the agents, and so for all that they start.
         module: what runs on the hosts, an agent or what speaks as one.
+        inside: words that start the interpreter there, where it is not started by itself.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class HostsOverCommand:
         python: str,
         env: Mapping[str, str],
         module: str = _MODULE,
+        inside: Sequence[str] = (),
     ) -> None:
+        self._inside = inside
         self._way, self._hosts, self._python, self._module = way, list(hosts), python, module
         self.env = startable(env)
 
@@ -101,7 +104,7 @@ class HostsOverCommand:
 
     def command(self, host_index: int) -> list[str]:
         """The whole command for one host; it holds nothing that others may not see."""
-        words = [self._python, "-P", "-c", _FIRST_WORDS]
+        words = [*self._inside, self._python, "-P", "-c", _FIRST_WORDS]
         return self._way.command(self._hosts[host_index], words)
 
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> "AgentOverCommand":

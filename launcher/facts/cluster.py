@@ -7,6 +7,7 @@ slice, a JobSet) means one process per host: each starts its host's ranks.
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,13 +26,22 @@ _DEFAULT_PORT = 8547
 
 @dataclass(frozen=True, slots=True)
 class HostOfMany:
-    """This process is the only one of its host, one host of several."""
+    """This process is the only one of its host, one host of several.
+
+    Host 0 listens at `master_addr` and `master_port`. `names` are those of all hosts, in order, or
+    none where they are not known.
+    """
 
     launcher: str
     host_index: int
     hosts: int
     master_addr: str
     master_port: int
+    names: tuple[str, ...] = ()
+
+    def called(self, index: int) -> str:
+        """What people call a host: "host 10.0.0.2 (worker 1)"."""
+        return f"host {self.names[index]} (worker {index})" if self.names else f"host {index}"
 
 
 Found = Rank | HostOfMany
@@ -181,25 +191,28 @@ class JobSet:
 
 
 class TpuSlice:
-    """A TPU slice with several hosts: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES; not on its CPUs."""
+    """A TPU slice with several hosts: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES.
+
+    On its CPUs (PJRT_DEVICE=CPU) hosts are joined only where XLA_RUN_HOSTS counts them: a script
+    that is tried out on the CPU of one host has the same variables.
+    """
 
     name = "a TPU slice"
 
     def read(self, environ: Environ) -> Found | None:
-        if asked_device(environ) == "CPU":
+        if asked_device(environ) == "CPU" and not integer(environ, "XLA_RUN_HOSTS"):
             return None
         chips = text(environ, "TPU_VISIBLE_CHIPS")
         tasks = [name for name in text(environ, "TPU_PROCESS_ADDRESSES").split(",") if name]
         task = integer(environ, "CLOUD_TPU_TASK_ID")
         if chips and tasks and task is not None:
             return self._rank(task, tasks)
-        hosts = [name for name in text(environ, "TPU_WORKER_HOSTNAMES").split(",") if name.strip()]
+        names = text(environ, "TPU_WORKER_HOSTNAMES").split(",")
+        hosts = [name.strip() for name in names if name.strip()]
         index = integer(environ, "TPU_WORKER_ID")
         if len(hosts) < 2 or index is None:
             return None
-        address = text(environ, "MASTER_ADDR") or hosts[0].strip()
-        port = _port(environ) or _DEFAULT_PORT
-        return _checked(HostOfMany(self.name, index, len(hosts), address, port))
+        return host_of_slice(index, hosts, environ)
 
     def _rank(self, task: int, tasks: list[str]) -> Rank | None:
         """A process that was given its chip already, by whoever set the variables of libtpu."""
@@ -242,6 +255,17 @@ def detect(environ: Environ) -> Found | None:
         except RankError as error:
             raise SettingError(str(error)) from None
     return None
+
+
+def host_of_slice(index: int, names: Sequence[str], environ: Environ) -> HostOfMany:
+    """One host of a TPU slice; the first one is where they meet, unless MASTER_ADDR names another.
+
+    Raises:
+        SettingError: there is no such host.
+    """
+    address, port = text(environ, "MASTER_ADDR") or names[0], _port(environ) or _DEFAULT_PORT
+    found = HostOfMany(TpuSlice.name, index, len(names), address, port, tuple(names))
+    return _checked(found)
 
 
 def expand_nodes(listing: str, where: str = "SLURM_STEP_NODELIST") -> list[str]:

@@ -106,8 +106,8 @@ def refuse_whole_host(ranks: int, choice: Choice, environ: Environ) -> None:
     if len(whole.addresses) > 1 and ranks == whole.chips_per_host:
         raise UsageError(
             f"this is host {whole.worker_id} of {len(whole.addresses)} of TPU slice "
-            f"{whole.accelerator_type}: ranks of several hosts are joined under torchrun, srun or "
-            "mpirun only; start the script with one of them, or start fewer ranks here"
+            f"{whole.accelerator_type}: its ranks are joined by `xla-run --tpu NAME`, or by "
+            "xmp.spawn in a script that is started on every host; or start fewer ranks here"
         )
 
 

@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Timeouts, timeouts
@@ -21,8 +22,11 @@ class Job:
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
     `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
     may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches them, by the program and
-    options of `way_command`, and `python` is their interpreter. Where they come by themselves
-    ("nodes"), `way_command` is the address and the port of node 0.
+    options of `way_command`, and `python` is their interpreter, which
+    the words of `inside` start there (`docker run IMAGE`). Where they come by themselves ("nodes"),
+    `way_command` is the address and the port of node 0. An empty `cwd`: where a login begins.
+    With a `part` these are the ranks of one host among others that each start their own, as many as
+    here; all are numbered host by host.
     """
 
     kind: str
@@ -48,17 +52,33 @@ class Job:
     way: str = "ssh"
     way_command: list[str] = field(default_factory=list)
     python: str = ""
+    inside: list[str] = field(default_factory=list)
+    part: HostOfMany | None = None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Job":
         """Read what `to_json` wrote."""
         hosts = [Host(**host) for host in data["hosts"]]
-        return cls(**{**data, "timeouts": timeouts(data["timeouts"]), "hosts": hosts})
+        part = data["part"] and HostOfMany(
+            **{**data["part"], "names": tuple(data["part"]["names"])}
+        )
+        made = {"timeouts": timeouts(data["timeouts"]), "hosts": hosts, "part": part}
+        return cls(**{**data, **made})
 
     @property
     def warmth(self) -> str:
         """Whether the nursery imports torch and jax for this job."""
         return "cold" if self.kind == "program" else "warm"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are, those of other hosts included."""
+        return self.nprocs * (self.part.hosts if self.part else 1)
+
+    def ranks(self) -> range:
+        """The ranks that are started here."""
+        first = self.nprocs * self.part.host_index if self.part else 0
+        return range(first, first + self.nprocs)
 
     def shares(self) -> list[int]:
         """How many ranks each host has; their ranks are consecutive."""
@@ -68,7 +88,7 @@ class Job:
         """What stands before the lines of each rank: "2", on other hosts "a/2"."""
         names = [host.name for host in self.hosts for _ in range(host.slots)]
         return [f"{name}/{rank}" for rank, name in enumerate(names)] or [
-            str(rank) for rank in range(self.nprocs)
+            str(rank) for rank in self.ranks()
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +100,7 @@ class Job:
     def teed(self) -> list[int]:
         """The ranks whose lines are shown: all, none, or "0,2"."""
         if self.tee in ("all", "none"):
-            return list(range(self.nprocs)) if self.tee == "all" else []
+            return list(self.ranks()) if self.tee == "all" else []
         return [int(rank) for rank in self.tee.split(",")]
 
 

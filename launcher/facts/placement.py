@@ -103,16 +103,18 @@ def rank_orders(
     Raises:
         DevicesError: a TPU host cannot say which part of which slice it is.
     """
-    orders, first = [], 0
-    for index, (place, count) in enumerate(zip(places, job.shares(), strict=True)):
+    orders, first = [], job.ranks().start
+    part = job.part
+    for place_index, (place, count) in enumerate(zip(places, job.shares(), strict=True)):
+        index = part.host_index if part else place_index
         on_host = [
             Rank(
                 first + local,
-                job.nprocs,
+                job.world_size,
                 local,
                 count,
                 index,
-                len(places),
+                part.hosts if part else len(places),
                 master_addr=meeting.master_addr,
                 master_port=meeting.master_port,
                 job_id=job.job_id,

@@ -226,6 +226,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "JOB_COMPLETION_INDEX, XLA_RUN_HOSTS", "set in a pod of a JobSet: which one of how many"
     ),
+    Variable("MEGASCALE_NUM_SLICES", "several TPU slices, which `spawn` alone does not join"),
     Variable("XLA_RUN_SSH", "the command that reaches the hosts of --hosts; unset: ssh"),
     Variable("XLA_RUN_PREIMPORT", "what is imported once per host, before the ranks"),
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
@@ -336,6 +337,20 @@ def ssh_command(environ: Environ) -> list[str]:
     except ValueError as error:
         raise SettingError(
             f"XLA_RUN_SSH: {command!r} is no command line ({error}); write it as for a shell"
+        ) from None
+
+
+def secret(environ: Environ) -> bytes:
+    """What the user has set for all hosts of a job without a launcher to seal messages with.
+
+    Raises:
+        SettingError: its value is no even number of hexadecimal digits.
+    """
+    try:
+        return bytes.fromhex(text(environ, "XLA_RUN_SECRET"))
+    except ValueError:
+        raise SettingError(
+            "XLA_RUN_SECRET: its value is no even number of hexadecimal digits; correct or unset it"
         ) from None
 
 

@@ -13,17 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend, Plane
-from torch_xdist.launcher.facts.errors import ExitCode, HostError
+from torch_xdist.launcher.facts.errors import ExitCode, HostError, LauncherError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
 from torch_xdist.launcher.head.ending import Ending
+from torch_xdist.launcher.head.fellows import Fellows
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
 from torch_xdist.launcher.head.start import Start
+from torch_xdist.launcher.head.start_among_fellows import StartAmongFellows, start_of
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
@@ -32,6 +34,7 @@ _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
 _BEATS_MISSED = 2
+_FELLOWS_S = 10.0
 
 
 class Head:
@@ -84,6 +87,8 @@ class Head:
             "broken": self._on_broken,
             "gone": self._on_gone,
         }
+        self._start: Start
+        self._fellows: Fellows | None = None
 
     # ---- the course of an attempt --------------------------------------------------------------
 
@@ -115,23 +120,20 @@ class Head:
             self._watch()
             assert self._ending is not None
             return self._finish(self._ending)
+        except LauncherError as error:
+            if self._fellows is not None:
+                self._fellows.tell_end(int(error.exit_code), str(error))
+            raise
         finally:
             self._hosts.send({"op": "bye"})
             self._hosts.end()
+            if self._fellows is not None:
+                self._fellows.close()
             server.close()
 
     def _connect(self, plane: Plane, stdin: int | None) -> None:
         for state in self._hosts:
-            config = {
-                "op": "config",
-                "host_index": state.index,
-                "hosts": len(self._hosts),
-                "named": state.address,
-                "keeps_logs": bool(self.job.hosts) and not self.job.log_root_is_named,
-                "device": self.job.device,
-                "beat_s": self.job.timeouts.beat_s,
-                "lost_s": self.job.timeouts.lost_s,
-            }
+            config = self._hosts.config(state, self.job)
             has_stdin = self.job.stdin_rank is not None and self.job.stdin_rank in state.ranks
             state.send = state.agent.connect(plane, config, stdin if has_stdin else None)
 
@@ -141,12 +143,15 @@ class Head:
         if self.job.kind == "function":
             self._hosts.send({"op": "payload"}, self._payload)
         control = f"{self.job.way}:{socket.gethostname()}" if self.job.hosts else address
-        meeting = Meeting(control=control, secret=self._secret)
-        self._start = Start(
-            self.job, self.number, self._hosts, meeting, self._log_dir, self._note, self._on_started
+        meeting = Meeting(control, secret=self._secret)
+        if self.job.part is not None:
+            self._fellows = Fellows(self.job, self._inbox.tell)
+        self._start = start_of(
+            *(self._fellows, self.job, self.number, self._hosts, meeting),
+            *(self._log_dir, self._note, self._on_started),
         )
         self._rendezvous = standing.RendezvousWatch(
-            *(self.job.nprocs, self._clock.now_s(), self.job.timeouts, self._note),
+            *(self.job.world_size, self._clock.now_s(), self.job.timeouts, self._note),
             silence=self._start.silence,
         )
 
@@ -188,6 +193,8 @@ class Head:
         op = message["op"]
         if op == "asked":
             self._obey_requests()
+        elif op == "fellow":
+            self._on_fellow(message)
         elif op == "question":
             self._on_question(message["question"])
         elif (handler := self._handlers.get(op)) is not None:
@@ -256,6 +263,14 @@ class Head:
         else:
             self._on_broken(state, {"text": gone.text}, b"")
 
+    def _on_fellow(self, message: Message) -> None:
+        """Another host says something that has a head of its own."""
+        assert self._fellows is not None
+        ending = self._fellows.take(message)
+        self._ending = self._ending or ending
+        if self._ending is None and isinstance(self._start, StartAmongFellows):
+            self._start.go_on()
+
     # ---- what is asked from outside ------------------------------------------------------------
 
     def _answer(self, question: Message) -> Message:
@@ -301,12 +316,13 @@ class Head:
 
     def _decide(self) -> None:
         now_s = self._clock.now_s()
-        absent = self.sight.absent()
+        absent = self._start.absent_ranks(self.sight.absent())
         if (not self._started or absent) and (late := self._late(absent, now_s)):
             self._end(int(ExitCode.RENDEZVOUS), (late,))
         ranks = self.sight.ranks()
         in_doubt = self._hosts.are_in_doubt(_BEATS_MISSED * self.job.timeouts.beat_s)
-        judged = verdict.judge(ranks, now_s, self.job.timeouts, in_doubt=in_doubt)
+        limits = self._fellows.limits(now_s) if self._fellows else self.job.timeouts
+        judged = verdict.judge(ranks, now_s, limits, in_doubt=in_doubt)
         match judged:
             case verdict.Wait():
                 for notice in judged.notices:
@@ -314,6 +330,8 @@ class Head:
                 self._release_if_all_finished()
                 if (found := self._hangs.look(ranks, now_s)) is not None:
                     self._act_on_hang(found)
+                if self._fellows is not None and self._ending is None:
+                    self._ending = self._fellows.left_early(ranks, now_s)
                 self._check_time()
             case verdict.Done():
                 self._ending = Ending(0, warnings=judged.warnings)
@@ -321,13 +339,14 @@ class Head:
                 self._ending = Ending(judged.exit_code, judged.failures, judged=True)
 
     def _late(self, absent: list[int], now_s: float) -> Failure | None:
-        silent = self._start.absent()
-        found = self._rendezvous.look(absent, now_s, [state.name for state in silent])
-        # The others wait for them.
-        return replace(found, rank=silent[0].ranks[0]) if found and silent else found
+        found = self._rendezvous.look(absent, now_s, self._start.absent_names())
+        first = self._start.first_absent()
+        return replace(found, rank=first) if found and first is not None else found
 
     def _release_if_all_finished(self) -> None:
-        if not self._released and self.sight.have_all_finished():
+        if self._released or not self.sight.have_all_finished():
+            return
+        if self._fellows is None or self._fellows.have_all_finished():
             self._released = True
             self._hosts.send({"op": "release"})
 
@@ -370,10 +389,17 @@ class Head:
 
     def _finish(self, ending: Ending) -> Ending:
         """Take everything down, then say how it was."""
+        if self._fellows is not None:
+            first = ending.failures[0] if ending.failures else None
+            text = report.describe(self.sight.identified(first)) if first else ending.text
+            self._fellows.tell_end(ending.exit_code, text)
         if ending.failures:
             # Ranks that fail of the same cause do so at the same time: let them say it.
             self._take_for(_COLLECT_S, self._hosts.have_all_ended)
         self._tear_down(ending)
+        if self._fellows is not None:
+            # Host 0 serves what the ranks of the others have met at, until these have ended.
+            self._take_for(_FELLOWS_S, self._fellows.have_left)
         self._tell_unshown(self._inbox.unshown)
         last = verdict.judge(self.sight.ranks(), self._clock.now_s(), self.job.timeouts)
         if ending.judged and isinstance(last, verdict.Stop):

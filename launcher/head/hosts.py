@@ -9,6 +9,7 @@ from typing import Any
 from torch_xdist.launcher.backends.backend import AgentProcess, Send
 from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.system.frames import Message
 
 
 def _unsent(message: Mapping[str, Any], blob: bytes) -> None:
@@ -52,7 +53,7 @@ class Hosts:
     def of(cls, agents: Sequence[AgentProcess], job: Job) -> "Hosts":
         """The hosts of a job, each with its agent and its ranks."""
         named = [(host.name, host.address) for host in job.hosts] or [("", "")]
-        firsts = [0, *accumulate(job.shares())]
+        firsts = [*accumulate(job.shares(), initial=job.ranks().start)]
         return cls(
             [
                 HostState(index, agent, range(firsts[index], firsts[index + 1]), *named[index])
@@ -68,6 +69,20 @@ class Hosts:
 
     def __getitem__(self, index: int) -> HostState:
         return self.states[index]
+
+    def config(self, state: HostState, job: Job) -> Message:
+        """The first message to an agent."""
+        part = job.part
+        return {
+            "op": "config",
+            "host_index": state.index,
+            "hosts": part.hosts if part else len(self),
+            "named": part.master_addr if part and not part.host_index else state.address,
+            "keeps_logs": bool(job.hosts) and not job.log_root_is_named,
+            "device": job.device,
+            "beat_s": job.timeouts.beat_s,
+            "lost_s": job.timeouts.lost_s,
+        }
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
         """Tell every agent."""

@@ -171,7 +171,8 @@ def backend_of(job: Job, requests: Requests | None = None) -> Backend:
         return Nodes(job, settings.taken_secret(), (requests or Requests()).ask)
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
-    return HostsOverCommand(way_of(job.way, job.way_command), job.hosts, job.python, env)
+    way = way_of(job.way, job.way_command)
+    return HostsOverCommand(way, job.hosts, job.python, env, inside=job.inside)
 
 
 class _Run:

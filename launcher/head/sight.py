@@ -68,8 +68,9 @@ class Sight:
 
     def __init__(self, job: Job, attempt: int, clock: Clock) -> None:
         self._job, self._attempt, self._clock = job, attempt, clock
-        self.seen = {rank: Seen(rank) for rank in range(job.nprocs)}
-        self._local = [local for count in job.shares() for local in range(count)]
+        self.seen = {rank: Seen(rank) for rank in job.ranks()}
+        local = [local for count in job.shares() for local in range(count)]
+        self._local = dict(zip(job.ranks(), local, strict=True))
         self.pids: dict[int, int] = {}
         self.arrived: set[int] = set()
         self.results: dict[int, bytes] = {}

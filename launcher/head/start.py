@@ -16,7 +16,7 @@ from torch_xdist.launcher.facts.placement import Meeting, Place
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.system.frames import Message
 
-_REACH_S = 10.0
+REACH_S = 10.0
 
 
 class Start:
@@ -48,12 +48,24 @@ class Start:
         """The hosts whose agents have not said hello, where a host has a name before that."""
         return [state for state in self._hosts if state.facts is None and state.name]
 
+    def absent_names(self) -> list[str]:
+        """How these are called."""
+        return [state.name for state in self.absent()]
+
+    def first_absent(self) -> int | None:
+        """The first rank of these: the others wait for it."""
+        return next((state.ranks[0] for state in self.absent()), None)
+
     @property
     def silence(self) -> str:
         """What that means."""
         if self._job.way == "nodes":
             return f"not yet at {':'.join(self._job.way_command)}"
         return "no answer"
+
+    def absent_ranks(self, here: list[int]) -> list[int]:
+        """The ranks that are waited for, where those `here` have not arrived."""
+        return here
 
     def greet(self, state: HostState, hello: Message) -> None:
         """The hello of an agent; the last one sets all going.
@@ -72,8 +84,11 @@ class Start:
         if self._keeps_own_logs and not state.facts.log_root:
             why = state.facts.why_no_logs
             self._note(f"warning: host {state.name}: no logs are kept there: {why}")
-        if any(one.facts is None for one in self._hosts):
-            return
+        if all(one.facts is not None for one in self._hosts):
+            self._begin_meeting()
+
+    def _begin_meeting(self) -> None:
+        """All hosts are known: host 0 is to serve what the ranks meet at."""
         needs_coordinator = self._job.needs_coordinator
         if self._job.hosts:
             self._choose_device()
@@ -85,8 +100,8 @@ class Start:
                 f"reach it at in a --hostfile: {first} address=ADDRESS"
             )
         self._meeting = replace(self._meeting, master_addr=facts.address, master_port=facts.port)
-        if self._job.nprocs > 1 and needs_coordinator:
-            order = {"world_size": self._job.nprocs, "host": facts.address}
+        if self._job.world_size > 1 and needs_coordinator:
+            order = {"world_size": self._job.world_size, "host": facts.address}
             self._hosts[0].send({"op": "coordinate", **order}, b"")
         else:
             self._start_ranks()
@@ -97,7 +112,7 @@ class Start:
         if len(self._hosts) == 1:
             self._start_ranks()
         for state in list(self._hosts)[1:]:
-            state.send({"op": "reach", "address": address, "limit_s": _REACH_S}, b"")
+            state.send({"op": "reach", "address": address, "limit_s": REACH_S}, b"")
 
     def reach(self, state: HostState, why_not: str) -> None:
         """What a host says about its way to host 0.

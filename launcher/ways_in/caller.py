@@ -28,7 +28,7 @@ def run_its_job(link: Link, requests: Requests, first: FirstAgent) -> None:
         return
     job = Job.from_json(received.message["job"])
     threading.Thread(target=_listen, args=(link, requests), daemon=True).start()
-    teller = _Teller(link, prefix=job.nprocs > 1)
+    teller = _Teller(link, prefix=job.world_size > 1)
     stdin = received.descriptors[0] if received.descriptors else None
     try:
         teller.end(run_job(job, received.blob, teller.show, requests, first, stdin))

@@ -149,7 +149,7 @@ def run(
     elif asked.nodes.are_several and asked.nodes.node_rank:
         sys.exit(_be_node(spec, asked.nodes.node_rank))
     else:
-        sys.exit(_run(spec, timestamps))
+        sys.exit(run_on_screen(spec, timestamps))
 
 
 def _job(
@@ -238,7 +238,8 @@ def _flush(stream: TextIO) -> None:
         stream.flush()
 
 
-def _run(spec: Job, timestamps: bool) -> int:
+def run_on_screen(spec: Job, timestamps: bool) -> int:
+    """Run a job, show what it says, pass signals on to it, and return its exit code."""
     requests = Requests()
     if spec.way == "nodes":
         # Before anything is made of the job.
@@ -307,8 +308,9 @@ def _refuse_inside_others(environ: dict[str, str], *, is_node: bool) -> None:
     if isinstance(found, HostOfMany) and not is_node:
         raise UsageError(
             f"xla-run: this is host {found.host_index} of {found.hosts} of {found.launcher}: ranks "
-            "of several hosts are joined under torchrun, srun or mpirun only; or unset the "
-            "variables that name the other hosts"
+            "of several hosts are joined by xmp.spawn in a script that is started on every host "
+            "without -n, or by torchrun, srun or mpirun; or unset the variables that name the "
+            "other hosts"
         )
     if isinstance(found, Rank):
         raise UsageError(

@@ -51,7 +51,7 @@ class Handle:
         ours, theirs = socket.socketpair()
         self._conductor = _start_conductor(spec, theirs)
         theirs.close()
-        self.job_id, self._nprocs = spec.job_id, spec.nprocs
+        self.job_id, self._ranks = spec.job_id, spec.ranks()
         self._link = Link(ours)
         stdin = [] if spec.stdin_rank is None else [0]
         self._link.send({"job": spec.to_json()}, blob, descriptors=stdin)
@@ -161,7 +161,7 @@ class Handle:
         for warning in end["warnings"]:
             show(f"warning: {warning}\n", sys.stderr)
         if end["exit_code"] == 0:
-            return [self._result(rank) for rank in range(self._nprocs)]
+            return [self._result(rank) for rank in self._ranks]
         if end["exit_code"] in _ERRORS and end["kind"] in ("hang", "launch"):
             raise _ERRORS[end["exit_code"]](end["text"])
         if self._exception:

@@ -202,7 +202,7 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
     if asked.nodes.are_several:
         return _of_nodes(asked.nodes, nprocs, environ)
     if asked.tpu:
-        return _of_gcloud(asked, nprocs)
+        return of_tpus(asked.tpu, asked.zone, asked.project, nprocs)
     if asked.slurm:
         return _of_slurm(asked.batch, nprocs, environ)
     command = settings.ssh_command(
@@ -267,17 +267,22 @@ def _of_slurm(batch: Batch, nprocs: int | None, environ: Environ) -> Reached:
     return Reached(hosts, "slurm", ("srun", f"--jobid={number}"))
 
 
-def _of_gcloud(asked: Asked, nprocs: int | None) -> Reached:
+def of_tpus(names: str, zone: str = "", project: str = "", nprocs: int | None = None) -> Reached:
     """The workers of all TPUs, those of the first one first; gcloud is asked for them.
+
+    Args:
+        names: as of `--tpu`.
+        zone, project: "": gcloud's own settings.
 
     Raises:
         UsageError: a name can be none of a TPU's.
+        HostError: gcloud does not know one, or it is not ready.
     """
-    places = [f"--{name}={getattr(asked, name)}" for name in ("zone", "project")]
-    command = ("gcloud", *(place for place in places if not place.endswith("=")))
-    tpus = host_list.of_option(asked.tpu, "--tpu")
+    places = (f"--zone={zone}" if zone else "", f"--project={project}" if project else "")
+    command = ("gcloud", *filter(None, places))
+    tpus = host_list.of_option(names, "--tpu")
     if any(named.port for named in tpus):
-        raise UsageError(f"--tpu {asked.tpu}: a TPU has a name and no port; write a,b or me@a")
+        raise UsageError(f"--tpu {names}: a TPU has a name and no port; write a,b or me@a")
     hosts = [
         worker if not nprocs else replace(worker, slots=nprocs)
         for named in tpus

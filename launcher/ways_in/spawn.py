@@ -14,6 +14,7 @@ from typing import Any
 
 from torch_xdist import world
 from torch_xdist.launcher.facts import cluster, devices, job, payload, settings
+from torch_xdist.launcher.facts import part as part_of_job
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import (
     LauncherError,
@@ -22,6 +23,7 @@ from torch_xdist.launcher.facts.errors import (
     UsageError,
 )
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.records import ranks_text
 from torch_xdist.launcher.ways_in.handle import Handle, show
 from torch_xdist.system import rank as ranks
 from torch_xdist.system.errors import RankError
@@ -43,7 +45,8 @@ def spawn(
 
     The function, its closure and its arguments travel by value, so it may be a lambda, or defined
     in `__main__` or a notebook cell. Inside a rank that `xla-run`, torchrun, Slurm or mpirun
-    started, no process is started: the function runs here, as that rank.
+    started, no process is started: the function runs here, as that rank. On a host of a TPU slice
+    or a JobSet, they are its ranks of a job of all its hosts, each of which runs the script.
 
     Args:
         nprocs: ranks on this host; None: CPU_NUM_DEVICES, or 1, on the CPU, else one per device.
@@ -54,14 +57,15 @@ def spawn(
             torch and has nothing else of the caller.
 
     Returns:
-        The results in the order of the ranks (of a foreign launcher's rank: its own alone), or a
-        `Handle`.
+        The results of this host's ranks in their order (of a foreign launcher's rank: its own
+        alone), or a `Handle`.
 
     Raises:
         Exception: what a rank raised, with its traceback there as the cause.
         RankFailedError: a rank failed otherwise, or its exception cannot be pickled.
         PayloadError: something cannot be pickled; raised before anything starts.
         NestedSpawnError: called inside a rank that `spawn` started.
+        RendezvousError: a host did not come in time.
         UsageError, DevicesError: `nprocs`, `start_method` or PJRT_DEVICE cannot be right.
 
     A LauncherError that nobody catches ends the script with its `exit_code`: 137 after a SIGKILL.
@@ -133,20 +137,6 @@ def adopt() -> Rank | HostOfMany | None:
     return found
 
 
-def refuse_host_of_many(found: Rank | HostOfMany | None) -> None:
-    """Nothing, unless this is one host of several.
-
-    Raises:
-        UsageError: it is: ranks of different hosts are not joined yet.
-    """
-    if isinstance(found, HostOfMany):
-        raise UsageError(
-            f"this is host {found.host_index} of {found.hosts} of {found.launcher}: ranks of "
-            "several hosts are joined under torchrun, srun or mpirun only; start the script with "
-            "one of them, or unset the variables that name the other hosts"
-        )
-
-
 def _own_rank(environ: dict[str, str]) -> int | None:
     """The rank that this process is in somebody's job, or None where it is an ordinary process.
 
@@ -165,7 +155,6 @@ def _own_rank(environ: dict[str, str]) -> int | None:
     if mine.control:
         return mine.rank
     found = adopt()
-    refuse_host_of_many(found)
     return found.rank if isinstance(found, Rank) else None
 
 
@@ -173,14 +162,17 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
     found = devices.probe()
     choice = devices.choose(environ, found)
     count = devices.local_ranks(nprocs, choice, environ, found)
-    devices.refuse_whole_host(count, choice, environ)
+    part = part_of_job.of_host(cluster.detect(environ), count, choice, environ)
+    hosts = 1 if part is None else part.hosts
+    # Said here: the head, which gives it to the ranks, would say it late.
+    settings.secret(environ)
     log_root, is_named = settings.log_root(environ)
-    return Job(
+    made = Job(
         kind="function",
         argv=sys.argv,
         nprocs=count,
         device=choice.kind,
-        headline=devices.start_line(count, 1, choice, environ),
+        headline=devices.start_line(count * hosts, hosts, choice, environ),
         job_id=job.new_id(),
         state_dir=str(settings.state_dir(environ)),
         log_root=str(log_root),
@@ -188,9 +180,14 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
         cwd=os.getcwd(),
         timeouts=settings.timeouts(environ),
         keep_logs=is_named,
-        needs_coordinator=not devices.meets_in_memory(choice.kind, 1, environ),
-        stdin_rank=0 if count == 1 and settings.has_stdin() else None,
+        needs_coordinator=not devices.meets_in_memory(choice.kind, hosts, environ),
+        part=part,
     )
+    if part is not None:
+        made.headline += f"; this is {part.called(part.host_index)}: {ranks_text(made.ranks())}"
+    if count == 1 and settings.has_stdin():
+        made.stdin_rank = made.ranks().start
+    return made
 
 
 def _tell_of_fork() -> None:

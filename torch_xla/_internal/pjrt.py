@@ -1,6 +1,6 @@
 """Processes by the runtime's private names."""
 
-from torch_xdist.launcher.ways_in.pjrt_names import (
+from torch_xdist.launcher.torch_xla_names.pjrt import (
     initialize_multiprocess,
     run_multiprocess,
     run_singleprocess,

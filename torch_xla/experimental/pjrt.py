@@ -11,7 +11,7 @@ from torch_xdist.core.devices.ordinals import (
     process_index,
     world_size,
 )
-from torch_xdist.launcher.ways_in.pjrt_names import (
+from torch_xdist.launcher.torch_xla_names.pjrt import (
     run_multiprocess,
     using_pjrt,
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from torch_xdist.launcher.facts import cluster
 from torch_xdist.launcher.facts.cluster import HostOfMany
-from torch_xdist.launcher.facts.errors import SettingError, UsageError
+from torch_xdist.launcher.facts.errors import SettingError
 from torch_xdist.launcher.ways_in import spawn
 from torch_xdist.system.rank import Rank
 
@@ -118,9 +118,18 @@ def test_open_mpi_over_two_hosts_meets_at_mpirun():
 def test_a_tpu_slice_is_a_world_of_hosts():
     names = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"}
     world = cluster.detect(names)
-    assert world == HostOfMany("a TPU slice", 1, 2, "a", 8547)
+    assert world == HostOfMany("a TPU slice", 1, 2, "a", 8547, ("a", "b"))
+    assert [world.called(host) for host in (0, 1)] == ["host a (worker 0)", "host b (worker 1)"]
+    elsewhere = {**names, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "99"}
+    moved = cluster.detect(elsewhere)
+    assert (moved.master_addr, moved.master_port) == ("10.0.0.9", 99)
     assert cluster.detect({**names, "TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0"}) is None
-    assert cluster.detect({**names, "PJRT_DEVICE": "CPU"}) is None
+
+
+def test_the_cpus_of_a_tpu_slice_are_a_world_where_its_hosts_are_counted():
+    names = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b", "PJRT_DEVICE": "CPU"}
+    assert cluster.detect(names) is None
+    assert cluster.detect({**names, "XLA_RUN_HOSTS": "2"}).hosts == 2
 
 
 def test_a_process_that_was_given_its_chip_is_a_rank():
@@ -141,6 +150,7 @@ def test_a_jobset_is_a_world_of_hosts_where_the_pods_are_counted():
     names = {"JOB_COMPLETION_INDEX": "2", "XLA_RUN_HOSTS": "4", "MASTER_ADDR": "js-0-0.js"}
     world = cluster.detect(names)
     assert world == HostOfMany("a JobSet", 2, 4, "js-0-0.js", 8547)
+    assert world.called(2) == "host 2"
     assert cluster.detect({"JOB_COMPLETION_INDEX": "2"}) is None
     with pytest.raises(SettingError, match="JobSet with 4 pods: no MASTER_ADDR; set it to the hos"):
         cluster.detect({"JOB_COMPLETION_INDEX": "2", "XLA_RUN_HOSTS": "4"})
@@ -225,14 +235,6 @@ def test_a_rank_of_ours_is_left_as_it_is(monkeypatch):
     before = dict(os.environ)
     assert spawn.adopt().launcher == "xla-run"
     assert dict(os.environ) == before
-
-
-def test_one_host_of_several_is_refused_and_not_run_by_itself():
-    found = cluster.detect({"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"})
-    with pytest.raises(UsageError, match="this is host 1 of 2 of a TPU slice: ranks of several"):
-        spawn.refuse_host_of_many(found)
-    spawn.refuse_host_of_many(cluster.detect(TORCHRUN))
-    spawn.refuse_host_of_many(None)
 
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from torch_xdist.launcher.facts import placement
+from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.devices import Found
 from torch_xdist.launcher.facts.errors import DevicesError
 from torch_xdist.launcher.facts.host import HostFacts
@@ -107,3 +108,17 @@ def test_the_workers_of_two_slices_are_numbered_within_each() -> None:
     orders = placement.rank_orders(job, 0, Meeting(), places)
     tasks = [order["env"]["CLOUD_TPU_TASK_ID"] for on_host in orders for order in on_host]
     assert tasks == [str(rank) for rank in range(8)] * 2
+
+
+def test_the_ranks_of_a_host_without_a_launcher_are_numbered_after_those_of_the_hosts_before() -> (
+    None
+):
+    part = HostOfMany("a TPU slice", 1, 2, "t0", 8547, ("t0", "t1"))
+    job = Job("function", ["train.py"], 4, device="TPU", part=part)
+    (orders,) = placement.rank_orders(job, 0, Meeting(), [Place(tpu_host(1))])
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "TPU_VISIBLE_CHIPS")
+    rows = [[order["env"][name] for name in (*names, "CLOUD_TPU_TASK_ID")] for order in orders]
+    assert rows == [[str(4 + n), str(n), "8", "1", str(n), str(4 + n)] for n in range(4)]
+    addresses = {order["env"]["TPU_PROCESS_ADDRESSES"] for order in orders}
+    assert addresses == {",".join(f"t{host}:{8476 + n}" for host in (0, 1) for n in range(4))}
+    assert Job.from_json(job.to_json()) == job

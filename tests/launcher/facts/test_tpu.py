@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from torch_xdist.launcher.facts import devices, tpu
 from torch_xdist.launcher.facts.errors import DevicesError, UsageError
+from torch_xdist.launcher.ways_in import spawn as spawn_module
 from torch_xdist.launcher.ways_in.cli import cli
 from torch_xdist.launcher.ways_in.spawn import spawn
 from torch_xdist.system import tpu_metadata
@@ -231,11 +232,22 @@ def on_a_pod(monkeypatch):
 def test_all_chips_of_one_host_of_a_pod_are_no_job(metadata, monkeypatch, ranks):
     on_a_pod(monkeypatch)
     found = CliRunner().invoke(cli, ["--dry-run", "-n", ranks, "true"])
-    words = "this is host 1 of 2 of TPU slice v4-16: ranks of several hosts are joined under torch"
+    words = (
+        "this is host 1 of 2 of TPU slice v4-16: its ranks are joined by `xla-run --tpu NAME`, or"
+    )
     with pytest.raises(UsageError, match=words):
         raise found.exception
-    with pytest.raises(UsageError, match=words):
-        spawn(print, nprocs=4 if ranks == "4" else None)
+
+
+@pytest.mark.parametrize("ranks", [4, None])
+def test_spawn_starts_all_chips_of_one_host_of_a_pod_as_its_part(metadata, monkeypatch, ranks):
+    on_a_pod(monkeypatch)
+    made = []
+    monkeypatch.setattr(spawn_module, "Handle", lambda spec, blob: made.append(spec))
+    with pytest.raises(AttributeError):  # there is nothing to join
+        spawn(print, nprocs=ranks)
+    assert made[0].part.host_index == 1 and made[0].ranks() == range(4, 8)
+    assert made[0].headline.startswith("8 ranks on 2 hosts, TPU (ICI); this is host ")
 
 
 def test_some_chips_of_one_host_of_a_pod_make_a_sub_slice(metadata, monkeypatch):

@@ -136,7 +136,7 @@ def test_h_is_help() -> None:
     [
         (
             {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b", "PJRT_DEVICE": ""},
-            "this is host 1 of 2 of a TPU slice: ranks of several hosts are joined under torchrun",
+            "this is host 1 of 2 of a TPU slice: ranks of several hosts are joined by xmp.spawn in",
         ),
         (
             {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
