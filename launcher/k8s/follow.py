@@ -173,7 +173,7 @@ class Follow:
             )
         text = f"job {self._name} was deleted by somebody else (its JobSet is not there any more)"
         self._leave(Ending(SIGTERM, text=text))
-        return None if sight.pods else self._finished(self._leaving, sight)
+        return None if sight.pods and not sight.uid else self._finished(self._leaving, sight)
 
     def _finished(self, ended: Ending | None, sight: Sight) -> Ending:
         assert ended is not None

@@ -125,7 +125,7 @@ def last_words(said: str) -> str:
     # Lines of its own log come before; they say the same at length.
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not re.match(r"[EWI]\d{4} |Warning: ", line)]
-    return (own or lines or [""])[-1]
+    return (own or lines or [""])[-1].removeprefix("error: ")
 
 
 def explained(words: Sequence[str], code: int, said: str) -> LauncherError:
@@ -164,9 +164,7 @@ _MEANINGS: Iterable[tuple[str, Callable[[str], LauncherError]]] = (
     ),
     (
         r"context was not found|context \"[^\"]*\" does not exist",
-        _meaning(
-            UsageError, "{told}; see the contexts there are: kubectl config get-contexts"
-        ),
+        _meaning(UsageError, "{told}; see the contexts there are: kubectl config get-contexts"),
     ),
     (
         r"Unauthorized|must be logged in|getting credentials|executable .* not found",

@@ -70,8 +70,8 @@ def secret(plan: Plan, seal: str, owner_uid: str = "") -> str:
 def whole(plan: Plan, seal: str) -> str:
     """Both, for `kubectl create -f`."""
     remark = (
-        "# What xla-run --k8s would start. The Secret proves the pods to each other: it is new for\n"
-        "# each job, so write it anew instead of keeping it, and delete it with its job:\n"
+        "# What xla-run --k8s starts. The Secret proves the pods to each other: it is new for each\n"
+        "# job, so write it anew instead of keeping it, and delete it with its job:\n"
         f"#   kubectl delete jobset/{plan.name} secret/{plan.secret_name}\n"
     )
     return f"{remark}{secret(plan, seal)}---\n{job_set(plan)}"
@@ -152,11 +152,10 @@ def _pods(plan: Plan) -> list[str]:
 def _pod_failures(plan: Plan) -> list[str]:
     operator, codes = plan.final_codes()
     meaning = (
-        "Whatever the script fails with is final, but for 73 (a host was lost), 75 (preempted) and"
+        ("All codes are final, but for 73 (a host was lost), 75 (preempted) and", "143 (SIGTERM).")
         if operator == "NotIn"
-        else "Codes of xla-run that another start would only repeat: usage, preflight, rendezvous,"
+        else ("What another start would only repeat: usage, preflight, rendezvous,", "a hang, ...")
     )
-    more = "143 (SIGTERM)." if operator == "NotIn" else "a hang, ..."
     return [
         "podFailurePolicy:",
         "  rules:",
@@ -165,8 +164,7 @@ def _pod_failures(plan: Plan) -> list[str]:
         "      onPodConditions:",
         "        - type: DisruptionTarget",
         '          status: "True"',
-        f"    # {meaning}",
-        f"    # {more}",
+        *(f"    # {line}" for line in meaning),
         "    - action: FailJob",
         "      onExitCodes:",
         f"        containerName: {CONTAINER}",

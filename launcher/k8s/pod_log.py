@@ -6,7 +6,7 @@ last one that came. It can begin at a whole second alone, so what had come of th
 
 import threading
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from torch_xdist.launcher.facts.errors import LauncherError
 from torch_xdist.launcher.k8s.kubectl import Kubectl, last_words
@@ -33,7 +33,7 @@ class Lines:
         """Where the next connection is to begin, as kubectl takes it; "": at the beginning."""
         if self._last == _START:
             return ""
-        return datetime.fromtimestamp(self._last[0], timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.fromtimestamp(self._last[0], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def connect(self) -> None:
         """A new connection begins."""

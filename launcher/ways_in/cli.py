@@ -3,6 +3,7 @@
 xla-run -n 4 python train.py --lr 0.1
 xla-run --hosts a,b -n 2 python train.py
 xla-run --slurm -n 2 python train.py
+xla-run --k8s NAME --image IMAGE --nodes 2 -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
@@ -28,6 +30,8 @@ from torch_xdist.launcher.facts.errors import LauncherError, UsageError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
+from torch_xdist.launcher.k8s import command as k8s_command
+from torch_xdist.launcher.k8s import options as k8s_options
 from torch_xdist.launcher.ways_in import (
     command_line,
     host_options,
@@ -36,7 +40,7 @@ from torch_xdist.launcher.ways_in import (
 )
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
-from torch_xdist.launcher.ways_in.screen import Screen
+from torch_xdist.launcher.ways_in.screen import Screen, cleaned
 from torch_xdist.system.rank import Rank
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -100,6 +104,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @click.option(*_NPROCS_NAMES, "nprocs", type=Count(), help="ranks per host; else run once")
 @host_options.options
 @host_options.batch_options
+@k8s_options.options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
@@ -136,7 +141,10 @@ def run(
     ctx: click.Context, words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any
 ) -> None:
     """Run COMMAND in N ranks (with -n), here or on each of some hosts, or once here (without)."""
-    asked = host_options.taken_from(options)
+    on_k8s, asked = k8s_options.taken_from(options), host_options.taken_from(options)
+    on_k8s.check()
+    if on_k8s.k8s:
+        sys.exit(_on_kubernetes(ctx, words, on_k8s, asked, dry_run, **options))
     spec = _job(words, asked, **options)
     if asked.batch.nodes:
         line = ctx.meta["line"]
@@ -252,6 +260,43 @@ def _run(spec: Job, timestamps: bool) -> int:
     finally:
         screen.close()
     return ending.exit_code
+
+
+def _on_kubernetes(
+    ctx: click.Context,
+    words: Sequence[str],
+    on_k8s: k8s_options.Asked,
+    asked: host_options.Asked,
+    dry_run: bool,
+    **options: Any,
+) -> int:
+    environ = settings.environment()
+    limits_s = {row.field: options[row.field] for row in settings.TIMEOUTS}
+    timeouts = settings.timeouts(environ, **limits_s)
+    is_asked = ctx.get_parameter_source("max_restarts") is not ParameterSource.DEFAULT
+    beside = k8s_options.Beside(
+        hosts=asked.given(),
+        nodes=asked.batch.nodes,
+        gpus_per_node=asked.batch.gpus_per_node,
+        nprocs=options["nprocs"],
+        once=options["once"],
+        stdin=options["stdin_rank"] is not None,
+        job_id=options["job_id"],
+        python=options["python"],
+        max_restarts=options["max_restarts"] if is_asked else None,
+        env=_variables(options["pairs"], options["files"], environ),
+        graceful_s=timeouts.graceful_s,
+        wait_s=k8s_options.wait_s(options["rendezvous_s"], timeouts.rendezvous_s),
+    )
+    line = ctx.meta["line"]
+    return k8s_command.run(on_k8s, beside, line, words, timeouts, _show, dry_run=dry_run)
+
+
+def _show(line: bytes) -> None:
+    """Print what a pod has said, on a terminal without control characters."""
+    with contextlib.suppress(OSError):
+        is_screen = sys.stdout.isatty()
+        click.echo(cleaned(line.decode(errors="replace")) if is_screen else line, nl=False)
 
 
 def _devices(nprocs: int | None, environ: dict[str, str]) -> tuple[devices.Choice, int]:
