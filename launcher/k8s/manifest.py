@@ -70,8 +70,8 @@ def secret(plan: Plan, seal: str, owner_uid: str = "") -> str:
 def whole(plan: Plan, seal: str) -> str:
     """Both, for `kubectl create -f`."""
     remark = (
-        "# What xla-run --k8s starts. The Secret proves the pods to each other: it is new for each\n"
-        "# job, so write it anew instead of keeping it, and delete it with its job:\n"
+        "# What xla-run --k8s starts. The Secret proves the pods to each other: it is new for\n"
+        "# each job, so write it anew instead of keeping it, and delete it with its job:\n"
         f"#   kubectl delete jobset/{plan.name} secret/{plan.secret_name}\n"
     )
     return f"{remark}{secret(plan, seal)}---\n{job_set(plan)}"
@@ -118,7 +118,8 @@ def _policies(plan: Plan) -> list[str]:
         "failurePolicy:",
         f"  maxRestarts: {plan.restarts}",
         "  rules:",
-        "    - action: FailJobSet",
+        "    - name: finalCode",
+        "      action: FailJobSet",
         "      onJobFailureReasons: [PodFailurePolicy]",
         "# It is there for a day after its end, with what its pods have said.",
         f"ttlSecondsAfterFinished: {KEPT_S}",
