@@ -17,8 +17,8 @@ TPU = {"tpu_topology": "2x4", "tpu_accelerator": "tpu-v5-lite-podslice"}
     [
         ({"name": "Train"}, "--k8s 'Train': the name of a job has lower-case letters, digits and"),
         ({"name": "1st"}, "a letter first and no '-' last"),
-        ({"name": "a" * 45}, "would have more than 63; at most 44 fit"),
-        ({"name": "a" * 44, "nodes": 11}, "it has 44 characters, and the pods' names would have"),
+        ({"name": "a" * 46}, "would have more than 63; at most 45 fit"),
+        ({"name": "a" * 45, "nodes": 11}, "it has 45 characters, and the pods' names would have"),
         ({"namespace": "a_b"}, "--namespace 'a_b': a namespace has lower-case letters, digits and"),
         ({"image": ""}, "--image '': the image that the pods run is needed, such as"),
         ({"image": "a b"}, "--image 'a b': the image that the pods run is needed"),
@@ -38,8 +38,8 @@ def test_what_kubernetes_could_not_take_is_refused(changes: dict[str, object], t
     assert told in str(refused.value) and refused.value.exit_code == 2
 
 
-def test_a_name_of_44_characters_and_ten_pods_fit() -> None:
-    assert replace(PLAN, name="a" * 44, nodes=10).check().name == "a" * 44
+def test_a_name_of_45_characters_and_ten_pods_fit() -> None:
+    assert replace(PLAN, name="a" * 45, nodes=10).check().name == "a" * 45
 
 
 def test_chips_of_a_slice_are_shared_out_to_the_pods() -> None:
