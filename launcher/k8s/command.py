@@ -78,9 +78,10 @@ def _followed(
 ) -> int:
     try:
         ended = Follow(kubectl, name, limits, show, _say, stops or _heard()).run()
-    except LauncherError as error:
+    except LauncherError:
         if stops is not None:
-            start.explain_lost(error, name, _say)
+            way = f"follow it: xla-run --k8s {name}; end it: kubectl delete jobset/{name}"
+            _say(f"job {name} goes on without us; {way}")
         raise
     _told(ended)
     return ended.exit_code

@@ -2,7 +2,6 @@
 
 import json
 import secrets
-from collections.abc import Callable
 
 from torch_xdist.launcher.facts.errors import DuplicateJobError, LauncherError
 from torch_xdist.launcher.k8s import manifest
@@ -41,16 +40,7 @@ def create(kubectl: Kubectl, plan: Plan) -> None:
             # Left over from a manifest that was printed: its job is gone.
             kubectl.run("replace", *make[1:], stdin=text)
     except LauncherError as error:
-        _undo(kubectl, plan, error)
-        raise
-
-
-def explain_lost(error: LauncherError, name: str, say: Callable[[str], None]) -> None:
-    """Say what is with a job that cannot be followed any more."""
-    say(
-        f"job {name} goes on without us, if it was there; follow it: xla-run --k8s {name}; end it: "
-        f"kubectl delete jobset/{name}"
-    )
+        raise _undone(kubectl, plan, error) from error
 
 
 def _uid(made: str) -> str:
@@ -60,9 +50,11 @@ def _uid(made: str) -> str:
         return ""  # then the Secret stays when the JobSet goes
 
 
-def _undo(kubectl: Kubectl, plan: Plan, error: LauncherError) -> None:
+def _undone(kubectl: Kubectl, plan: Plan, error: LauncherError) -> LauncherError:
+    """Delete the JobSet again; the error that is to be told."""
     words = ("delete", f"{manifest.JOBSETS}/{plan.name}", "--wait=false", "--ignore-not-found")
     try:
         kubectl.run(*words)
     except LauncherError:
-        error.add_note(f"its JobSet is left: kubectl delete jobset/{plan.name}")
+        return type(error)(f"{error}; its JobSet is left: kubectl delete jobset/{plan.name}")
+    return error

@@ -38,7 +38,7 @@ _MEMCACHE = 'E1124 02:42:10.191919   27971 memcache.go:265] "Unhandled Error" er
         ),
         (
             'error: resource mapping not found for name: "a" namespace: "" from "STDIN": no '
-            'matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"\nensure CRDs are installed',
+            'matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"\nensure CRDs',
             PreflightError,
             "this cluster has no JobSet, which starts all pods of a job together; have it",
         ),
