@@ -8,16 +8,12 @@ import click
 
 from torch_xdist.launcher.facts.errors import LauncherError, UsageError
 from torch_xdist.launcher.facts.settings import Timeouts
-from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.k8s import manifest, start
 from torch_xdist.launcher.k8s import plan as plans
 from torch_xdist.launcher.k8s.follow import Follow, Limits, Stops
 from torch_xdist.launcher.k8s.kubectl import Kubectl
 from torch_xdist.launcher.k8s.options import Asked, Beside, plan
 from torch_xdist.launcher.k8s.plan import Plan
-
-# Nobody waits longer for a job that is followed and was started by another command.
-_GRACE_S = 60.0
 
 
 def run(
@@ -40,15 +36,15 @@ def run(
         LauncherError: they cannot be right, or the cluster refuses.
     """
     kubectl = Kubectl(asked.context, asked.namespace)
-    limits = Limits(notice_s=timeouts.notice_s, wait_s=beside.wait_s, grace_s=_GRACE_S)
+    limits = Limits(notice_s=timeouts.notice_s, wait_s=beside.wait_s)
     if not words and not asked.image:
         if asked.prints or dry_run:
             raise UsageError("--print: the command and --image are needed, to print a job")
         return _followed(kubectl, plans.check_name(asked.k8s), limits, show)
     described = plan(asked, beside, line, words)
     if asked.prints or dry_run:
-        text = manifest.whole(_masked(described), "***") if dry_run else _printed(described)
-        click.echo(text, nl=False)
+        shown, seal = (_masked(described), "***") if dry_run else (described, start.seal())
+        click.echo(manifest.whole(shown, seal), nl=False)
         return 0
     stops = _heard()
     start.create(kubectl, described)
@@ -59,10 +55,6 @@ def run(
         return 0
     limits = replace(limits, grace_s=float(described.grace_s))
     return _followed(kubectl, described.name, limits, show, stops)
-
-
-def _printed(described: Plan) -> str:
-    return manifest.whole(described, start.seal())
 
 
 def _masked(described: Plan) -> Plan:
@@ -76,20 +68,19 @@ def _followed(
     show: Callable[[bytes], None],
     stops: Stops | None = None,
 ) -> int:
+    """Follow a job to its end; `stops`: the signals to us, where we have started it."""
+    is_ours = stops is not None
+    signals = stops if stops is not None else _heard()
     try:
-        ended = Follow(kubectl, name, limits, show, _say, stops or _heard()).run()
+        ended = Follow(kubectl, name, limits, show, _say, signals, is_ours=is_ours).run()
     except LauncherError:
-        if stops is not None:
+        if is_ours:
             way = f"follow it: xla-run --k8s {name}; end it: kubectl delete jobset/{name}"
             _say(f"job {name} goes on without us; {way}")
         raise
-    _told(ended)
-    return ended.exit_code
-
-
-def _told(ended: Ending) -> None:
     if ended.text:
         _say(ended.text)
+    return ended.exit_code
 
 
 def _heard() -> Stops:

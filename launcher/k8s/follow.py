@@ -51,6 +51,7 @@ class Follow:
 
     Args:
         show: gets every line of pod 0; say: gets what Kubernetes does with the job.
+        is_ours: whether we have started it, and so end it when we are stopped or it cannot begin.
     """
 
     def __init__(
@@ -61,7 +62,10 @@ class Follow:
         show: Callable[[bytes], None],
         say: Callable[[str], None],
         stops: Stops,
+        *,
+        is_ours: bool,
     ) -> None:
+        self._is_ours = is_ours
         self._kubectl, self._name, self._limits = kubectl, name, limits
         self._show, self._say, self._stops = show, say, stops
         self._seen: dict[str, Pod] = {}
@@ -136,8 +140,9 @@ class Follow:
         except queue.Empty:
             return self._leaving if self._leaving is not None and self._too_late() else None
         left = Ending(128 + number, text=f"left job {self._name}, whose end may take a while")
-        if number == _SIGHUP:
-            return replace(left, text=f"left job {self._name}, which goes on")
+        if number == _SIGHUP or not self._is_ours:
+            way = f"end it: kubectl delete jobset/{self._name}"
+            return replace(left, text=f"left job {self._name}, which goes on; {way}")
         if self._leaving is not None:
             return left
         ended = Ending(128 + number, text=f"job {self._name} was stopped")
@@ -228,6 +233,8 @@ class Follow:
         return None
 
     def _given_up(self, code: int, why: str) -> Ending:
+        if not self._is_ours:
+            return Ending(code, text=f"{why}; the job is left as it is")
         try:
             self._delete()
             done = "the job was deleted"

@@ -101,7 +101,11 @@ class Followed:
     """A job, followed to its end: that, what was shown and what was said."""
 
     def __init__(
-        self, cluster: Cluster, limits: Limits = LIMITS, stops: Sequence[int] = ()
+        self,
+        cluster: Cluster,
+        limits: Limits = LIMITS,
+        stops: Sequence[int] = (),
+        is_ours: bool = True,
     ) -> None:
         self.shown: list[bytes] = []
         self.said: list[str] = []
@@ -109,7 +113,7 @@ class Followed:
         for number in stops:
             self.stops.put(number)
         parts = (self.shown.append, self.said.append, self.stops)
-        self._follow = Follow(cluster, "train", limits, *parts)  # type: ignore[arg-type]
+        self._follow = Follow(cluster, "train", limits, *parts, is_ours=is_ours)  # type: ignore[arg-type]
 
     def run(self) -> Ending:
         return self._follow.run()
@@ -280,7 +284,16 @@ def test_a_terminal_that_is_gone_leaves_the_job_alone() -> None:
     cluster = Cluster([[job_set(), pod()]])
     found = Followed(cluster, stops=[SIGHUP]).run()
     assert (found.exit_code, cluster.deleted) == (129, 0)
-    assert found.text == "left job train, which goes on"
+    assert found.text == "left job train, which goes on; end it: kubectl delete jobset/train"
+
+
+def test_who_only_follows_a_job_never_ends_it() -> None:
+    cluster = Cluster([[job_set(), pod(unplaced="no room")]])
+    left = Followed(cluster, stops=[SIGINT], is_ours=False).run()
+    assert left.exit_code == 130 and left.text.startswith("left job train, which goes on; end it")
+    waited = Followed(cluster, replace(LIMITS, wait_s=0.0), is_ours=False).run()
+    assert waited.exit_code == 72 and waited.text.endswith("no room; the job is left as it is")
+    assert cluster.deleted == 0
 
 
 def test_no_thread_is_left() -> None:
