@@ -28,7 +28,8 @@ def ending(name: str, sight: Sight, seen: Iterable[Pod]) -> Ending:
     code, why = cause(pods, max((pod.attempt for pod in pods), default=0), sight)
     text = f"job {name} failed: {why}"
     if sight.reason == "ReachedMaxRestarts" and sight.restarts:
-        text += f"; its pods had been started again {sight.restarts} times, which is the limit"
+        times = "once" if sight.restarts == 1 else f"{sight.restarts} times"
+        text += f"; its pods had been started again {times}, which is the limit"
         code = int(ExitCode.RESTARTS_USED_UP)
     return Ending(code, text=text)
 

@@ -38,7 +38,7 @@ class Limits:
     wait_s: float = 1800.0
     grace_s: float = 60.0
     silent_s: float = 300.0
-    poll_s: float = 2.0
+    poll_s: float = 1.0
     drain_s: float = 15.0
 
 
@@ -70,7 +70,7 @@ class Follow:
         self._show, self._say, self._stops = show, say, stops
         self._seen: dict[str, Pod] = {}
         self._uid, self._restarts = "", 0
-        self._followed = ""
+        self._followed: set[str] = set()
         self._log: PodLog | None = None
         self._waiting_since_s = time.monotonic()
         self._stuck_since_s: dict[str, float] = {}
@@ -195,13 +195,13 @@ class Follow:
             self._told = ""
 
     def _follow_head(self, sight: Sight) -> None:
-        head = sight.head()
-        if head is None or not head.has_started or head.uid == self._followed:
-            return
-        if self._log is not None:
-            self._log.finish(_OLD_LOG_S)
-        self._followed = head.uid
-        self._log = PodLog(self._kubectl, head.name, self._show, self._say)
+        """Show the lines of each pod 0 that has started, one after the other."""
+        for head in sight.heads():
+            if head.has_started and head.uid not in self._followed:
+                if self._log is not None:
+                    self._log.finish(_OLD_LOG_S)
+                self._followed.add(head.uid)
+                self._log = PodLog(self._kubectl, head.name, self._show, self._say)
 
     def _waited_for(self, sight: Sight) -> Ending | None:
         """Tell what pods wait for; the ending where it is for nothing."""

@@ -74,9 +74,9 @@ class Sight:
         found = {pod.index: pod for pod in self.pods if pod.attempt == last}
         return [found[index] for index in sorted(found)]
 
-    def head(self) -> Pod | None:
-        """The newest pod with index 0."""
-        return next((pod for pod in self.newest() if pod.index == 0), None)
+    def heads(self) -> list[Pod]:
+        """The pods with index 0, those of older attempts first."""
+        return sorted((pod for pod in self.pods if pod.index == 0), key=lambda pod: pod.attempt)
 
     def all_started(self) -> bool:
         return sum(pod.has_started for pod in self.newest()) >= self.nodes > 0

@@ -32,15 +32,15 @@ def condition(kind: str, value: str = "True", **more: str) -> dict[str, Any]:
 
 def test_an_empty_answer_is_no_job() -> None:
     found = sights.read([])
-    assert not found.uid and not found.pods and found.head() is None and not found.all_started()
+    assert not found.uid and not found.pods and not found.heads() and not found.all_started()
 
 
 def test_a_running_job_has_its_pods_in_order() -> None:
     running = container(running={"startedAt": "2031-05-17T08:30:00Z"})
     found = sights.read([pod(1, **running), pod(0, **running), JOB_SET])
     assert [each.index for each in found.newest()] == [0, 1] and found.all_started()
-    head = found.head()
-    assert head is not None and head.has_started and not head.has_ended and head.node == "n1"
+    (head,) = found.heads()
+    assert head.has_started and not head.has_ended and head.node == "n1"
     assert found.uid == "u-1" and not found.state
 
 
@@ -48,6 +48,7 @@ def test_pods_of_the_newest_attempt_count() -> None:
     running, ended = container(running={}), container(terminated={"exitCode": 1})
     found = sights.read([JOB_SET, pod(0, 0, **ended), pod(1, 0, **ended), pod(0, 1, **running)])
     assert [each.name for each in found.newest()] == ["train-workers-0-0-x1"]
+    assert [each.attempt for each in found.heads()] == [0, 1]
     assert not found.all_started()
 
 
