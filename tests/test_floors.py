@@ -216,6 +216,7 @@ PROCESSES = [
     "backends",
     "head",
     "preflight",
+    "k8s",
     "ways_in",
 ]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import click
 
 from torch_xdist.launcher.facts.errors import LauncherError, UsageError
-from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.k8s import manifest, start
 from torch_xdist.launcher.k8s import plan as plans
 from torch_xdist.launcher.k8s.follow import Follow, Limits, Stops
@@ -21,7 +20,6 @@ def run(
     beside: Beside,
     line: Sequence[str],
     words: Sequence[str],
-    timeouts: Timeouts,
     show: Callable[[bytes], None],
     *,
     dry_run: bool,
@@ -36,7 +34,7 @@ def run(
         LauncherError: they cannot be right, or the cluster refuses.
     """
     kubectl = Kubectl(asked.context, asked.namespace)
-    limits = Limits(notice_s=timeouts.notice_s, wait_s=beside.wait_s)
+    limits = Limits(notice_s=beside.timeouts.notice_s, wait_s=beside.wait_s)
     if not words and not asked.image:
         if asked.prints or dry_run:
             raise UsageError("--print: the command and --image are needed, to print a job")

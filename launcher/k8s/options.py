@@ -6,12 +6,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from torch_xdist.launcher.backends import slurm_batch
+from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.k8s import plan as plans
-from torch_xdist.launcher.k8s.follow import Limits
 from torch_xdist.launcher.k8s.plan import Plan
 from torch_xdist.system.masking import masked
 
@@ -95,11 +96,6 @@ def wait_s(asked: float | None, variable: float) -> float:
     return variable if variable != Timeouts().rendezvous_s else WAIT_S
 
 
-def limits(timeouts: Timeouts, wait: float, grace_s: float) -> Limits:
-    """Those of following a job."""
-    return Limits(notice_s=timeouts.notice_s, wait_s=wait, grace_s=grace_s)
-
-
 @dataclass(frozen=True)
 class Beside:
     """What other options of `xla-run` say of the same job.
@@ -118,7 +114,7 @@ class Beside:
     python: str
     max_restarts: int | None
     env: Mapping[str, str]
-    graceful_s: float
+    timeouts: Timeouts
     wait_s: float
 
     def check(self) -> None:
@@ -136,6 +132,42 @@ class Beside:
             raise UsageError("--stdin: a rank in a pod cannot read this terminal; leave it out")
         if self.job_id:
             raise UsageError("--job-id: a job on Kubernetes has the name of --k8s; leave it out")
+
+
+def beside(
+    ctx: click.Context,
+    values: Mapping[str, Any],
+    hosts: Sequence[str],
+    batch: slurm_batch.Batch,
+    env: Mapping[str, str],
+) -> Beside:
+    """What the other options say.
+
+    Args:
+        values: theirs, by name.
+        hosts, batch: those of them that are read already.
+        env: the variables of --env and --env-file.
+
+    Raises:
+        SettingError: a variable for a timeout is no duration.
+    """
+    limits_s = {row.field: values[row.field] for row in settings.TIMEOUTS}
+    timeouts = settings.timeouts(settings.environment(), **limits_s)
+    is_asked = ctx.get_parameter_source("max_restarts") is not ParameterSource.DEFAULT
+    return Beside(
+        hosts=hosts,
+        nodes=batch.nodes,
+        gpus_per_node=batch.gpus_per_node,
+        nprocs=values["nprocs"],
+        once=values["once"],
+        stdin=values["stdin_rank"] is not None,
+        job_id=values["job_id"],
+        python=values["python"],
+        max_restarts=values["max_restarts"] if is_asked else None,
+        env=env,
+        timeouts=timeouts,
+        wait_s=wait_s(values["rendezvous_s"], timeouts.rendezvous_s),
+    )
 
 
 def plan(asked: Asked, beside: Beside, line: Sequence[str], words: Sequence[str]) -> Plan:
@@ -167,7 +199,7 @@ def plan(asked: Asked, beside: Beside, line: Sequence[str], words: Sequence[str]
         memory=asked.memory,
         shm_size=asked.shm_size or "8Gi",
         max_restarts=beside.max_restarts,
-        graceful_s=beside.graceful_s,
+        graceful_s=beside.timeouts.graceful_s,
     ).check()
     program = [beside.python, "-m", "torch_xdist.launcher"] if beside.python else ["xla-run"]
     inner = [*_ranks(found, beside.nprocs), f"--rendezvous-timeout={_shown(beside.wait_s)}"]

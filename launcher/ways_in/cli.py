@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
@@ -144,7 +143,10 @@ def run(
     on_k8s, asked = k8s_options.taken_from(options), host_options.taken_from(options)
     on_k8s.check()
     if on_k8s.k8s:
-        sys.exit(_on_kubernetes(ctx, words, on_k8s, asked, dry_run, **options))
+        env = _variables(options["pairs"], options["files"], settings.environment())
+        beside = k8s_options.beside(ctx, options, asked.given(), asked.batch, env)
+        line = ctx.meta["line"]
+        sys.exit(k8s_command.run(on_k8s, beside, line, words, _show, dry_run=dry_run))
     spec = _job(words, asked, **options)
     if asked.batch.nodes:
         line = ctx.meta["line"]
@@ -260,36 +262,6 @@ def _run(spec: Job, timestamps: bool) -> int:
     finally:
         screen.close()
     return ending.exit_code
-
-
-def _on_kubernetes(
-    ctx: click.Context,
-    words: Sequence[str],
-    on_k8s: k8s_options.Asked,
-    asked: host_options.Asked,
-    dry_run: bool,
-    **options: Any,
-) -> int:
-    environ = settings.environment()
-    limits_s = {row.field: options[row.field] for row in settings.TIMEOUTS}
-    timeouts = settings.timeouts(environ, **limits_s)
-    is_asked = ctx.get_parameter_source("max_restarts") is not ParameterSource.DEFAULT
-    beside = k8s_options.Beside(
-        hosts=asked.given(),
-        nodes=asked.batch.nodes,
-        gpus_per_node=asked.batch.gpus_per_node,
-        nprocs=options["nprocs"],
-        once=options["once"],
-        stdin=options["stdin_rank"] is not None,
-        job_id=options["job_id"],
-        python=options["python"],
-        max_restarts=options["max_restarts"] if is_asked else None,
-        env=_variables(options["pairs"], options["files"], environ),
-        graceful_s=timeouts.graceful_s,
-        wait_s=k8s_options.wait_s(options["rendezvous_s"], timeouts.rendezvous_s),
-    )
-    line = ctx.meta["line"]
-    return k8s_command.run(on_k8s, beside, line, words, timeouts, _show, dry_run=dry_run)
 
 
 def _show(line: bytes) -> None:
