@@ -118,8 +118,12 @@ class Follow:
         try:
             text = self._kubectl.run("get", kinds, label, "--output=json")
             found = sights.read(json.loads(text)["items"])
-        except (HostError, AuthError) as error:
-            why: LauncherError = error
+        except LauncherError as error:
+            # What was there a moment ago will be again; but whether it ever was must be known.
+            passes = isinstance(error, HostError | AuthError) and self._is_ours
+            if not self._uid and not passes:
+                raise
+            why = error
         except (ValueError, KeyError, TypeError) as error:
             why = HostError(f"--k8s: what `kubectl get` prints cannot be read ({error!r})")
         else:

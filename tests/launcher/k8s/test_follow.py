@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from torch_xdist.launcher.facts.errors import AuthError, HostError, LauncherError
+from torch_xdist.launcher.facts.errors import (
+    AuthError,
+    HostError,
+    LauncherError,
+    PreflightError,
+    UsageError,
+)
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.k8s.follow import Follow, Limits, Stops
 from torch_xdist.launcher.k8s.kubectl import NotThereError
@@ -219,6 +225,22 @@ def test_a_cluster_that_does_not_answer_for_long_is_an_error() -> None:
     job = Followed(Cluster([HostError("--k8s: refused")]), replace(LIMITS, silent_s=0.1))
     with pytest.raises(HostError, match="refused"):
         job.run()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_refusal_at_the_first_look_is_an_error(is_ours: bool) -> None:
+    with pytest.raises(UsageError, match="no such context"):
+        Followed(Cluster([UsageError("no such context")]), is_ours=is_ours).run()
+
+
+def test_who_follows_a_job_is_told_at_once_that_there_is_no_cluster() -> None:
+    with pytest.raises(HostError, match="refused"):
+        Followed(Cluster([HostError("refused"), DONE]), is_ours=False).run()
+
+
+def test_a_refusal_in_the_middle_may_pass() -> None:
+    job = Followed(Cluster([[job_set(), pod()], PreflightError("forbidden"), DONE]))
+    assert job.run().exit_code == 0 and job.said[0].startswith("forbidden; asking on")
 
 
 def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
