@@ -218,7 +218,9 @@ class Follow:
         waited_s = now_s - self._waiting_since_s
         stuck = self._stuck(sight, now_s)
         if stuck is not None:
-            return self._given_up(int(ExitCode.PREFLIGHT), self._why_waits(stuck))
+            advice = "; see whether the image has this name, and the cluster may pull it"
+            why = self._why_waits(stuck) + (advice if stuck.image_fails else "")
+            return self._given_up(int(ExitCode.PREFLIGHT), why)
         if waited_s >= limits.wait_s:
             told = f"not all pods started within {show_seconds(limits.wait_s)}: "
             return self._given_up(int(ExitCode.RENDEZVOUS), told + self._why_all_wait(sight))
@@ -255,7 +257,7 @@ class Follow:
 
     def _why_waits(self, pod: Pod) -> str:
         if pod.unplaced:
-            return f"pod {pod.name} waits for a node: {pod.unplaced}"
+            return f"pod {pod.name} waits for a node: {pod.unplaced.rstrip('.')}"
         told = f": {pod.why}" if pod.why else ""
         return f"pod {pod.name} waits: {pod.waits or 'not started yet'}{told}"
 

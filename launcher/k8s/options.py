@@ -25,6 +25,8 @@ _WITH_VALUE = (
     *("--cpu", "--memory", "--shm-size", "--nodes", "--gpus-per-node", "--python", "--env"),
     *("--env-file", "--max-restarts", "--rendezvous-timeout"),
 )
+_OF_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
+_BY_USER = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,13 @@ def beside(
     Raises:
         SettingError: a variable for a timeout is no duration.
     """
+    # Which pod of how many each is, and where they meet, is said by us.
+    said = [name for name in _OF_NODES if ctx.get_parameter_source(name) in _BY_USER]
     limits_s = {row.field: values[row.field] for row in settings.TIMEOUTS}
     timeouts = settings.timeouts(settings.environment(), **limits_s)
     is_asked = ctx.get_parameter_source("max_restarts") is not ParameterSource.DEFAULT
     return Beside(
-        hosts=hosts,
+        hosts=[*hosts, *(f"--{name.replace('_', '-')}" for name in said)],
         nodes=batch.nodes,
         gpus_per_node=batch.gpus_per_node,
         nprocs=values["nprocs"],

@@ -146,7 +146,7 @@ def test_what_pods_wait_for_is_told_when_it_changes() -> None:
     job = Followed(Cluster([waiting, waiting, pulling, DONE]), patient)
     assert job.run().exit_code == 0
     assert job.said == [
-        f"pod p0-0 waits for a node: {told} (and 1 more)",
+        f"pod p0-0 waits for a node: {told.rstrip('.')} (and 1 more)",
         "pod p1-0 waits: ContainerCreating",
     ]
 
@@ -168,7 +168,10 @@ def test_an_image_that_cannot_be_pulled_ends_the_job() -> None:
     cluster = Cluster([wrong])
     found = Followed(cluster, QUICK).run()
     assert found.exit_code == 71 and cluster.deleted == 1
-    assert found.text == "pod p0-0 waits: ErrImagePull: reg/t:1: not found; the job was deleted"
+    assert found.text == (
+        "pod p0-0 waits: ErrImagePull: reg/t:1: not found; see whether the image has this name, "
+        "and the cluster may pull it; the job was deleted"
+    )
 
 
 def test_an_image_that_comes_at_the_second_try_does_not() -> None:
