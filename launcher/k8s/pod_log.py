@@ -15,6 +15,7 @@ from torch_xdist.launcher.k8s.manifest import CONTAINER
 # (seconds since 1970, nanoseconds)
 Time = tuple[int, int]
 _START: Time = (0, 0)
+_DROP_S = 1.0
 
 
 class Lines:
@@ -105,11 +106,12 @@ class PodLog:
             self._is_given_up = True
 
     def drop(self) -> None:
-        """Leave at once."""
+        """Leave at once; a thread that waits for a terminal is left behind."""
         self._has_ended.set()
         self._is_given_up = True
         with self._lock:
             self._kill()
+        self._thread.join(_DROP_S)
 
     def _follow(self) -> None:
         while not self._is_given_up:

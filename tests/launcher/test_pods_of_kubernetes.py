@@ -70,6 +70,7 @@ def test_ranks_of_all_pods_are_one_world_and_their_lines_one_view(start) -> None
         assert f"[{label}] rank {label[-1]} of 4\n" in out
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_in_another_pod_is_named_and_ends_the_job(start) -> None:
     code, out, err = start(_COUNTS, "--env", "FAILS=3").end()
     assert code == 1, (out, err)
@@ -77,6 +78,7 @@ def test_a_rank_that_fails_in_another_pod_is_named_and_ends_the_job(start) -> No
     assert "job train failed: pod train-workers-0-0-00000 (node here) ended with code 1" in err
 
 
+@pytest.mark.long
 def test_ctrl_c_lets_the_ranks_of_all_pods_save(start) -> None:
     job = start(_SAVES, "--graceful-stop", "20")
     for rank in range(4):
@@ -88,6 +90,7 @@ def test_ctrl_c_lets_the_ranks_of_all_pods_save(start) -> None:
         assert f"saved by rank {rank}\n" in out
 
 
+@pytest.mark.long
 def test_a_pod_that_is_lost_is_told_and_all_pods_are_started_again(start) -> None:
     job = start(_COUNTS, "--env", "SLEEPS=8", "--lost-after", "3")
     wait_for_line(job, "rank 3 of 4")
