@@ -175,7 +175,7 @@ class Follow:
 
     def _deleted(self, sight: Sight) -> Ending | None:
         """Somebody else has deleted the job: its pods may still have something to say."""
-        if not self._uid:
+        if not self._uid and not self._is_ours:
             raise NotThereError(
                 f"--k8s: there is no job {self._name} to follow; see those there are: "
                 f"kubectl get {JOBSETS}"
@@ -191,7 +191,9 @@ class Follow:
         return ended
 
     def _tell_restart(self, sight: Sight) -> None:
-        if sight.restarts > self._restarts:
+        if not self._uid and not self._is_ours:
+            self._restarts = sight.restarts  # before our time
+        elif sight.restarts > self._restarts:
             _, why = cause(self._seen.values(), self._restarts, sight)
             self._say(f"job {self._name} is started again (restart {sight.restarts}): {why}")
             self._restarts = sight.restarts

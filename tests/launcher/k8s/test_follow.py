@@ -214,6 +214,12 @@ def test_pods_that_are_started_again_are_told_with_the_reason_and_followed() -> 
     assert job.shown == [b"hello of p0-0\n", b"hello of p0-1\n"]
 
 
+def test_restarts_before_our_time_are_not_told() -> None:
+    done = [job_set("Completed", restarts=3), pod(0, 3, **ended(0))]
+    job = Followed(Cluster([[job_set(restarts=3), pod(0, 3)], done]), is_ours=False)
+    assert job.run().exit_code == 0 and job.said == []
+
+
 def test_a_cluster_that_does_not_answer_for_a_while_ends_nothing() -> None:
     silent: list[Answer] = [HostError("--k8s: it was refused")] * 3
     job = Followed(Cluster([[job_set(), pod()], *silent, AuthError("--k8s: who are you"), DONE]))
