@@ -266,7 +266,12 @@ def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_that_is_not_there_is_told() -> None:
     with pytest.raises(NotThereError, match="there is no job train to follow; see those there are"):
-        Followed(Cluster([[]])).run()
+        Followed(Cluster([[]]), is_ours=False).run()
+
+
+def test_a_job_of_ours_that_is_gone_before_the_first_look_was_deleted() -> None:
+    found = Followed(Cluster([[]])).run()
+    assert found.exit_code == 143 and "was deleted by somebody else" in found.text
 
 
 def test_a_job_that_somebody_deletes_is_told_when_its_pods_are_gone() -> None:
