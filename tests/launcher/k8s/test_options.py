@@ -124,6 +124,19 @@ def test_variables_of_this_machine_are_not_handed_on_but_those_that_are_named(
     assert secret["stringData"]["API_KEY"] == "hush"
 
 
+def test_a_manifest_is_printed_where_there_is_no_kubectl(tmp_path: Path) -> None:
+    _, job_set = printed("-n", "1", "t.py", PATH=str(tmp_path))
+    assert job_set["kind"] == "JobSet"
+
+
+def test_what_belongs_to_the_nodes_of_a_job_is_said_by_the_pods() -> None:
+    names = {option for each in cli.commands["run"].params for option in each.opts}
+    if "--nnodes" not in names:
+        pytest.skip("xla-run has no --nnodes here")
+    error = invoked(*NEW, "-n", "1", "--nnodes", "2", "true").exception
+    assert isinstance(error, UsageError) and "--k8s and --nnodes: they are different" in str(error)
+
+
 def test_a_dry_run_shows_no_secret() -> None:
     found = invoked(*NEW, "--dry-run", "-n", "1", "--env", "API_KEY=hush", "t.py")
     secret, _ = yaml.safe_load_all(found.output)
