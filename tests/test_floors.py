@@ -218,6 +218,7 @@ PROCESSES = [
     "node",
     "head",
     "preflight",
+    "k8s",
     "ways_in",
     "torch_xla_names",
 ]

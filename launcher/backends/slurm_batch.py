@@ -75,7 +75,8 @@ def script(
         f"--chdir={shlex.quote(spec.cwd)}",
         *([shlex.join(given)] if given else []),
     ]
-    inner = [sys.executable, "-m", "torch_xdist.launcher", *_inside(line, words)]
+    own = without(line[: len(line) - len(words)], _WITH_VALUE, _FLAGS)
+    inner = [sys.executable, "-m", "torch_xdist.launcher", *own, *words]
     if is_shown:
         inner = [_without_secret(word) for word in inner]
     return "\n".join(
@@ -110,17 +111,17 @@ def submit(text: str) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def _inside(line: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command line without what has done its work when the new job runs."""
+def without(words: Sequence[str], with_value: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Options of a command line without these: what has done its work when the new job runs."""
     kept: list[str] = []
-    own = iter(line[: len(line) - len(words)])
-    for word in own:
+    given = iter(words)
+    for word in given:
         name, equals, _ = word.partition("=")
-        if name in _WITH_VALUE and not equals:
-            next(own, None)
-        elif name not in (*_WITH_VALUE, *_FLAGS):
+        if name in with_value and not equals:
+            next(given, None)
+        elif name not in (*with_value, *flags):
             kept.append(word)
-    return [*kept, *words]
+    return kept
 
 
 def _without_secret(word: str) -> str:

@@ -4,6 +4,7 @@ xla-run -n 4 python train.py --lr 0.1
 xla-run --hosts a,b -n 2 python train.py
 xla-run --slurm -n 2 python train.py
 xla-run --nnodes 2 --node-rank 0 --master-addr a -n 2 python train.py
+xla-run --k8s NAME --image IMAGE --nodes 2 -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
 xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
 """
@@ -29,6 +30,8 @@ from torch_xdist.launcher.facts.errors import LauncherError, UsageError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
+from torch_xdist.launcher.k8s import command as k8s_command
+from torch_xdist.launcher.k8s import options as k8s_options
 from torch_xdist.launcher.ways_in import (
     command_line,
     host_options,
@@ -102,6 +105,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @host_options.options
 @host_options.batch_options
 @host_options.node_options
+@k8s_options.options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
@@ -138,7 +142,13 @@ def run(
     ctx: click.Context, words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any
 ) -> None:
     """Run COMMAND in N ranks (with -n), here or on each of some hosts, or once here (without)."""
-    asked = host_options.taken_from(options)
+    on_k8s, asked = k8s_options.taken_from(options), host_options.taken_from(options)
+    on_k8s.check()
+    if on_k8s.k8s:
+        env = _variables(options["pairs"], options["files"], settings.environment())
+        beside = k8s_options.beside(ctx, options, asked.given(), asked.batch, env)
+        line = ctx.meta["line"]
+        sys.exit(k8s_command.run(on_k8s, beside, line, words, _show, dry_run=dry_run))
     spec = _job(words, asked, **options)
     if asked.batch.nodes:
         line = ctx.meta["line"]
@@ -275,6 +285,13 @@ def _hear_signals(ask: Callable[[int], None]) -> None:
         # Under nohup SIGHUP is ignored already, and stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda got, _: ask(got))
+
+
+def _show(line: bytes) -> None:
+    """Print what a pod has said, on a terminal without control characters."""
+    with contextlib.suppress(OSError):
+        is_screen = sys.stdout.isatty()
+        click.echo(cleaned(line.decode(errors="replace")) if is_screen else line, nl=False)
 
 
 def _devices(nprocs: int | None, environ: dict[str, str]) -> tuple[devices.Choice, int]:

@@ -71,6 +71,13 @@ class Asked:
     batch: Batch
     nodes: NodesAsked = NodesAsked()
 
+    def given(self) -> list[str]:
+        """Those options that were given for one way to other hosts, as typed."""
+        named = ("hosts", "hostfile", "ssh_command", "slurm", "tpu", "zone", "project")
+        found = [name for name in named if getattr(self, name)]
+        found += [name for name in ("requeue", "sbatch_options") if getattr(self.batch, name)]
+        return [f"--{name.replace('_', '-')}" for name in found]
+
 
 @dataclass(frozen=True)
 class Reached:
@@ -114,9 +121,12 @@ def batch_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--nodes",
                 type=click.IntRange(1),
-                help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script)",
+                help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script); "
+                "with --k8s: N pods",
             ),
-            click.option("--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job"),
+            click.option(
+                "--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job, or the pods"
+            ),
             click.option(
                 "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
             ),
