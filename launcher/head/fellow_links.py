@@ -22,6 +22,7 @@ from typing import Any
 
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import HostError
+from torch_xdist.launcher.facts.settings import OFF
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Link, Message
 
@@ -34,6 +35,7 @@ _PORT_S = 5.0
 _REDIAL_S = 0.25
 _DIAL_S = 5.0
 _CLOSE_S = 2.0
+_LOOK_S = 60.0
 _SAYS = ("here", "present", "meet", "finished", "over", "beat")
 
 
@@ -121,7 +123,8 @@ class FellowLinks:
         at_s = self._next_beat_s
         if self._part.host_index and not self._peers:
             at_s = min(at_s, self._dial_at_s)
-        return min(max(0.0, at_s - time.monotonic()), self._lost_s / 4)
+        # No duration is too long for a selector then, and "off" is none.
+        return min(max(0.0, at_s - time.monotonic()), self._lost_s / 4, _LOOK_S)
 
     def _dial(self) -> None:
         """Where there is no connection to host 0 yet: try again."""
@@ -152,7 +155,9 @@ class FellowLinks:
         # A look at one with a timeout would wait.
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._lost_s * 1000))
+        if self._lost_s < OFF:
+            limit_ms = round(self._lost_s * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
         peer = _Peer(Link(sock, _MOST_BYTES, 0))
         self._peers[sock.fileno()] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)

@@ -1,5 +1,6 @@
 """What heads without a launcher say to each other: real sockets on loopback, no job."""
 
+import math
 import queue
 import socket
 import time
@@ -19,11 +20,13 @@ HELLO = {"version": 1, "hosts": 3, "ranks": 2, "device": "CPU"}
 class Fellow:
     """One host of three, and what it hears."""
 
-    def __init__(self, host: int, port: int, **hello: Any) -> None:
+    def __init__(
+        self, host: int, port: int, beat_s: float = 0.2, lost_s: float = 1.5, **hello: Any
+    ) -> None:
         self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
         part = HostOfMany("a slice", host, 3, "127.0.0.1", port, ("a", "b", "c"))
         said = {**HELLO, **hello}
-        self.links = FellowLinks(part, said, self.heard.put, beat_s=0.2, lost_s=1.5)
+        self.links = FellowLinks(part, said, self.heard.put, beat_s, lost_s)
 
     def hears(self, say: str, **wanted: Any) -> dict[str, Any]:
         """The next message of this kind that has these values."""
@@ -83,6 +86,16 @@ def test_one_that_goes_before_all_are_there_may_come_again(port: int) -> None:
     again, third = Fellow(1, port), Fellow(2, port)
     first.hears("present", hosts=[0, 1, 2])
     for one in (first, again, third):
+        one.links.close()
+
+
+def test_where_no_silence_is_a_loss_all_else_is_as_before(port: int) -> None:
+    made = [Fellow(host, port, beat_s=math.inf, lost_s=math.inf) for host in range(3)]
+    for one in made:
+        one.hears("present", hosts=[0, 1, 2])
+    made[1].links.close()
+    assert made[2].hears("over", host=1)["lost"] == "its connection ended"
+    for one in made:
         one.links.close()
 
 
