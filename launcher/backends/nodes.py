@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch_xdist.launcher.backends import introduction
 from torch_xdist.launcher.backends.backend import AgentProcess, Gone, Plane, Send
 from torch_xdist.launcher.backends.local import ThisHost
 from torch_xdist.launcher.backends.node_door import Door
-from torch_xdist.launcher.facts import introduction, placement, settings
+from torch_xdist.launcher.facts import placement, settings
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.pipe_stream import PipeStream

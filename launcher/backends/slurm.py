@@ -71,3 +71,21 @@ class Srun:
         """The first of its errors, which is the cause of the others."""
         errors = [line for line in said if self.is_own(line) and " error: " in line]
         return next((line for line in errors if not _OF_THE_TASK.match(line)), "")
+
+
+# Those of Slurm's variables that tell where it is. The others are options to srun: the number of
+# tasks or GPUs of the whole job would be asked for on each node.
+_KEPT_FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+
+
+def srun_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of srun, and so of all that it starts, for a step that its options describe.
+
+    The machine to which the user came by ssh is not the node.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT_FOR_SRUN
+        or not name.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SSH_"))
+    }

@@ -368,24 +368,6 @@ def slurm_node(environ: Environ) -> str:
     return text(environ, "SLURMD_NODENAME")
 
 
-# Those of Slurm's variables that tell where it is. The others are options to srun: the number of
-# tasks or GPUs of the whole job would be asked for on each node.
-_KEPT_FOR_SRUN = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
-
-
-def srun_environ(environ: Environ) -> dict[str, str]:
-    """The variables of srun, and so of all that it starts, for a step that its options describe.
-
-    The machine to which the user came by ssh is not the node.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _KEPT_FOR_SRUN
-        or not name.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SSH_"))
-    }
-
-
 def ssh_address(environ: Environ) -> str:
     """The address of this machine to which the ssh session came that we run in; "" for none."""
     words = text(environ, "SSH_CONNECTION").split()

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch_xdist.launcher.backends import introduction
 from torch_xdist.launcher.backends.backend import Plane, Send
 from torch_xdist.launcher.backends.over_command import AgentOverCommand, HostsOverCommand
-from torch_xdist.launcher.facts import introduction
 from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, ProtocolError
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.node.dialing import Dialer

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from torch_xdist.launcher.backends import node_door
+from torch_xdist.launcher.backends import introduction, node_door
 from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.slurm_batch import Batch
-from torch_xdist.launcher.facts import cluster, devices, host_list, introduction, settings
+from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host

@@ -12,8 +12,7 @@ import pytest
 
 from torch_xdist.launcher.backends.backend import Plane
 from torch_xdist.launcher.backends.over_command import HostsOverCommand
-from torch_xdist.launcher.backends.slurm import Srun
-from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.backends.slurm import Srun, srun_environ
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.host_list import Host
 
@@ -105,4 +104,4 @@ def test_the_variables_of_srun_hold_no_option_and_no_login() -> None:
         "SSH_CONNECTION": "a 1 b 22",
         "HOME": "/me",
     }
-    assert settings.srun_environ(environ) == {"SLURM_CONF": "/etc/slurm.conf", "HOME": "/me"}
+    assert srun_environ(environ) == {"SLURM_CONF": "/etc/slurm.conf", "HOME": "/me"}

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from torch_xdist import __version__
+from torch_xdist.launcher.backends.introduction import introduction, refusal
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host_list import Host
-from torch_xdist.launcher.facts.introduction import introduction, refusal
 from torch_xdist.launcher.facts.job import Job
 
 HOSTS = [Host("node0", slots=2), Host("node1", slots=2), Host("node2", slots=2)]
