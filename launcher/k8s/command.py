@@ -1,6 +1,5 @@
 """`xla-run --k8s` itself: print a job, or start it, or follow one that is there; its exit code."""
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ def run(
     line: Sequence[str],
     words: Sequence[str],
     show: Callable[[bytes], None],
+    hear: Callable[[Callable[[int], None]], None],
     *,
     dry_run: bool,
 ) -> int:
@@ -29,22 +29,26 @@ def run(
     Args:
         line: the words after `xla-run`; those at its end are the command, `words`.
         show: gets every line of pod 0.
+        hear: lets the signals to this process come to a function, from then on.
 
     Raises:
         LauncherError: they cannot be right, or the cluster refuses.
     """
-    kubectl = Kubectl(asked.context, asked.namespace)
+    kubectl, stops = Kubectl(asked.context, asked.namespace), Stops()
     limits = Limits(notice_s=beside.timeouts.notice_s, wait_s=beside.wait_s)
     if not words and not asked.image:
         if asked.prints or dry_run:
             raise UsageError("--print: the command and --image are needed, to print a job")
-        return _followed(kubectl, plans.check_name(asked.k8s), limits, show)
+        name = plans.check_name(asked.k8s)
+        # SimpleQueue.put is safe in a signal handler, whatever it interrupts.
+        hear(stops.put)
+        return _followed(kubectl, name, limits, show, stops, is_ours=False)
     described = plan(asked, beside, line, words)
     if asked.prints or dry_run:
         shown, seal = (_masked(described), "***") if dry_run else (described, start.seal())
         click.echo(manifest.whole(shown, seal), nl=False)
         return 0
-    stops = _heard()
+    hear(stops.put)
     start.create(kubectl, described)
     where = "" if described.nodes == 1 else "s"
     _say(f"job {described.name} on Kubernetes: {described.nodes} pod{where} of {described.image}")
@@ -52,7 +56,7 @@ def run(
         _say(f"follow it: xla-run --k8s {described.name}")
         return 0
     limits = replace(limits, grace_s=float(described.grace_s))
-    return _followed(kubectl, described.name, limits, show, stops)
+    return _followed(kubectl, described.name, limits, show, stops, is_ours=True)
 
 
 def _masked(described: Plan) -> Plan:
@@ -64,13 +68,13 @@ def _followed(
     name: str,
     limits: Limits,
     show: Callable[[bytes], None],
-    stops: Stops | None = None,
+    stops: Stops,
+    *,
+    is_ours: bool,
 ) -> int:
-    """Follow a job to its end; `stops`: the signals to us, where we have started it."""
-    is_ours = stops is not None
-    signals = stops if stops is not None else _heard()
+    """Follow a job to its end; `is_ours`: whether we have started it."""
     try:
-        ended = Follow(kubectl, name, limits, show, _say, signals, is_ours=is_ours).run()
+        ended = Follow(kubectl, name, limits, show, _say, stops, is_ours=is_ours).run()
     except LauncherError:
         if is_ours:
             way = f"follow it: xla-run --k8s {name}; end it: kubectl delete jobset/{name}"
@@ -79,17 +83,6 @@ def _followed(
     if ended.text:
         _say(ended.text)
     return ended.exit_code
-
-
-def _heard() -> Stops:
-    """The signals to this process, from now on."""
-    stops: Stops = Stops()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Under nohup SIGHUP is ignored already, and stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            # SimpleQueue.put is safe in a signal handler, whatever it interrupts.
-            signal.signal(number, lambda got, _: stops.put(got))
-    return stops
 
 
 def _say(text: str) -> None:

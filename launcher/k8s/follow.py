@@ -14,6 +14,7 @@ from torch_xdist.launcher.facts.errors import AuthError, ExitCode, HostError, La
 from torch_xdist.launcher.facts.settings import show_seconds
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.k8s import sight as sights
+from torch_xdist.launcher.k8s import start
 from torch_xdist.launcher.k8s.ending import SIGTERM, cause, ending
 from torch_xdist.launcher.k8s.kubectl import Kubectl, NotThereError
 from torch_xdist.launcher.k8s.manifest import JOBSETS, LABEL
@@ -151,7 +152,7 @@ class Follow:
             return left
         ended = Ending(128 + number, text=f"job {self._name} was stopped")
         try:
-            self._delete()
+            start.delete(self._kubectl, self._name)
         except LauncherError as error:
             told = f"{error}; end the job yourself: kubectl delete jobset/{self._name}"
             return replace(ended, text=told.removeprefix("--k8s: "))
@@ -168,10 +169,6 @@ class Follow:
 
     def _too_late(self) -> bool:
         return time.monotonic() >= self._leave_at_s
-
-    def _delete(self) -> None:
-        words = ["delete", f"{JOBSETS}/{self._name}", "--wait=false", "--ignore-not-found"]
-        self._kubectl.run(*words)
 
     def _deleted(self, sight: Sight) -> Ending | None:
         """Somebody else has deleted the job: its pods may still have something to say."""
@@ -244,7 +241,7 @@ class Follow:
         if not self._is_ours:
             return Ending(code, text=f"{why}; the job is left as it is")
         try:
-            self._delete()
+            start.delete(self._kubectl, self._name)
             done = "the job was deleted"
         except LauncherError as error:
             done = f"{error}; end it yourself: kubectl delete jobset/{self._name}"

@@ -1,4 +1,4 @@
-"""Make a job in the cluster: its JobSet, and the Secret that goes with it."""
+"""Make a job in the cluster, its JobSet and the Secret that goes with it, and delete it."""
 
 import json
 import secrets
@@ -43,6 +43,15 @@ def create(kubectl: Kubectl, plan: Plan) -> None:
         raise _undone(kubectl, plan, error) from error
 
 
+def delete(kubectl: Kubectl, name: str) -> None:
+    """Ask for the end of a job, and of all that is made of it.
+
+    Raises:
+        LauncherError: the cluster does not take it, or there is none.
+    """
+    kubectl.run("delete", f"{manifest.JOBSETS}/{name}", "--wait=false", "--ignore-not-found")
+
+
 def _uid(made: str) -> str:
     try:
         return str(json.loads(made)["metadata"]["uid"])
@@ -52,9 +61,8 @@ def _uid(made: str) -> str:
 
 def _undone(kubectl: Kubectl, plan: Plan, error: LauncherError) -> LauncherError:
     """Delete the JobSet again; the error that is to be told."""
-    words = ("delete", f"{manifest.JOBSETS}/{plan.name}", "--wait=false", "--ignore-not-found")
     try:
-        kubectl.run(*words)
+        delete(kubectl, plan.name)
     except LauncherError:
         return type(error)(f"{error}; its JobSet is left: kubectl delete jobset/{plan.name}")
     return error

@@ -148,7 +148,9 @@ def run(
         env = _variables(options["pairs"], options["files"], settings.environment())
         beside = k8s_options.beside(ctx, options, asked.given(), asked.batch, env)
         line = ctx.meta["line"]
-        sys.exit(k8s_command.run(on_k8s, beside, line, words, _show, dry_run=dry_run))
+        sys.exit(
+            k8s_command.run(on_k8s, beside, line, words, _show, _hear_signals, dry_run=dry_run)
+        )
     spec = _job(words, asked, **options)
     if asked.batch.nodes:
         line = ctx.meta["line"]
