@@ -31,17 +31,19 @@ _SHOWN = 3
 
 
 class Known(NamedTuple):
-    """What determines a program: the entries, the slots of leaves and results, ...
+    """The key of a program (`Launch.key`): the entries, the slots of leaves and results, ...
 
     Attributes:
         mask: of the leaves, which buffers are given away.
-        state: global state of torch and JAX, and how the leaves lie in SPMD mode.
+        place: the device, or how the leaves lie in SPMD mode.
+        state: global state of torch and JAX.
     """
 
     entries: tuple[Entry, ...]
     leaves: tuple[int, ...]
     mask: tuple[bool, ...]
     outs: tuple[int, ...]
+    place: Any
     state: Any
 
 

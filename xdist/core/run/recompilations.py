@@ -19,7 +19,7 @@ from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.run import cuts
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.program_difference import REMEDIES, Difference, Known, difference, nearest
-from torch_xdist.core.trace import global_state, row_lines
+from torch_xdist.core.trace import row_lines
 from torch_xdist.core.trace.trace import Entry, Tape
 from torch_xdist.progress import PROGRESS
 
@@ -95,9 +95,7 @@ def _place(launch: Launch, cut: Cut) -> _Place:
 
 
 def _compare(place: _Place, launch: Launch, cut: Cut, compile_s: float) -> None:
-    here = launch.placement if launch.placement is not None else launch.device.index
-    state = here, global_state.of_program()
-    new = Known(launch.entries, launch.leaves, launch.mask, launch.outs, state)
+    new = Known(*launch.key())
     known = [*place.known]
     if new not in known:
         place.known.append(new)
