@@ -15,6 +15,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from torch_xdist.launcher.facts.errors import SettingError
+from torch_xdist.system import rank
+from torch_xdist.system.errors import RankError
 
 Environ = Mapping[str, str]
 OFF = math.inf
@@ -347,11 +349,9 @@ def secret(environ: Environ) -> bytes:
         SettingError: its value is no even number of hexadecimal digits.
     """
     try:
-        return bytes.fromhex(text(environ, "XLA_RUN_SECRET"))
-    except ValueError:
-        raise SettingError(
-            "XLA_RUN_SECRET: its value is no even number of hexadecimal digits; correct or unset it"
-        ) from None
+        return rank.secret_of(environ)
+    except RankError as error:
+        raise SettingError(str(error)) from None
 
 
 def slurm_job(environ: Environ) -> tuple[str, str]:

@@ -171,7 +171,7 @@ def from_environ(environ: Mapping[str, str]) -> Rank:
         max_restarts=_number(environ, "TORCHELASTIC_MAX_RESTARTS", default=0),
         error_file=_text(environ, "TORCHELASTIC_ERROR_FILE"),
         launcher=_OURS if ours else _TORCHRUN if elastic else _UNNAMED,
-        secret=_secret(environ),
+        secret=secret_of(environ),
     )
     if ours:
         found = replace(
@@ -201,7 +201,12 @@ def _number(
     return int(value)
 
 
-def _secret(environ: Mapping[str, str]) -> bytes:
+def secret_of(environ: Mapping[str, str]) -> bytes:
+    """XLA_RUN_SECRET; b"" where it is not set.
+
+    Raises:
+        RankError: its value is no even number of hexadecimal digits.
+    """
     try:
         return bytes.fromhex(_text(environ, "XLA_RUN_SECRET"))
     except ValueError:
