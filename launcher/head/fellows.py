@@ -19,7 +19,35 @@ from torch_xdist.launcher.head.standing import standing
 from torch_xdist.system.frames import Message
 
 
-class Fellows:
+class NoFellows:
+    """What a head asks where it leads all hosts of its job: there are no others."""
+
+    def __init__(self, job: Job) -> None:
+        self._limits = job.timeouts
+
+    def take(self, message: Message) -> Ending | None:
+        return None
+
+    def have_all_finished(self) -> bool:
+        return True
+
+    def left_early(self, ranks: Sequence[Seen], now_s: float) -> Ending | None:
+        return None
+
+    def limits(self, now_s: float) -> Timeouts:
+        return self._limits
+
+    def tell_end(self, exit_code: int, text: str) -> None:
+        pass
+
+    def have_left(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class Fellows(NoFellows):
     """The other hosts of a job.
 
     Args:
@@ -30,6 +58,7 @@ class Fellows:
     """
 
     def __init__(self, job: Job, post: Callable[[Message], None]) -> None:
+        super().__init__(job)
         assert job.part is not None
         self._job, self.part = job, job.part
         hello = {

@@ -19,13 +19,12 @@ from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
 from torch_xdist.launcher.head.ending import Ending
-from torch_xdist.launcher.head.fellows import Fellows
+from torch_xdist.launcher.head.fellows import Fellows, NoFellows
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
-from torch_xdist.launcher.head.start import Start
-from torch_xdist.launcher.head.start_among_fellows import StartAmongFellows, start_of
+from torch_xdist.launcher.head.start_among_fellows import start_of
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
@@ -87,8 +86,7 @@ class Head:
             "broken": self._on_broken,
             "gone": self._on_gone,
         }
-        self._start: Start
-        self._fellows: Fellows | None = None
+        self._fellows = NoFellows(job)
 
     # ---- the course of an attempt --------------------------------------------------------------
 
@@ -121,14 +119,12 @@ class Head:
             assert self._ending is not None
             return self._finish(self._ending)
         except LauncherError as error:
-            if self._fellows is not None:
-                self._fellows.tell_end(int(error.exit_code), str(error))
+            self._fellows.tell_end(int(error.exit_code), str(error))
             raise
         finally:
             self._hosts.send({"op": "bye"})
             self._hosts.end()
-            if self._fellows is not None:
-                self._fellows.close()
+            self._fellows.close()
             server.close()
 
     def _connect(self, plane: Plane, stdin: int | None) -> None:
@@ -265,10 +261,9 @@ class Head:
 
     def _on_fellow(self, message: Message) -> None:
         """Another host says something that has a head of its own."""
-        assert self._fellows is not None
         ending = self._fellows.take(message)
         self._ending = self._ending or ending
-        if self._ending is None and isinstance(self._start, StartAmongFellows):
+        if self._ending is None:
             self._start.go_on()
 
     # ---- what is asked from outside ------------------------------------------------------------
@@ -321,8 +316,7 @@ class Head:
             self._end(int(ExitCode.RENDEZVOUS), (late,))
         ranks = self.sight.ranks()
         in_doubt = self._hosts.are_in_doubt(_BEATS_MISSED * self.job.timeouts.beat_s)
-        limits = self._fellows.limits(now_s) if self._fellows else self.job.timeouts
-        judged = verdict.judge(ranks, now_s, limits, in_doubt=in_doubt)
+        judged = verdict.judge(ranks, now_s, self._fellows.limits(now_s), in_doubt=in_doubt)
         match judged:
             case verdict.Wait():
                 for notice in judged.notices:
@@ -330,8 +324,7 @@ class Head:
                 self._release_if_all_finished()
                 if (found := self._hangs.look(ranks, now_s)) is not None:
                     self._act_on_hang(found)
-                if self._fellows is not None and self._ending is None:
-                    self._ending = self._fellows.left_early(ranks, now_s)
+                self._ending = self._ending or self._fellows.left_early(ranks, now_s)
                 self._check_time()
             case verdict.Done():
                 self._ending = Ending(0, warnings=judged.warnings)
@@ -346,7 +339,7 @@ class Head:
     def _release_if_all_finished(self) -> None:
         if self._released or not self.sight.have_all_finished():
             return
-        if self._fellows is None or self._fellows.have_all_finished():
+        if self._fellows.have_all_finished():
             self._released = True
             self._hosts.send({"op": "release"})
 
@@ -389,17 +382,15 @@ class Head:
 
     def _finish(self, ending: Ending) -> Ending:
         """Take everything down, then say how it was."""
-        if self._fellows is not None:
-            first = ending.failures[0] if ending.failures else None
-            text = report.describe(self.sight.identified(first)) if first else ending.text
-            self._fellows.tell_end(ending.exit_code, text)
+        first = ending.failures[0] if ending.failures else None
+        text = report.describe(self.sight.identified(first)) if first else ending.text
+        self._fellows.tell_end(ending.exit_code, text)
         if ending.failures:
             # Ranks that fail of the same cause do so at the same time: let them say it.
             self._take_for(_COLLECT_S, self._hosts.have_all_ended)
         self._tear_down(ending)
-        if self._fellows is not None:
-            # Host 0 serves what the ranks of the others have met at, until these have ended.
-            self._take_for(_FELLOWS_S, self._fellows.have_left)
+        # Host 0 serves what the ranks of the others have met at, until these have ended.
+        self._take_for(_FELLOWS_S, self._fellows.have_left)
         self._tell_unshown(self._inbox.unshown)
         last = verdict.judge(self.sight.ranks(), self._clock.now_s(), self.job.timeouts)
         if ending.judged and isinstance(last, verdict.Stop):

@@ -67,6 +67,9 @@ class Start:
         """The ranks that are waited for, where those `here` have not arrived."""
         return here
 
+    def go_on(self) -> None:
+        """Another host, with a head of its own, has said something."""
+
     def greet(self, state: HostState, hello: Message) -> None:
         """The hello of an agent; the last one sets all going.
 

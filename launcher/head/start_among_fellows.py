@@ -11,7 +11,7 @@ from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
-from torch_xdist.launcher.head.fellows import Fellows
+from torch_xdist.launcher.head.fellows import Fellows, NoFellows
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.start import REACH_S, Start
 
@@ -89,10 +89,10 @@ class StartAmongFellows(Start):
 
 
 def start_of(
-    fellows: Fellows | None, job: Job, number: int, hosts: Hosts, meeting: Meeting, *told: Any
+    fellows: NoFellows, job: Job, number: int, hosts: Hosts, meeting: Meeting, *told: Any
 ) -> Start:
     """The start of one attempt, with other hosts' heads or without."""
-    if fellows is None:
+    if not isinstance(fellows, Fellows):
         return Start(job, number, hosts, meeting, *told)
     # No host can hand the others a secret that whoever listens does not get, too.
     meeting = replace(meeting, secret=settings.secret(settings.environment()))
