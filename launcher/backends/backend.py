@@ -71,3 +71,9 @@ class Backend(Protocol):
         Args:
             mark: "NAME=value", with which the environment of all that it starts is marked.
         """
+
+    def rank_secret(self, attempt: int) -> bytes:
+        """What the ranks of an attempt seal with; b"" where the head makes one and sends it."""
+
+    def close(self, exit_code: int, text: str) -> None:
+        """The job is over, after all attempts; `text` is one line that says how."""

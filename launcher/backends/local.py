@@ -32,6 +32,12 @@ class ThisHost:
     def hosts(self) -> Sequence[str]:
         return [LOOPBACK]
 
+    def rank_secret(self, attempt: int) -> bytes:
+        return b""
+
+    def close(self, exit_code: int, text: str) -> None:
+        """Nothing outlives an attempt."""
+
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> "AgentHere":
         ours, theirs = socket.socketpair()
         process = Child.start(

@@ -102,6 +102,12 @@ class HostsOverCommand:
     def hosts(self) -> Sequence[str]:
         return [host.name for host in self._hosts]
 
+    def rank_secret(self, attempt: int) -> bytes:
+        return b""
+
+    def close(self, exit_code: int, text: str) -> None:
+        """Nothing outlives an attempt."""
+
     def command(self, host_index: int) -> list[str]:
         """The whole command for one host; it holds nothing that others may not see."""
         words = [*self._inside, self._python, "-P", "-c", _FIRST_WORDS]

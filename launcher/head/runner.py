@@ -194,7 +194,7 @@ class _Run:
         self._backend = backend_of(job, requests)
 
     def whole(self, first: FirstAgent | None) -> Ending:
-        """All attempts; then nodes are told how it ended, whatever the end is."""
+        """All attempts; then the backend is told how it ended, whatever the end is."""
         code, text = int(ExitCode.INTERNAL), "the launcher failed"
         try:
             ending = self.attempts(first)
@@ -204,8 +204,7 @@ class _Run:
             code, text = int(error.exit_code), str(error)
             raise
         finally:
-            if isinstance(self._backend, Nodes):
-                self._backend.close(code, text.partition("\n")[0])
+            self._backend.close(code, text.partition("\n")[0])
 
     def attempts(self, first: FirstAgent | None) -> Ending:
         """One after the other, until one is the last."""
@@ -242,7 +241,7 @@ class _Run:
             mark=first.mark if first is not None else new_mark(),
             log_dir=folder / f"attempt-{number}" if folder is not None else None,
             ends_at_s=self._ends_at_s,
-            secret=self._backend.rank_secret(number) if isinstance(self._backend, Nodes) else b"",
+            secret=self._backend.rank_secret(number),
         )
         return head.run(first.agent if first is not None else None, self._stdin)
 
