@@ -143,6 +143,12 @@ class ProtocolError(LauncherError, RuntimeError):
     """A message of the control plane that cannot be read."""
 
 
+def error_of(exit_code: int, text: str) -> LauncherError:
+    """The error of ours that ends a job with this code before it has begun."""
+    kinds = {kind.exit_code: kind for kind in (PreflightError, RendezvousError, HostError)}
+    return kinds.get(exit_code, LauncherError)(text)
+
+
 class RankFailedError(LauncherError, RuntimeError):
     """A rank failed: the message is its failure in words, `exit_code` the job's exit code."""
 

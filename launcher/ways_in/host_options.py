@@ -1,5 +1,6 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
+from torch_xdist.launcher.on_ray.request import resources_of
 
 # torchrun's own.
 _MASTER_PORT = 29400
@@ -70,10 +72,14 @@ class Asked:
     project: str
     batch: Batch
     nodes: NodesAsked = NodesAsked()
+    ray: bool = False
+    ray_address: str = ""
+    ray_resources: str = ""
 
     def given(self) -> list[str]:
         """Those options that were given for one way to other hosts, as typed."""
         named = ("hosts", "hostfile", "ssh_command", "slurm", "tpu", "zone", "project")
+        named += ("ray", "ray_address", "ray_resources")
         found = [name for name in named if getattr(self, name)]
         found += [name for name in ("requeue", "sbatch_options") if getattr(self.batch, name)]
         return [f"--{name.replace('_', '-')}" for name in found]
@@ -89,7 +95,7 @@ class Reached:
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm`, `--tpu` with its place, `--python`."""
+    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm`, `--tpu` with its place, `--ray`, ..."""
     for option in reversed(
         (
             click.option(
@@ -105,6 +111,13 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--tpu", default="", help="run on the workers of these TPU VMs: a or a,b"),
             click.option("--zone", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
+            click.option("--ray", is_flag=True, help="run on --nodes N nodes of a Ray cluster"),
+            click.option("--ray-address", default="", help="of the cluster [RAY_ADDRESS; auto]"),
+            click.option(
+                "--ray-resources",
+                default="",
+                help="""of each node, as JSON [a CPU for each rank]: '{"CPU": 8, "TPU": 4}'""",
+            ),
             click.option(
                 "--python", default="", help="the interpreter there [the path of this one]"
             ),
@@ -122,10 +135,12 @@ def batch_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--nodes",
                 type=click.IntRange(1),
                 help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script); "
-                "with --k8s: N pods",
+                "with --k8s: N pods; with --ray: on so many",
             ),
             click.option(
-                "--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job, or the pods"
+                "--gpus-per-node",
+                type=click.IntRange(1),
+                help="of the new Slurm job, the pods, or on Ray",
             ),
             click.option(
                 "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
@@ -195,10 +210,14 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         "--hostfile": asked.hostfile,
         "--slurm": asked.slurm,
         "--tpu": asked.tpu,
+        "--ray": asked.ray,
         "--nnodes": asked.nodes.are_several,
     }
     given = [name for name, value in named.items() if value]
-    asked.batch.check(slurm=asked.slurm)
+    if (asked.ray_address or asked.ray_resources) and not asked.ray:
+        raise UsageError("--ray-address and --ray-resources are for a Ray cluster; give --ray too")
+    if not asked.ray:
+        asked.batch.check(slurm=asked.slurm)
     asked.nodes.check()
     if (asked.zone or asked.project) and not asked.tpu:
         raise UsageError("--zone and --project say where a TPU VM is; give --tpu NAME too")
@@ -211,6 +230,8 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         return Reached([])
     if asked.nodes.are_several:
         return _of_nodes(asked.nodes, nprocs, environ)
+    if asked.ray:
+        return _of_ray(asked, nprocs)
     if asked.tpu:
         return of_tpus(asked.tpu, asked.zone, asked.project, nprocs)
     if asked.slurm:
@@ -219,6 +240,26 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         {"XLA_RUN_SSH": asked.ssh_command} if asked.ssh_command else environ
     )
     return Reached(host_list.with_slots(_named_hosts(asked), nprocs), "ssh", tuple(command))
+
+
+def _of_ray(asked: Asked, nprocs: int | None) -> Reached:
+    """Hosts that Ray will choose, so they have numbers; with GPUs `-n` may be left out.
+
+    Raises:
+        UsageError: how many hosts or ranks is not said, or an option has no meaning there.
+    """
+    batch = asked.batch
+    if not batch.nodes:
+        raise UsageError("--ray: how many nodes of the cluster is not said; give --nodes N")
+    if batch.requeue or batch.sbatch_options:
+        raise UsageError("--requeue and --sbatch-options are for a Slurm job; leave them out")
+    ranks = nprocs or batch.gpus_per_node
+    if not ranks:
+        raise UsageError("--ray: how many ranks each node gets is not said; give -n N")
+    resources = resources_of(asked.ray_resources, ranks, batch.gpus_per_node)
+    hosts = [Host(introduction.name_of(index)) for index in range(batch.nodes)]
+    command = (asked.ray_address or "auto", json.dumps(resources))
+    return Reached(host_list.with_slots(hosts, ranks), "ray", command)
 
 
 def _of_nodes(nodes: NodesAsked, nprocs: int | None, environ: Environ) -> Reached:
