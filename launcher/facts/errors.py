@@ -145,8 +145,10 @@ class ProtocolError(LauncherError, RuntimeError):
 
 def error_of(exit_code: int, text: str) -> LauncherError:
     """The error of ours that ends a job with this code before it has begun."""
-    kinds = {kind.exit_code: kind for kind in (PreflightError, RendezvousError, HostError)}
-    return kinds.get(exit_code, LauncherError)(text)
+    for kind in (PreflightError, RendezvousError, HostError):
+        if kind.exit_code == exit_code:
+            return kind(text)
+    return LauncherError(text)
 
 
 class RankFailedError(LauncherError, RuntimeError):

@@ -16,6 +16,13 @@ from collections.abc import Mapping, Sequence
 # the cores of the agent, and have a debugger where they have a stdin.
 _OF_THE_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SSH_CONNECTION", "SSH_CLIENT")
 
+# Ray's workers ignore SIGINT or hold it back, and so would all that they start.
+_WITH_SIGNALS = (
+    "import os,signal,sys;signal.signal(signal.SIGINT,signal.SIG_DFL);"
+    "signal.pthread_sigmask(signal.SIG_SETMASK,());"
+    "os.execv(sys.executable,[sys.executable,*sys.argv[1:]])"
+)
+
 
 class AgentActor:
     """Runs one agent and carries its pipes; `read` and `write` may run at the same time."""
@@ -38,7 +45,7 @@ class AgentActor:
         address = str(ray.util.get_node_ip_address())
         dropped = {name for name in _OF_THE_WORKER if name not in kept}
         own = {name: value for name, value in os.environ.items() if name not in dropped}
-        words = [python or sys.executable, *argv]
+        words = [python or sys.executable, "-P", "-c", _WITH_SIGNALS, *argv]
         try:
             self._process = subprocess.Popen(
                 words,

@@ -7,6 +7,7 @@ socket ends, so does this process, and with it all that Ray holds for it: actors
 """
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -92,7 +93,7 @@ class _Driver:
         address = self._request.address
         try:
             self._reach(address)
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, TimeoutError, OSError) as error:
             raise Refused(ExitCode.HOST, _no_cluster(address, str(error))) from None
         except RuntimeError as error:

@@ -35,7 +35,7 @@ def request_of(job: Job) -> Request:
 
 
 def resources_of(text: str, ranks: int, gpus: int | None) -> dict[str, float]:
-    """The resources of each host: a CPU for each rank, GPUs, and what `text` says beside or instead.
+    """The resources of each host: a CPU for each rank, GPUs, and over them what `text` says.
 
     Args:
         text: of `--ray-resources`, JSON as `ray start --resources` takes it; "" for nothing.
@@ -52,8 +52,8 @@ def resources_of(text: str, ranks: int, gpus: int | None) -> dict[str, float]:
         given = None
     if not isinstance(given, dict) or not all(_is_amount(value) for value in given.values()):
         raise UsageError(
-            f"--ray-resources {text!r}: a JSON object of numbers from 0 up is needed, those of each "
-            'host: \'{"CPU": 8, "TPU": 4}\''
+            f"--ray-resources {text!r}: a JSON object of numbers from 0 up is needed, of each "
+            'node: \'{"CPU": 8, "TPU": 4}\''
         )
     return {name: amount for name, amount in {**found, **given}.items() if amount}
 

@@ -78,8 +78,8 @@ class Asked:
 
     def given(self) -> list[str]:
         """Those options that were given for one way to other hosts, as typed."""
-        named = ("hosts", "hostfile", "ssh_command", "slurm", "tpu", "zone", "project")
-        named += ("ray", "ray_address", "ray_resources")
+        named = ["hosts", "hostfile", "ssh_command", "slurm", "tpu", "zone", "project"]
+        named += ["ray", "ray_address", "ray_resources"]
         found = [name for name in named if getattr(self, name)]
         found += [name for name in ("requeue", "sbatch_options") if getattr(self.batch, name)]
         return [f"--{name.replace('_', '-')}" for name in found]
@@ -140,7 +140,7 @@ def batch_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--gpus-per-node",
                 type=click.IntRange(1),
-                help="of the new Slurm job, the pods, or on Ray",
+                help="of the Slurm job, the pods, or on Ray",
             ),
             click.option(
                 "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"

@@ -73,8 +73,8 @@ def _on_ray(spec: Job, words: Sequence[str]) -> list[str]:
     backend, request = backend_of(spec), request_of(spec)
     assert isinstance(backend, OnRay)
     lines = [
-        f"{spec.nprocs} ranks on {len(spec.hosts)} nodes of Ray, which chooses them; their cores and "
-        "devices, and where the ranks meet, are found by the agents",
+        f"{spec.nprocs} ranks on {len(spec.hosts)} nodes of Ray, which chooses them; their "
+        "cores and devices, and where the ranks meet, are found by the agents",
         f"the cluster at {request.address} is asked for {needed(request)} (STRICT_SPREAD), and for "
         "an actor on each",
         f"every agent is a child of its actor and starts with these variables, in {spec.cwd}:",
