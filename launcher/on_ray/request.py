@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch_xdist.launcher.backends import introduction
 from torch_xdist.launcher.facts.errors import UsageError
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 
 _MOST_WORDS = 200
@@ -26,6 +28,16 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         """What `Request(**data)` reads."""
         return asdict(self)
+
+
+def hosts_of(nodes: int, ranks: int) -> list[Host]:
+    """So many hosts of so many ranks; Ray will choose them, so they have numbers."""
+    return [Host(introduction.name_of(index), slots=ranks) for index in range(nodes)]
+
+
+def way_command(address: str, resources: Mapping[str, float]) -> tuple[str, str]:
+    """The `way_command` of a job on Ray; no address: that of RAY_ADDRESS, or one found here."""
+    return address or "auto", json.dumps(dict(resources))
 
 
 def request_of(job: Job) -> Request:

@@ -192,7 +192,7 @@ def _job(
         _refuse_inside_others(merged, is_node=asked.nodes.are_several)
     reached = host_options.reached(asked, nprocs, merged, once=once)
     if others := reached.hosts:
-        choice = host_options.asked_device(others, merged)
+        choice = devices.of_hosts(len(others), merged)
         ranks = sum(host.slots for host in others)
     else:
         choice, ranks = _devices(nprocs, merged)

@@ -1,7 +1,6 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from torch_xdist.launcher.backends import introduction, node_door
 from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.slurm_batch import Batch
 from torch_xdist.launcher.facts import cluster, devices, host_list, settings
-from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
-from torch_xdist.launcher.on_ray.request import resources_of
+from torch_xdist.launcher.on_ray.request import hosts_of, resources_of, way_command
 
 # torchrun's own.
 _MASTER_PORT = 29400
@@ -243,7 +241,7 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
 
 
 def _of_ray(asked: Asked, nprocs: int | None) -> Reached:
-    """Hosts that Ray will choose, so they have numbers; with GPUs `-n` may be left out.
+    """Hosts that Ray will choose; with GPUs `-n` may be left out.
 
     Raises:
         UsageError: how many hosts or ranks is not said, or an option has no meaning there.
@@ -257,9 +255,8 @@ def _of_ray(asked: Asked, nprocs: int | None) -> Reached:
     if not ranks:
         raise UsageError("--ray: how many ranks each node gets is not said; give -n N")
     resources = resources_of(asked.ray_resources, ranks, batch.gpus_per_node)
-    hosts = [Host(introduction.name_of(index)) for index in range(batch.nodes)]
-    command = (asked.ray_address or "auto", json.dumps(resources))
-    return Reached(host_list.with_slots(hosts, ranks), "ray", command)
+    command = way_command(asked.ray_address, resources)
+    return Reached(hosts_of(batch.nodes, ranks), "ray", command)
 
 
 def _of_nodes(nodes: NodesAsked, nprocs: int | None, environ: Environ) -> Reached:
@@ -340,19 +337,3 @@ def of_tpus(names: str, zone: str = "", project: str = "", nprocs: int | None = 
         for worker in Gcloud(command).workers(named.name, named.user)
     ]
     return Reached(hosts, "gcloud", command)
-
-
-def asked_device(hosts: Sequence[Host], environ: Environ) -> Choice:
-    """The device kind that PJRT_DEVICE asks for, "" where the hosts shall say what they have.
-
-    Raises:
-        UsageError: it is none, or XDIST_TRANSPORT asks several hosts to share memory.
-    """
-    if len(hosts) > 1 and settings.text(environ, "XDIST_TRANSPORT").lower() == "host":
-        raise UsageError(f"XDIST_TRANSPORT=host: {len(hosts)} hosts share no memory; unset it")
-    asked = devices.asked_device(environ)
-    if asked in ("", "CPU"):
-        return Choice(asked, "")
-    # Whether they have it is theirs to say.
-    there = Found(dict.fromkeys(devices.KINDS, 1), dict.fromkeys(devices.KINDS, True))
-    return devices.choose(environ, there)

@@ -6,7 +6,8 @@ Times are measured from outside, and afterwards nothing of the job is alive.
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,6 @@ import ray_cluster
 from ray_cluster import Cluster
 
 from torch_xdist.launcher.facts.errors import ExitCode
-
-pytestmark = pytest.mark.long
 
 WAITS = "say('on%d' % RANK); time.sleep(200)"
 FACTS = """
@@ -25,14 +24,6 @@ FACTS = """
     import torch, torch_xla, torch_xla.core.xla_model as xm
     print("sum", xm.all_reduce("sum", torch.ones(1, device="xla")).item())
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    if why := ray_cluster.missing():
-        pytest.skip(why)
-    with ray_cluster.running() as found:
-        yield found
 
 
 @pytest.fixture
@@ -91,6 +82,24 @@ def test_a_killed_launcher_leaves_nothing_on_any_node(on_ray: Callable) -> None:
     assert job.gone(15.0), f"survivors: {job.alive()}"
 
 
+def test_a_failure_of_an_attempt_is_followed_by_another_one(on_ray: Callable) -> None:
+    body = (
+        "meet()\nif RANK == 3 and os.environ['XLA_RUN_ATTEMPT'] == '0': 1 // 0\nsay('on%d' % RANK)"
+    )
+    ended = all_on(on_ray(body, "--max-restarts", "1")).end(limit_s=60)
+    assert ended.code == 0, ended.err
+    assert "restart 1 of 1" in ended.err
+
+
+def test_a_second_job_of_the_same_name_is_refused(on_ray: Callable, tmp_path: Path) -> None:
+    env = {"XLA_RUN_STATE_DIR": str(tmp_path / "state")}
+    first = all_on(on_ray(WAITS, "--job-id", "twice", **env))
+    second = on_ray(WAITS, "--job-id", "twice", **env).end(limit_s=30)
+    assert second.code == ExitCode.DUPLICATE, second.err
+    os.kill(first.process.pid, signal.SIGINT)
+    assert first.end(limit_s=30).code == 130
+
+
 def test_an_actor_that_is_killed_loses_its_host_with_what_ray_says(
     on_ray: Callable, cluster: Cluster
 ) -> None:
@@ -136,3 +145,14 @@ def test_a_node_that_dies_is_lost_and_its_ranks_end(on_ray: Callable, cluster: C
     assert job.gone(15.0), f"survivors: {job.alive()}"
     assert code == ExitCode.HOST
     assert "xla-run: host node" in job.texts() and "was lost: " in job.texts()
+
+
+def test_a_cluster_that_dies_ends_the_job_on_all_nodes(start: Callable) -> None:
+    with ray_cluster.running() as dying:
+        words = ("--ray", "--nodes", "2", "-n", "1", "--env", "XLA_RUN_TEST", "--env", "FOLDER")
+        job = all_on(start(WAITS, *words, env=dying.environ()), ranks=2)
+        (store,) = dying.of_node(0, "gcs_server")
+        os.kill(store, signal.SIGKILL)
+        code = job.process.wait(60)
+        assert job.gone(15.0), f"survivors: {job.alive()}"
+        assert code == ExitCode.HOST, job.texts()
