@@ -216,6 +216,7 @@ PROCESSES = [
     "on_host",
     "backends",
     "node",
+    "on_ray",
     "head",
     "preflight",
     "k8s",

@@ -22,8 +22,8 @@ SNIPPETS = [
     for document in DOCUMENTS
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.S))
 ]
-# What starts processes; the page on launching has a test of its own below.
-NOT_RUN = re.compile(r"spawn\(|xla-run|\.launch\(")
+# What starts processes: the page on launching has a test of its own below, and Ray its cluster.
+NOT_RUN = re.compile(r"spawn\(|spawn_on_ray\(|xla-run|\.launch\(")
 # What changes its process for good, so it gets one of its own, with four devices.
 SPMD = [(name, code) for name, code in SNIPPETS if "use_spmd()" in code]
 RUN = [one for one in SNIPPETS if one not in SPMD and not NOT_RUN.search(one[1])]

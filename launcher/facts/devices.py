@@ -278,3 +278,19 @@ def _word(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def of_hosts(hosts: int, environ: Environ) -> Choice:
+    """The kind that PJRT_DEVICE asks for, "" where so many other hosts shall say what they have.
+
+    Raises:
+        UsageError: it is none, or XDIST_TRANSPORT asks several hosts to share memory.
+    """
+    if hosts > 1 and text(environ, "XDIST_TRANSPORT").lower() == "host":
+        raise UsageError(f"XDIST_TRANSPORT=host: {hosts} hosts share no memory; unset it")
+    asked = asked_device(environ)
+    if asked in ("", "CPU"):
+        return Choice(asked, "")
+    # Whether they have it is theirs to say.
+    there = Found(dict.fromkeys(KINDS, 1), dict.fromkeys(KINDS, True))
+    return choose(environ, there)

@@ -143,6 +143,14 @@ class ProtocolError(LauncherError, RuntimeError):
     """A message of the control plane that cannot be read."""
 
 
+def error_of(exit_code: int, text: str) -> LauncherError:
+    """The error of ours that ends a job with this code before it has begun."""
+    for kind in (PreflightError, RendezvousError, HostError):
+        if kind.exit_code == exit_code:
+            return kind(text)
+    return LauncherError(text)
+
+
 class RankFailedError(LauncherError, RuntimeError):
     """A rank failed: the message is its failure in words, `exit_code` the job's exit code."""
 

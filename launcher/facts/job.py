@@ -23,8 +23,9 @@ class Job:
     `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
     may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches them, by the program and
     options of `way_command`, and `python` is their interpreter, which
-    the words of `inside` start there (`docker run IMAGE`). Where they come by themselves ("nodes"),
-    `way_command` is the address and the port of node 0. An empty `cwd`: where a login begins.
+    the words of `inside` start there (`docker run IMAGE`). On Ray ("ray") `way_command` is an
+    address and the resources of each. Where they come by themselves ("nodes") it is the address and
+    the port of node 0. An empty `cwd`: where a login begins.
     With a `part` these are the ranks of one host among others that each start their own, as many as
     here; all are numbered host by host.
     """

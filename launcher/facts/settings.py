@@ -224,6 +224,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TORCHELASTIC_*", "set in every rank of ours, as torchrun sets them"),
     Variable("SLURM_*, OMPI_*, PMIX_NAMESPACE", "set by srun and mpirun; see `cluster.py`"),
     Variable("SLURM_JOB_ID, SLURM_JOB_NODELIST", "the job whose nodes --slurm runs on"),
+    Variable("XLA_RUN_ADDRESS", "set for an agent on Ray: where other nodes reach its own"),
     Variable("SLURMD_NODENAME", "in a step of it: the name by which others reach this node"),
     Variable(
         "JOB_COMPLETION_INDEX, XLA_RUN_HOSTS", "set in a pod of a JobSet: which one of how many"
@@ -363,9 +364,9 @@ def slurm_job(environ: Environ) -> tuple[str, str]:
     return (number, text(environ, "SLURM_JOB_NODELIST")) if number else ("", "")
 
 
-def slurm_node(environ: Environ) -> str:
-    """The name by which Slurm knows this machine; "" outside of a step."""
-    return text(environ, "SLURMD_NODENAME")
+def node_name(environ: Environ) -> str:
+    """The name or address by which Ray or Slurm knows this machine; "" where they do not."""
+    return text(environ, "XLA_RUN_ADDRESS") or text(environ, "SLURMD_NODENAME")
 
 
 def ssh_address(environ: Environ) -> str:

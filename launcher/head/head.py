@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend, Plane
-from torch_xdist.launcher.facts.errors import ExitCode, HostError, LauncherError
+from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, error_of
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
@@ -254,8 +254,8 @@ class Head:
         gone = state.agent.explain(message["why"], state.name, has_said_hello=said_hello)
         if gone.is_lost:
             self.sight.lose(state.ranks, gone.text)
-        elif gone.exit_code == ExitCode.HOST:
-            raise HostError(gone.text)
+        elif gone.exit_code != ExitCode.INTERNAL:
+            raise error_of(gone.exit_code, gone.text)
         else:
             self._on_broken(state, {"text": gone.text}, b"")
 

@@ -30,6 +30,8 @@ from torch_xdist.launcher.head import restarts
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.head import Head
 from torch_xdist.launcher.head.requests import Requests
+from torch_xdist.launcher.on_ray.backend import OnRay
+from torch_xdist.launcher.on_ray.request import request_of
 
 _START_S = 5.0
 _CLOSE_S = 2.0
@@ -171,6 +173,8 @@ def backend_of(job: Job, requests: Requests | None = None) -> Backend:
         return Nodes(job, settings.taken_secret(), (requests or Requests()).ask)
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
+    if job.way == "ray":
+        return OnRay(job, request_of(job), env)
     way = way_of(job.way, job.way_command)
     return HostsOverCommand(way, job.hosts, job.python, env, inside=job.inside)
 

@@ -61,6 +61,8 @@ class Start:
         """What that means."""
         if self._job.way == "nodes":
             return f"not yet at {':'.join(self._job.way_command)}"
+        if self._job.way == "ray":
+            return "not started by Ray yet"
         return "no answer"
 
     def absent_ranks(self, here: list[int]) -> list[int]:
@@ -81,7 +83,7 @@ class Start:
             raise PreflightError(f"host {state.name}: {why}")
         state.facts = HostFacts.from_json(hello["facts"])
         state.name = state.name or state.facts.name
-        if self._job.way == "nodes":
+        if self._job.way in ("nodes", "ray"):
             # Its user knows it by its number, and needs the machine when something happened there.
             state.name = f"{state.name} on {state.facts.name}"
         if self._keeps_own_logs and not state.facts.log_root:

@@ -69,7 +69,7 @@ def own_address(environ: Mapping[str, str]) -> str:
     machine (loopback), or came over IPv6, which gloo is not told to use: that of the way out. A
     node of Slurm, which may have no way out, is where the name leads that Slurm calls it by.
     """
-    told = settings.ssh_address(environ) or _named(settings.slurm_node(environ))
+    told = settings.ssh_address(environ) or _named(settings.node_name(environ))
     if told and not told.startswith("127.") and ":" not in told:
         return told
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

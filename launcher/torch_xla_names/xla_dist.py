@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NoReturn
 
-from torch_xdist.launcher.facts import job, settings
+from torch_xdist.launcher.facts import devices, job, settings
 from torch_xdist.launcher.facts.errors import LauncherError, UsageError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.ways_in import cli, host_options
@@ -134,7 +134,7 @@ def job_of(flags: argparse.Namespace) -> Job:
         kind=kind,
         argv=argv,
         nprocs=sum(host.slots for host in found.hosts),
-        device=host_options.asked_device(found.hosts, environ).kind,
+        device=devices.of_hosts(len(found.hosts), environ).kind,
         job_id=job.new_id(),
         state_dir=str(settings.state_dir(environ)),
         log_root=str(log_root),

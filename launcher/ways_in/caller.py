@@ -20,15 +20,16 @@ from torch_xdist.system.frames import Link, Message
 from torch_xdist.system.process import Process
 
 
-def run_its_job(link: Link, requests: Requests, first: FirstAgent) -> None:
+def run_its_job(link: Link, requests: Requests, first: FirstAgent | None) -> None:
     """Run the job that the caller sends, to its end, and tell how it was."""
     received = link.receive()
     if received is None:
-        first.agent.end()
+        if first is not None:
+            first.agent.end()
         return
     job = Job.from_json(received.message["job"])
     threading.Thread(target=_listen, args=(link, requests), daemon=True).start()
-    teller = _Teller(link, prefix=job.world_size > 1)
+    teller = _Teller(link, job)
     stdin = received.descriptors[0] if received.descriptors else None
     try:
         teller.end(run_job(job, received.blob, teller.show, requests, first, stdin))
@@ -40,8 +41,9 @@ def run_its_job(link: Link, requests: Requests, first: FirstAgent) -> None:
 class _Teller:
     """Tells the caller, on a thread."""
 
-    def __init__(self, link: Link, prefix: bool) -> None:
-        self._composer = Composer(prefix)
+    def __init__(self, link: Link, job: Job) -> None:
+        self._composer = Composer(job.world_size > 1, labels=job.labels())
+        self._has_pids_here = not job.hosts
         self._writer: BackgroundWriter[tuple[Message, bytes]] = BackgroundWriter(
             lambda item: _send(link, *item),
             lambda lines: ({"op": "log", "text": dropped_text(lines)}, b""),
@@ -55,7 +57,7 @@ class _Teller:
             self._writer.offer(({"op": "log", "text": text}, b""), len(text), len(lines))
         elif event in ("start", "note"):
             self.tell({"op": event, "text": facts["text"]})
-        elif event == "arrived":
+        elif event == "arrived" and self._has_pids_here:
             self.tell({"op": event, "pids": dict(facts["pids"])})
 
     def end(self, ending: Ending) -> None:

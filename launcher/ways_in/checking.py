@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from torch_xdist.launcher.backends.over_command import HostsOverCommand, Way
-from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.facts import devices, settings
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
@@ -23,7 +23,7 @@ from torch_xdist.launcher.preflight import inquiry, judge, table
 from torch_xdist.launcher.preflight.inquiry import Answer, Inquiry
 from torch_xdist.launcher.preflight.judge import Plan
 from torch_xdist.launcher.preflight.trouble import Trouble
-from torch_xdist.launcher.ways_in import command_line, host_options
+from torch_xdist.launcher.ways_in import command_line
 
 _CLEAR = "\r\x1b[K"
 _MOST_NAMES = 5
@@ -72,7 +72,7 @@ class Check:
 
     def _job(self, environ: dict[str, str]) -> Job:
         """The job that the hosts are to be judged for."""
-        kind = host_options.asked_device(self.hosts, environ).kind
+        kind = devices.of_hosts(len(self.hosts), environ).kind
         ranks = sum(host.slots for host in self.hosts) or self.nprocs
         return Job("program", [], ranks, device=kind, cwd=os.getcwd(), hosts=self.hosts)
 

@@ -3,6 +3,7 @@
 xla-run -n 4 python train.py --lr 0.1
 xla-run --hosts a,b -n 2 python train.py
 xla-run --slurm -n 2 python train.py
+xla-run --ray --nodes 2 -n 2 python train.py
 xla-run --nnodes 2 --node-rank 0 --master-addr a -n 2 python train.py
 xla-run --k8s NAME --image IMAGE --nodes 2 -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
@@ -152,7 +153,7 @@ def run(
             k8s_command.run(on_k8s, beside, line, words, _show, _hear_signals, dry_run=dry_run)
         )
     spec = _job(words, asked, **options)
-    if asked.batch.nodes:
+    if asked.batch.nodes and not asked.ray:
         line = ctx.meta["line"]
         script = slurm_batch.script(spec, asked.batch, line, words, is_shown=dry_run)
         click.echo(script.rstrip() if dry_run else slurm_batch.submit(script))
@@ -191,7 +192,7 @@ def _job(
         _refuse_inside_others(merged, is_node=asked.nodes.are_several)
     reached = host_options.reached(asked, nprocs, merged, once=once)
     if others := reached.hosts:
-        choice = host_options.asked_device(others, merged)
+        choice = devices.of_hosts(len(others), merged)
         ranks = sum(host.slots for host in others)
     else:
         choice, ranks = _devices(nprocs, merged)
@@ -219,7 +220,7 @@ def _job(
         hosts=others,
         way=reached.way,
         way_command=[*reached.command],
-        python=python or sys.executable,
+        python=python or ("" if reached.way == "ray" else sys.executable),
     )
 
 

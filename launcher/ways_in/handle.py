@@ -63,7 +63,7 @@ class Handle:
 
     @property
     def processes(self) -> list[RankProcess]:
-        """The ranks that have started, in order."""
+        """The ranks that have started on this host, in order."""
         return list(self._processes)
 
     def pids(self) -> list[int]:
@@ -176,17 +176,18 @@ class Handle:
 
 
 def _start_conductor(spec: Job, link: socket.socket) -> Child:
-    """The process that runs the job, and with it a nursery: ours where that can be inherited."""
+    """The process that runs the job, and with it a nursery: ours where that can be inherited.
+
+    With ranks on other hosts alone it has none.
+    """
     environ = {**settings.environment(), **placement.shared_environ(spec)}
     mark = new_mark()
     forked = None
-    if inherit.can():
+    if not spec.hosts and inherit.can():
         forked = inherit.fork_conductor(spec.job_id, spec.warmth, mark, link, environ)
+    first = [] if spec.hosts else [spec.job_id, spec.warmth, mark]
     return forked or Child.start(
-        [
-            *(sys.executable, "-P", "-m", "torch_xdist.launcher.ways_in.conductor"),
-            *(spec.job_id, spec.warmth, mark),
-        ],
+        [sys.executable, "-P", "-m", "torch_xdist.launcher.ways_in.conductor", *first],
         stdin=link.fileno(),
         env=environ,
         start_new_session=True,

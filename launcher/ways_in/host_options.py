@@ -1,6 +1,6 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from torch_xdist.launcher.backends import introduction, node_door
 from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.slurm_batch import Batch
 from torch_xdist.launcher.facts import cluster, devices, host_list, settings
-from torch_xdist.launcher.facts.devices import Choice, Found
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
+from torch_xdist.launcher.on_ray.request import hosts_of, resources_of, way_command
 
 # torchrun's own.
 _MASTER_PORT = 29400
@@ -70,10 +70,14 @@ class Asked:
     project: str
     batch: Batch
     nodes: NodesAsked = NodesAsked()
+    ray: bool = False
+    ray_address: str = ""
+    ray_resources: str = ""
 
     def given(self) -> list[str]:
         """Those options that were given for one way to other hosts, as typed."""
-        named = ("hosts", "hostfile", "ssh_command", "slurm", "tpu", "zone", "project")
+        named = ["hosts", "hostfile", "ssh_command", "slurm", "tpu", "zone", "project"]
+        named += ["ray", "ray_address", "ray_resources"]
         found = [name for name in named if getattr(self, name)]
         found += [name for name in ("requeue", "sbatch_options") if getattr(self.batch, name)]
         return [f"--{name.replace('_', '-')}" for name in found]
@@ -89,7 +93,7 @@ class Reached:
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm`, `--tpu` with its place, `--python`."""
+    """`--hosts`, `--hostfile`, `--ssh-command`, `--slurm`, `--tpu` with its place, `--ray`, ..."""
     for option in reversed(
         (
             click.option(
@@ -105,6 +109,13 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--tpu", default="", help="run on the workers of these TPU VMs: a or a,b"),
             click.option("--zone", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
+            click.option("--ray", is_flag=True, help="run on --nodes N nodes of a Ray cluster"),
+            click.option("--ray-address", default="", help="of the cluster [RAY_ADDRESS; auto]"),
+            click.option(
+                "--ray-resources",
+                default="",
+                help="""of each node, as JSON [a CPU for each rank]: '{"CPU": 8, "TPU": 4}'""",
+            ),
             click.option(
                 "--python", default="", help="the interpreter there [the path of this one]"
             ),
@@ -122,10 +133,12 @@ def batch_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--nodes",
                 type=click.IntRange(1),
                 help="with --slurm: submit a new job of N nodes by sbatch (--dry-run: its script); "
-                "with --k8s: N pods",
+                "with --k8s: N pods; with --ray: on so many",
             ),
             click.option(
-                "--gpus-per-node", type=click.IntRange(1), help="of the new Slurm job, or the pods"
+                "--gpus-per-node",
+                type=click.IntRange(1),
+                help="of the Slurm job, the pods, or on Ray",
             ),
             click.option(
                 "--requeue", is_flag=True, help="Slurm starts the new job again where it is ended"
@@ -195,10 +208,14 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         "--hostfile": asked.hostfile,
         "--slurm": asked.slurm,
         "--tpu": asked.tpu,
+        "--ray": asked.ray,
         "--nnodes": asked.nodes.are_several,
     }
     given = [name for name, value in named.items() if value]
-    asked.batch.check(slurm=asked.slurm)
+    if (asked.ray_address or asked.ray_resources) and not asked.ray:
+        raise UsageError("--ray-address and --ray-resources are for a Ray cluster; give --ray too")
+    if not asked.ray:
+        asked.batch.check(slurm=asked.slurm)
     asked.nodes.check()
     if (asked.zone or asked.project) and not asked.tpu:
         raise UsageError("--zone and --project say where a TPU VM is; give --tpu NAME too")
@@ -211,6 +228,8 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         return Reached([])
     if asked.nodes.are_several:
         return _of_nodes(asked.nodes, nprocs, environ)
+    if asked.ray:
+        return _of_ray(asked, nprocs)
     if asked.tpu:
         return of_tpus(asked.tpu, asked.zone, asked.project, nprocs)
     if asked.slurm:
@@ -219,6 +238,25 @@ def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -
         {"XLA_RUN_SSH": asked.ssh_command} if asked.ssh_command else environ
     )
     return Reached(host_list.with_slots(_named_hosts(asked), nprocs), "ssh", tuple(command))
+
+
+def _of_ray(asked: Asked, nprocs: int | None) -> Reached:
+    """Hosts that Ray will choose; with GPUs `-n` may be left out.
+
+    Raises:
+        UsageError: how many hosts or ranks is not said, or an option has no meaning there.
+    """
+    batch = asked.batch
+    if not batch.nodes:
+        raise UsageError("--ray: how many nodes of the cluster is not said; give --nodes N")
+    if batch.requeue or batch.sbatch_options:
+        raise UsageError("--requeue and --sbatch-options are for a Slurm job; leave them out")
+    ranks = nprocs or batch.gpus_per_node
+    if not ranks:
+        raise UsageError("--ray: how many ranks each node gets is not said; give -n N")
+    resources = resources_of(asked.ray_resources, ranks, batch.gpus_per_node)
+    command = way_command(asked.ray_address, resources)
+    return Reached(hosts_of(batch.nodes, ranks), "ray", command)
 
 
 def _of_nodes(nodes: NodesAsked, nprocs: int | None, environ: Environ) -> Reached:
@@ -299,19 +337,3 @@ def of_tpus(names: str, zone: str = "", project: str = "", nprocs: int | None = 
         for worker in Gcloud(command).workers(named.name, named.user)
     ]
     return Reached(hosts, "gcloud", command)
-
-
-def asked_device(hosts: Sequence[Host], environ: Environ) -> Choice:
-    """The device kind that PJRT_DEVICE asks for, "" where the hosts shall say what they have.
-
-    Raises:
-        UsageError: it is none, or XDIST_TRANSPORT asks several hosts to share memory.
-    """
-    if len(hosts) > 1 and settings.text(environ, "XDIST_TRANSPORT").lower() == "host":
-        raise UsageError(f"XDIST_TRANSPORT=host: {len(hosts)} hosts share no memory; unset it")
-    asked = devices.asked_device(environ)
-    if asked in ("", "CPU"):
-        return Choice(asked, "")
-    # Whether they have it is theirs to say.
-    there = Found(dict.fromkeys(devices.KINDS, 1), dict.fromkeys(devices.KINDS, True))
-    return devices.choose(environ, there)

@@ -11,6 +11,8 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Place
 from torch_xdist.launcher.head.runner import backend_of
 from torch_xdist.launcher.on_host import host_facts
+from torch_xdist.launcher.on_ray.backend import OnRay
+from torch_xdist.launcher.on_ray.request import needed, request_of
 from torch_xdist.system.masking import masked, masked_text
 
 
@@ -23,6 +25,8 @@ def text(spec: Job, words: Sequence[str], node: int = 0) -> str:
     Raises:
         DevicesError: this host cannot say which part of which TPU slice it is.
     """
+    if spec.way == "ray":
+        return "\n".join(_on_ray(spec, words))
     if spec.way == "nodes":
         return "\n".join(_on_node(spec, words, node))
     return "\n".join(_on_hosts(spec, words) if spec.hosts else _here(spec, words))
@@ -62,6 +66,25 @@ def _on_node(spec: Job, words: Sequence[str], node: int) -> list[str]:
     for order in _orders(spec)[node]:
         lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
         lines += _variables(order["env"])
+    return lines
+
+
+def _on_ray(spec: Job, words: Sequence[str]) -> list[str]:
+    backend, request = backend_of(spec), request_of(spec)
+    assert isinstance(backend, OnRay)
+    lines = [
+        f"{spec.nprocs} ranks on {len(spec.hosts)} nodes of Ray, which chooses them; their "
+        "cores and devices, and where the ranks meet, are found by the agents",
+        f"the cluster at {request.address} is asked for {needed(request)} (STRICT_SPREAD), and for "
+        "an actor on each",
+        f"every agent is a child of its actor and starts with these variables, in {spec.cwd}:",
+        *_variables(backend.env),
+    ]
+    for index, orders in enumerate(_orders(spec)):
+        lines.append(f"host {index}: {spec.hosts[index].name}")
+        for order in orders:
+            lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
+            lines += _variables(order["env"])
     return lines
 
 

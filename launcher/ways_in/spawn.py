@@ -166,20 +166,12 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
     hosts = 1 if part is None else part.hosts
     # Said here: the head, which gives it to the ranks, would say it late.
     settings.secret(environ)
-    log_root, is_named = settings.log_root(environ)
-    made = Job(
-        kind="function",
-        argv=sys.argv,
+    made = job_of_function(
+        environ,
         nprocs=count,
         device=choice.kind,
         headline=devices.start_line(count * hosts, hosts, choice, environ),
-        job_id=job.new_id(),
-        state_dir=str(settings.state_dir(environ)),
-        log_root=str(log_root),
-        log_root_is_named=is_named,
         cwd=os.getcwd(),
-        timeouts=settings.timeouts(environ),
-        keep_logs=is_named,
         needs_coordinator=not devices.meets_in_memory(choice.kind, hosts, environ),
         part=part,
     )
@@ -188,6 +180,22 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
     if count == 1 and settings.has_stdin():
         made.stdin_rank = made.ranks().start
     return made
+
+
+def job_of_function(environ: dict[str, str], **about: Any) -> Job:
+    """A job of this kind; `about` are the attributes of it that only its caller knows."""
+    log_root, is_named = settings.log_root(environ)
+    return Job(
+        kind="function",
+        argv=sys.argv,
+        job_id=job.new_id(),
+        state_dir=str(settings.state_dir(environ)),
+        log_root=str(log_root),
+        log_root_is_named=is_named,
+        timeouts=settings.timeouts(environ),
+        keep_logs=is_named,
+        **about,
+    )
 
 
 def _tell_of_fork() -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray_cluster
 import slurm_cluster
 from processes import kill_marked
+from ray_cluster import Cluster
 
 from torch_xdist.system import process_tree
 
@@ -207,3 +209,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         pytest.skip(why)
     with slurm_cluster.running(tmp_path_factory.mktemp("slurm")) as environ:
         yield environ
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A Ray cluster of two nodes of 4 CPUs each."""
+    if why := ray_cluster.missing():
+        pytest.skip(why)
+    with ray_cluster.running() as found:
+        yield found
