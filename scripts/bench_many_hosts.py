@@ -34,7 +34,7 @@ import psutil
 _NODES = Path(__file__).with_name("simulated_nodes.py")
 _COMMAND = ("sleep", "100000")
 _SIMULATORS = 2
-_LIMIT_S = 300.0
+_LIMIT_S = 60.0
 _FLOOD_S, _FLOODED_S = 8.0, 3.0
 _FAULTS = {"fail": "fail", "flood": "fail", "vanish": "vanish"}
 
