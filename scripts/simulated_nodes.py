@@ -49,7 +49,8 @@ class SimulatedNode:
         self._decoder, self._outbox = Decoder(), bytearray()
         self._attempt, self._step, self._is_running = -1, 0, False
         self.beat_s, self.next_beat_s, self.flood_until_s = 2.0, float("inf"), 0.0
-        self._send(introduction(job, node, "simulated"))
+        # At once, as a node does: the head does not wait long for it.
+        sock.sendall(sealed.sealer.sealed(frames.encode(introduction(job, node, "simulated"))))
         sock.setblocking(False)
 
     def _send(self, message: dict[str, Any]) -> None:
