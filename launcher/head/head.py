@@ -19,13 +19,13 @@ from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
 from torch_xdist.launcher.head.ending import Ending
-from torch_xdist.launcher.head.fellows import Fellows, NoFellows
+from torch_xdist.launcher.head.fellows.fellows import Fellows, NoFellows
+from torch_xdist.launcher.head.fellows.start import start_of
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.pace import Pace
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
-from torch_xdist.launcher.head.start_among_fellows import start_of
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
