@@ -19,12 +19,13 @@ from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.launcher.head import report, sight, standing, verdict
 from torch_xdist.launcher.head.ending import Ending
-from torch_xdist.launcher.head.fellows import Fellows, NoFellows
+from torch_xdist.launcher.head.fellows.fellows import Fellows, NoFellows
+from torch_xdist.launcher.head.fellows.start import start_of
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
+from torch_xdist.launcher.head.pace import Pace
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
-from torch_xdist.launcher.head.start_among_fellows import start_of
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
@@ -72,7 +73,7 @@ class Head:
         self._ending: Ending | None = None
         self._released = self._started = False
         self._shown: set[str] = set()
-        self._hangs = standing.HangWatch(job.timeouts, self._note)
+        self._hangs, self._pace = standing.HangWatch(job.timeouts, self._note), Pace()
         self._questions: list[Question] = []
         self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
             "hello": self._on_hello,
@@ -160,7 +161,7 @@ class Head:
         while self._ending is None:
             self._take_one(_TICK_S)
             if self._ending is None:
-                self._decide()
+                self._pace.keep(self._decide)
 
     def _take_one(self, wait_s: float) -> None:
         item = self._inbox.take(wait_s)
@@ -187,6 +188,7 @@ class Head:
 
     def _take(self, host_index: int, message: Message, blob: bytes) -> None:
         op = message["op"]
+        self._pace.heard(op)
         if op == "asked":
             self._obey_requests()
         elif op == "fellow":
@@ -201,8 +203,7 @@ class Head:
     def _on_rank(self, _: HostState, message: Message, blob: bytes) -> None:
         news = self.sight.take(message, blob)
         if news is not None:
-            event = news.pop("event")
-            self._emit(event, **(self._status() if event == "beats" else news))
+            self._emit(news.pop("event"), **news)
 
     def _on_hello(self, state: HostState, message: Message, _: bytes) -> None:
         if self._ending is None:
@@ -311,6 +312,8 @@ class Head:
 
     def _decide(self) -> None:
         now_s = self._clock.now_s()
+        if self.sight.has_beats():
+            self._emit("beats", **self._status())
         absent = self._start.absent_ranks(self.sight.absent())
         if (not self._started or absent) and (late := self._late(absent, now_s)):
             self._end(int(ExitCode.RENDEZVOUS), (late,))

@@ -75,6 +75,7 @@ class Sight:
         self.arrived: set[int] = set()
         self.results: dict[int, bytes] = {}
         self.exceptions: dict[int, bytes] = {}
+        self._has_beats = False
 
     def take(self, message: Message, blob: bytes) -> Message | None:
         """Remember what an agent says; an event to show, if it is worth one."""
@@ -85,7 +86,6 @@ class Sight:
                 return self._arrive(int(message["rank"]))
             case "beats":
                 self._beats(message)
-                return {"event": "beats"}
             case "finished":
                 return self._finished(message, blob)
             case "failed":
@@ -136,6 +136,11 @@ class Sight:
         told = [seen.beat.resumed for seen in self.seen.values() if seen.beat]
         return max((step for step in told if step is not None), default=None)
 
+    def has_beats(self) -> bool:
+        """Whether beats have come since this was asked last."""
+        had, self._has_beats = self._has_beats, False
+        return had
+
     def have_all_finished(self) -> bool:
         return all(seen.finished_s is not None for seen in self.seen.values())
 
@@ -159,27 +164,24 @@ class Sight:
         return {"event": "arrived", "pids": self.pids} if whole else None
 
     def _beats(self, message: Message) -> None:
-        now_s = self._clock.now_s()
+        now_s, states = self._clock.now_s(), message["states"]
+        self._has_beats = True
         for name, beat in message["beats"].items():
             seen = self.seen[int(name)]
-            self._see(int(name), last_beat_s=now_s)
+            changes: dict[str, Any] = {"last_beat_s": now_s}
+            if (letter := states.pop(name, None)) is not None:
+                changes["state"] = _STATES.get(letter, "")
             # The agent sends beats in bundles: one may be older than the rank's last words.
             if seen.finished_s is None and seen.report is None:
-                self._hear(int(name), beat.get("heartbeat"), now_s)
-        for name, letter in message["states"].items():
+                changes |= _heard(seen, beat.get("heartbeat"), now_s)
+            self._see(int(name), **changes)
+        for name, letter in states.items():
             self._see(int(name), state=_STATES.get(letter, ""))
-
-    def _hear(self, rank: int, data: Message | None, now_s: float) -> None:
-        if data is None:
-            return
-        fresh = Heartbeat.from_json(data)
-        if fresh != self.seen[rank].beat:
-            self._see(rank, beat=fresh, changed_s=now_s)
 
     def _finished(self, message: Message, blob: bytes) -> Message:
         rank, now_s = int(message["rank"]), self._clock.now_s()
-        self._hear(rank, message.get("heartbeat"), now_s)
-        self._see(rank, finished_s=now_s)
+        heard = _heard(self.seen[rank], message.get("heartbeat"), now_s)
+        self._see(rank, finished_s=now_s, **heard)
         self.results[rank] = blob
         return {"event": "finished", "rank": rank}
 
@@ -187,7 +189,7 @@ class Sight:
         rank, now_s = int(message["rank"]), self._clock.now_s()
         facts = {key: value for key, value in message.items() if key in _FAILURE_FIELDS}
         self.exceptions[rank] = blob
-        self._hear(rank, message.get("heartbeat"), now_s)
+        self._see(rank, **_heard(self.seen[rank], message.get("heartbeat"), now_s))
         self._see(rank, report=self.identified(Failure(rank, time=now_s, **facts)))
 
     def _ended(self, message: Message) -> Message:
@@ -201,3 +203,10 @@ class Sight:
             tail=tuple(message["tail"]),
         )
         return {"event": "ended", "rank": rank, "code": code}
+
+
+def _heard(seen: Seen, data: Message | None, now_s: float) -> dict[str, Any]:
+    """What a heartbeat changes in what is known of its rank."""
+    if data is None or (fresh := Heartbeat.from_json(data)) == seen.beat:
+        return {}
+    return {"beat": fresh, "changed_s": now_s}

@@ -42,7 +42,8 @@ class _Teller:
     """Tells the caller, on a thread."""
 
     def __init__(self, link: Link, job: Job) -> None:
-        self._composer = Composer(job.world_size > 1, labels=job.labels())
+        labels = job.labels() if job.hosts else None
+        self._composer = Composer(job.world_size > 1, labels=labels)
         self._has_pids_here = not job.hosts
         self._writer: BackgroundWriter[tuple[Message, bytes]] = BackgroundWriter(
             lambda item: _send(link, *item),

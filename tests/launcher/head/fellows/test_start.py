@@ -10,8 +10,8 @@ from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
+from torch_xdist.launcher.head.fellows.start import StartAmongFellows
 from torch_xdist.launcher.head.hosts import Hosts, HostState
-from torch_xdist.launcher.head.start_among_fellows import StartAmongFellows
 
 
 def second_of_two(told: dict[str, Any] | None) -> tuple[StartAmongFellows, list[Any], HostState]:

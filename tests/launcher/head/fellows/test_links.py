@@ -11,7 +11,7 @@ import pytest
 
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import HostError
-from torch_xdist.launcher.head.fellow_links import FellowLinks
+from torch_xdist.launcher.head.fellows.links import FellowLinks
 from torch_xdist.launcher.on_host.coordinator import free_port
 
 HELLO = {"version": 1, "hosts": 3, "ranks": 2, "device": "CPU"}

@@ -13,7 +13,7 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.records import ranks_text
 from torch_xdist.launcher.facts.settings import OFF, Timeouts
 from torch_xdist.launcher.head.ending import Ending
-from torch_xdist.launcher.head.fellow_links import VERSION, FellowLinks
+from torch_xdist.launcher.head.fellows.links import VERSION, FellowLinks
 from torch_xdist.launcher.head.sight import Seen
 from torch_xdist.launcher.head.standing import standing
 from torch_xdist.system.frames import Message

@@ -11,7 +11,7 @@ from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
-from torch_xdist.launcher.head.fellows import Fellows, NoFellows
+from torch_xdist.launcher.head.fellows.fellows import Fellows, NoFellows
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.start import REACH_S, Start
 

@@ -1,0 +1,59 @@
+"""When the head judges its job: at once after news, else in a share of its time."""
+
+from torch_xdist.launcher.head.pace import Pace
+
+
+class Clock:
+    """Seconds that pass where a test says so."""
+
+    def __init__(self) -> None:
+        self.at_s = 100.0
+        self.judged_s: list[float] = []
+
+    def __call__(self) -> float:
+        return self.at_s
+
+    def judge_for(self, seconds: float) -> None:
+        self.judged_s.append(self.at_s)
+        self.at_s += seconds
+
+
+def test_what_happened_is_judged_at_once() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    for _ in range(3):
+        pace.heard("ended")
+        pace.keep(lambda: clock.judge_for(0.5))
+    assert clock.judged_s == [100.0, 100.5, 101.0]
+
+
+def test_beats_alone_are_judged_in_a_twentieth_of_the_time() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    end_s = clock.at_s + 10.0
+    while clock.at_s < end_s:
+        pace.heard("beats")
+        pace.keep(lambda: clock.judge_for(0.01))
+        clock.at_s += 0.001
+    assert 45 <= len(clock.judged_s) <= 52
+
+
+def test_time_alone_is_judged_however_long_that_takes() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.keep(lambda: clock.judge_for(3.0))
+    clock.at_s += 0.4
+    pace.keep(lambda: clock.judge_for(0.0))
+    clock.at_s += 0.2
+    pace.keep(lambda: clock.judge_for(0.0))
+    assert len(clock.judged_s) == 2
+
+
+def test_news_among_beats_are_not_forgotten() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.keep(lambda: clock.judge_for(0.1))
+    pace.heard("failed")
+    pace.heard("beats")
+    pace.keep(lambda: clock.judge_for(0.1))
+    assert len(clock.judged_s) == 2
