@@ -213,6 +213,7 @@ PROCESSES = [
     "sealed",
     "pipe_stream",
     "control",
+    "shipping",
     "on_host",
     "backends",
     "node",

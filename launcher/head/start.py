@@ -14,6 +14,7 @@ from torch_xdist.launcher.facts.host import HostFacts, refusal
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting, Place
 from torch_xdist.launcher.head.hosts import Hosts, HostState
+from torch_xdist.launcher.shipping.sender import Sending
 from torch_xdist.system.frames import Message
 
 REACH_S = 10.0
@@ -27,6 +28,7 @@ class Start:
         log_dir: of this attempt, as the head would keep it; "": no logs are kept.
         note: shows a line.
         started: called with the line at start, when the ranks have got their orders.
+        sending: brings the job's code to the hosts; None: they have it.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Start:
         log_dir: str,
         note: Callable[[str], None],
         started: Callable[[str], None],
+        sending: Sending | None = None,
     ) -> None:
         self._job, self._number, self._hosts = job, number, hosts
         self._meeting, self._log_dir = meeting, log_dir
         self._note, self._started = note, started
         self._headline = job.headline
+        self._sending, self._have_met = sending, False
 
     def absent(self) -> list[HostState]:
         """The hosts whose agents have not said hello, where a host has a name before that."""
@@ -89,6 +93,8 @@ class Start:
         if self._keeps_own_logs and not state.facts.log_root:
             why = state.facts.why_no_logs
             self._note(f"warning: host {state.name}: no logs are kept there: {why}")
+        if self._sending is not None:
+            self._sending.begin(state.index, state.name, state.send)
         if all(one.facts is not None for one in self._hosts):
             self._begin_meeting()
 
@@ -150,11 +156,21 @@ class Start:
         count = len(every)
         self._headline = devices.start_line(self._job.nprocs, count, choice, environ)
 
+    def has_shipped(self) -> None:
+        """A host has its copy of the code."""
+        if self._have_met:
+            self._start_ranks()
+
     def _start_ranks(self) -> None:
+        self._have_met = True
+        if self._sending is not None and not self._sending.are_all_there:
+            return
         places = [Place(state.facts, self.log_dir_on(state)) for state in self._hosts]
         orders = placement.rank_orders(self._job, self._number, self._meeting, places)
         for state, place, own in zip(self._hosts, places, orders, strict=True):
             common = placement.common_order(self._job, place.log_dir)
+            if self._sending is not None:
+                common = self._sending.moved(state.index, self._job, common)
             is_own = self._keeps_own_logs and bool(place.log_dir)
             state.send({"op": "start", **common, "is_own_log_dir": is_own, "ranks": own}, b"")
         self._started(self._headline)
