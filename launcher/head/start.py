@@ -14,10 +14,13 @@ from torch_xdist.launcher.facts.host import HostFacts, refusal
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting, Place
 from torch_xdist.launcher.head.hosts import Hosts, HostState
+from torch_xdist.launcher.shipping import sender
 from torch_xdist.launcher.shipping.sender import Sending
 from torch_xdist.system.frames import Message
 
 REACH_S = 10.0
+# What agents say before their ranks start.
+OPS = ("hello", "coordinator", "reached", *sender.OPS)
 
 
 class Start:
@@ -75,6 +78,24 @@ class Start:
 
     def go_on(self) -> None:
         """Another host, with a head of its own, has said something."""
+
+    def take(self, state: HostState, message: Message) -> None:
+        """One of `OPS`.
+
+        Raises:
+            LauncherError: the job cannot start.
+        """
+        match message["op"]:
+            case "hello":
+                self.greet(state, message)
+            case "coordinator":
+                self.serve(message["address"])
+            case "reached":
+                self.reach(state, message["why"])
+            case op if self._sending is not None:
+                self._sending.take(state.index, message)
+                if op == "shipped" and self._have_met:
+                    self._start_ranks()
 
     def greet(self, state: HostState, hello: Message) -> None:
         """The hello of an agent; the last one sets all going.
@@ -155,11 +176,6 @@ class Start:
         environ = {**every[0].environ, **self._job.env}
         count = len(every)
         self._headline = devices.start_line(self._job.nprocs, count, choice, environ)
-
-    def has_shipped(self) -> None:
-        """A host has its copy of the code."""
-        if self._have_met:
-            self._start_ranks()
 
     def _start_ranks(self) -> None:
         self._have_met = True

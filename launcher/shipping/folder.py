@@ -1,8 +1,8 @@
 """The copy of a job's folder on a host, from its first file to its removal.
 
-JOBS/NAME/ holds the copy under its own name, the manifest, and a mark that an agent keeps locked
-while it lives, in which stands whether the copy is whole. A name belongs to one job and one of its
-hosts, so no job takes what another one has left. What ranks have written into the copy is theirs: only
+JOBS/NAME/ has the manifest, a mark that an agent keeps locked while it lives (in it stands whether
+the copy is whole), and the copy as tree/FOLDER. A name belongs to one job and one of its hosts,
+so no job takes what another one has left. What ranks have written into the copy is theirs: only
 what was shipped, and is as it was, is ever removed.
 """
 
@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_xdist.launcher.facts import registry
+from torch_xdist.launcher.facts.errors import ProtocolError
 from torch_xdist.launcher.shipping.manifest import FILE, FOLDER, LINK, Entry, Manifest
 
 _LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-_MARK, _LIST, _PART = "mark", "manifest", "part"
+_MARK, _LIST, _PART, _TREE = "mark", "manifest", "part", "tree"
 # A job may be started again within this time, on the same copy.
 _OLD_S = 3600.0
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -30,28 +32,38 @@ class Copy:
     """The copy of one job on this host, locked until it is closed.
 
     Args:
-        jobs: the folder of all copies, of this user alone.
-        name: of this job on this host.
+        home: of this copy alone.
+        mark: a descriptor of its mark, which is locked.
+        listed: the manifest as it came.
 
     Attributes:
         path: where the copy is.
         is_whole: whether an earlier attempt of the job has left it so.
-
-    Raises:
-        OSError: it cannot be made.
     """
 
-    def __init__(self, jobs: Path, name: str, listed: bytes, manifest: Manifest) -> None:
+    def __init__(self, home: Path, mark: int, listed: bytes, manifest: Manifest) -> None:
+        self._home, self._fd = home, mark
         self._listed, self._manifest = listed, manifest
-        self._home, self._fd = _locked(jobs, name)
-        self.path = self._home / manifest.name
+        self.path = home / _TREE / manifest.name
         self._whole = hashlib.sha256(listed).hexdigest().encode()
-        self.is_whole = os.pread(self._fd, 100, 0) == self._whole and self.path.is_dir()
+        self.is_whole = os.pread(mark, 100, 0) == self._whole and self.path.is_dir()
+
+    @classmethod
+    def of(cls, jobs: Path, name: str, listed: bytes, manifest: Manifest) -> "Copy":
+        """That of a job on this host, which may be there from an earlier attempt.
+
+        Args:
+            jobs: the folder of all copies, of this user alone.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        return cls(*_locked(jobs, name), listed, manifest)
 
     def begin(self) -> None:
         """Make its folders; from now on its files may come."""
         (self._home / _LIST).write_bytes(self._listed)
-        for path in (self.path, *self._paths(FOLDER)):
+        for path in (self.path.parent, self.path, *self._paths(FOLDER)):
             # One that is there is of an earlier attempt.
             path.mkdir(mode=0o700, exist_ok=True)
 
@@ -105,6 +117,8 @@ class Copy:
         for folder in sorted(self._paths(FOLDER), reverse=True):
             _remove_folder(folder)
         _remove_folder(self.path)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
         for name in (_PART, _LIST, _MARK):
             with contextlib.suppress(OSError):
                 (self._home / name).unlink()
@@ -120,29 +134,48 @@ class Copy:
 
 
 def sweep(jobs: Path, old_s: float = _OLD_S) -> None:
-    """Remove the copies of agents that were killed, and of jobs that were not started again."""
+    """Remove what no agent has any more: half copies at once, whole ones after a time."""
     for home in list(jobs.iterdir()):
-        with contextlib.suppress(OSError, ValueError):
-            if time.time() - (home / _MARK).lstat().st_mtime < old_s:
+        with contextlib.suppress(OSError):
+            if (mark := _mark_of(home, _OPEN)) is None:
                 continue
-            listed = (home / _LIST).read_bytes()
-            copy = Copy(jobs, home.name, listed, Manifest.from_bytes(listed))
-            # One that is locked has got another name.
-            copy.close(keep=False)
+            if os.pread(mark, 1, 0) and time.time() - os.fstat(mark).st_mtime < old_s:
+                os.close(mark)
+                continue
+            Copy(home, mark, *_listed_in(home)).close(keep=False)
+
+
+def _listed_in(home: Path) -> tuple[bytes, Manifest]:
+    """What the copy there has, or was to have; nothing was made before its list was written."""
+    try:
+        listed = (home / _LIST).read_bytes()
+        return listed, Manifest.from_bytes(listed)
+    except (OSError, ProtocolError):
+        return b"", Manifest("none", ())
 
 
 def _locked(jobs: Path, name: str) -> tuple[Path, int]:
-    """A folder NAME, or NAME.2, ... where an agent that is lost still has that; and its lock."""
+    """A folder NAME, or NAME.2, ... where an agent that is lost still has that; and its mark."""
     number = 1
     while True:
         home = jobs / (name + f".{number}" * (number > 1))
         home.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(home / _MARK, flags, 0o600)
-        if _lock(fd) and registry.is_at(fd, home / _MARK):
-            return home, fd
-        os.close(fd)
+        try:
+            mark = _mark_of(home, _OPEN | os.O_CREAT)
+        except FileNotFoundError:
+            continue  # somebody swept it, empty as it was
+        if mark is not None:
+            return home, mark
         number += 1
+
+
+def _mark_of(home: Path, flags: int) -> int | None:
+    """The mark, locked; None where another one has it."""
+    mark = os.open(home / _MARK, flags, 0o600)
+    if _lock(mark) and registry.is_at(mark, home / _MARK):
+        return mark
+    os.close(mark)
+    return None
 
 
 def _lock(fd: int) -> bool:

@@ -48,6 +48,10 @@ class Ignored:
             return
         self.knows_rules = True
         inside = _git(folder, "rev-parse", "--is-inside-work-tree")
+        if b"dubious ownership" in inside.stderr:
+            # Git takes no rules from a repository of another user, and guessing them would ship
+            # what they leave out.
+            _said(inside, folder)
         if inside.returncode == 0 and inside.stdout.strip() == b"true":
             found = _listed(folder)
             if b"./" not in found:
@@ -88,11 +92,10 @@ def _without_git(path: Path) -> PreflightError:
 def _git(folder: Path, *words: str) -> "subprocess.CompletedProcess[bytes]":
     """Whatever repository the caller's environment names, the folder says which one counts."""
     env = {name: value for name, value in environment().items() if not name.startswith("GIT_")}
+    env["LC_ALL"] = "C"
     command = ["git", "-C", str(folder), *words]
     try:
-        return subprocess.run(
-            command, env=env, capture_output=True, check=False, timeout=_LIMIT_S
-        )
+        return subprocess.run(command, env=env, capture_output=True, check=False, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         raise PreflightError(
             f"--ship {folder}: git did not say in {_LIMIT_S:g} s what is ignored there; look at "

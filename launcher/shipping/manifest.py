@@ -80,7 +80,7 @@ class Manifest:
                 Entry(str(path), str(kind), str(content), int(size), int(mtime_ns), bool(runs))
                 for path, kind, content, size, mtime_ns, runs in rows
             )
-        except (TypeError, ValueError, zlib.error) as error:
+        except (RecursionError, TypeError, ValueError, zlib.error) as error:
             raise ProtocolError(f"shipped code: its list cannot be read: {error!r}") from error
         if len(_parts(str(name))) != 1:
             raise ProtocolError(f"shipped code: {name!r} can be no name of a folder")
@@ -104,11 +104,8 @@ def size_text(size: float) -> str:
     """ "512 bytes", "1.5 MB"."""
     if size < 1000:
         return f"{size:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.5:
-            break
-    return f"{size:.3g} {unit}"
+    power = 1 if size < 999_500 else 2 if size < 999_500_000 else 3
+    return f"{size / 1000**power:.3g} {('kB', 'MB', 'GB')[power - 1]}"
 
 
 def count_text(count: int, what: str = "file") -> str:

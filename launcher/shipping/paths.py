@@ -40,7 +40,9 @@ def check(job: Job, manifest: Manifest) -> None:
             )
 
 
-def moved(job: Job, order: Mapping[str, Any], to: str, environ: Mapping[str, str]) -> dict[str, Any]:
+def moved(
+    job: Job, order: Mapping[str, Any], to: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """The order for the ranks of a host, as `placement.common_order` makes it, with every path
     below the job's folder led to its copy there.
 

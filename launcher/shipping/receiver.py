@@ -13,18 +13,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch_xdist.launcher.facts import registry, settings
 from torch_xdist.launcher.facts.errors import LauncherError, PreflightError, ProtocolError
 from torch_xdist.launcher.shipping.cache import KEPT_BYTES, Cache, Incoming
 from torch_xdist.launcher.shipping.folder import Copy, sweep
-from torch_xdist.launcher.shipping.manifest import Manifest, size_text
+from torch_xdist.launcher.shipping.manifest import Entry, Manifest, size_text
 from torch_xdist.system.frames import Message
 
 OPS = ("ship", "contents", "unship")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _CLOSE_S = 3.0
+_ADVICE = "make room there, or name another place by --env XLA_RUN_STATE_DIR=FOLDER"
 
 
 def place(environ: Mapping[str, str]) -> Path:
@@ -74,8 +76,11 @@ class Receiver:
         except LauncherError as error:
             self._say({"op": "unshippable", "why": str(error)})
         except OSError as error:
-            why = f"{error.strerror or error} ({error.filename or self._root})"
+            why = f"{error.strerror or error} ({error.filename or self._root}); {_ADVICE}"
             self._say({"op": "unshippable", "why": f"shipped code: {why}"})
+        except Exception as error:
+            # The head waits for a word, whatever it has sent.
+            self._say({"op": "unshippable", "why": f"shipped code: {error!r}"})
         order, _ = self._queue.get()
         while order["op"] != "unship":
             order, _ = self._queue.get()
@@ -109,7 +114,7 @@ class Receiver:
         jobs = root / "jobs"
         jobs.mkdir(mode=0o700, exist_ok=True)
         cache = Cache(root)
-        self._copy = copy = Copy(jobs, order["name"], listed, manifest)
+        self._copy = copy = Copy.of(jobs, order["name"], listed, manifest)
         sent_bytes = 0
         if not copy.is_whole:
             try:
@@ -157,11 +162,12 @@ class _Building:
             entry = self._entries[number]
             if self._receiver._is_ending.is_set():
                 raise _Ended
-            if not self._copy.add(
-                entry, lambda fd, of=entry: not of.size or self._cache.copy(of.content, of.size, fd)
-            ):
+            if not self._copy.add(entry, partial(self._fill, entry)):
                 return False
         return True
+
+    def _fill(self, entry: Entry, to: int) -> bool:
+        return not entry.size or self._cache.copy(entry.content, entry.size, to)
 
     def _make_room(self, wanted: Sequence[int]) -> None:
         """Whether there is enough for what comes, in the cache and in the copy.
@@ -211,5 +217,5 @@ def _free_bytes(root: Path) -> int:
 def _no_room(root: Path, free: int, needed: int) -> PreflightError:
     return PreflightError(
         f"shipped code: {size_text(needed)} are needed in {root}, and {size_text(free)} are free; "
-        "make room there, or name another place by --env XLA_RUN_STATE_DIR=FOLDER"
+        f"{_ADVICE}"
     )

@@ -1,8 +1,8 @@
-"""The head's end: the folder is read once, and all hosts are sent what they have not, each by itself.
+"""The head's end: the folder is read once, and every host is sent what it has not, by itself.
 
-A host has a thread that reads files and never has more than `WINDOW_BYTES` on the way that the host
-has not written yet: so neither side keeps the folder in memory, and a slow host holds up no other.
-All but those threads is called on the head's.
+A host has a thread that reads files and never has more than `WINDOW_BYTES` on the way that the
+host has not written yet: so neither side keeps the folder in memory, and a slow host holds up no
+other. All but those threads is called on the head's.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist.launcher.facts import settings
-from torch_xdist.launcher.facts.errors import PreflightError
+from torch_xdist.launcher.facts.errors import PreflightError, ProtocolError
 from torch_xdist.launcher.facts.host import names_text
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.shipping import paths, tree
@@ -36,13 +36,14 @@ Tell = Callable[[int, Message, bytes], None]
 class Shipment:
     """The folder of a job as it was when the job began; every attempt ships the same.
 
-    `name` is of this job alone, and on a host names its copy.
+    `name` is of this job alone, and on a host names its copy; so many `hosts` get one.
     """
 
     manifest: Manifest
     listed: bytes
     root: Path
     name: str
+    hosts: int
 
     @classmethod
     def of(cls, job: Job) -> "Shipment | None":
@@ -57,13 +58,13 @@ class Shipment:
         manifest = tree.read(Path(job.ship), job.ship_limit_bytes)
         paths.check(job, manifest)
         name = f"{job.job_id}-{secrets.token_hex(4)}"
-        return cls(manifest, manifest.to_bytes(), Path(job.ship), name)
+        return cls(manifest, manifest.to_bytes(), Path(job.ship), name, len(job.hosts))
 
     @property
     def text(self) -> str:
-        """ "12 files, 1.5 MB"."""
+        """ "12 files (1.5 MB)"."""
         files = sum(1 for _ in self.manifest.files())
-        return f"{count_text(files)}, {size_text(self.manifest.total_bytes)}"
+        return f"{count_text(files)} ({size_text(self.manifest.total_bytes)})"
 
 
 class Sending:
@@ -85,12 +86,12 @@ class Sending:
     ) -> None:
         self._shipment, self._tell, self._note, self._emit = shipment, tell, note, emit
         self._hosts: dict[int, _Host] = {}
-        self._began_s = time.monotonic()
-        self._told_s = 0.0
+        self._began_s = self._told_s = 0.0
 
     def begin(self, index: int, name: str, send: Send) -> None:
         """A host is there: it is told what there is."""
         if self._shipment is not None:
+            self._began_s = self._began_s or time.monotonic()
             self._hosts[index] = _Host(index, name, send)
             # Hosts may be one machine, or share a disk.
             order = {"op": "ship", "name": f"{self._shipment.name}-{index}"}
@@ -101,12 +102,13 @@ class Sending:
 
         Raises:
             PreflightError: it cannot have a copy, or a file has changed.
+            ProtocolError: it asks for what there is not.
         """
-        host = self._hosts[index]
+        if (host := self._hosts.get(index)) is None:
+            raise ProtocolError(f"host {index}: it says {message['op']!r}, and was sent no code")
         match message["op"]:
             case "wanted":
-                assert self._shipment is not None
-                host.feed(self._shipment, message["numbers"], self._tell)
+                self._feed(host, message["numbers"])
             case "taken":
                 host.took(int(message["bytes"]))
                 self._show()
@@ -114,9 +116,8 @@ class Sending:
                 host.folder = str(message["folder"])
                 facts = {key: message[key] for key in ("folder", "sent_bytes", "seconds")}
                 self._emit("shipped", host=host.name, **facts)
-                if self._told_s and self.are_all_there:
-                    seconds = time.monotonic() - self._began_s
-                    self._note(f"shipped to {self._names()} in {seconds:.0f} s")
+                if self.are_all_there:
+                    self._note(self._summary())
             case "unshippable":
                 raise PreflightError(f"host {host.name}: {message['why']}")
             case "unsent":
@@ -126,8 +127,9 @@ class Sending:
 
     @property
     def are_all_there(self) -> bool:
-        """Whether every host that was begun has its copy."""
-        return all(host.folder for host in self._hosts.values())
+        """Whether every host has its copy."""
+        hosts = self._shipment.hosts if self._shipment is not None else 0
+        return sum(bool(host.folder) for host in self._hosts.values()) == hosts
 
     def moved(self, index: int, job: Job, order: dict[str, Any]) -> dict[str, Any]:
         """The order for the ranks of a host, who start in the copy there."""
@@ -150,6 +152,26 @@ class Sending:
         for host in self._hosts.values():
             host.stop()
 
+    def _feed(self, host: "_Host", numbers: Sequence[Any]) -> None:
+        assert self._shipment is not None
+        files = {number for number, _ in self._shipment.manifest.files()}
+        if host.is_fed or not files.issuperset(numbers):
+            raise ProtocolError(
+                f"host {host.name}: it asks for {len(numbers)} files, and not all are there; "
+                "install the same release of torch-xdist there"
+            )
+        host.feed(self._shipment, numbers, self._tell)
+
+    def _summary(self) -> str:
+        """What all hosts have now, and what each had to be sent of it."""
+        assert self._shipment is not None
+        least, most = (of(host.sent for host in self._hosts.values()) for of in (min, max))
+        sent = size_text(most) if least == most else f"{size_text(least)} to {size_text(most)}"
+        seconds = time.monotonic() - self._began_s
+        took = f" in {seconds:.0f} s" if self._told_s else ""
+        each = " to each" * (len(self._hosts) > 1)
+        return f"shipped {self._shipment.text} to {self._names()}{took}: {sent} sent{each}"
+
     def _part_from(self, host: "_Host", message: Message) -> None:
         host.has_left = True
         if kept := int(message["kept"]):
@@ -162,9 +184,8 @@ class Sending:
         if now_s < last_s:
             return
         self._told_s = now_s
-        taken, wanted = (
-            sum(getattr(host, what) for host in self._hosts.values()) for what in ("taken", "wanted")
-        )
+        hosts = self._hosts.values()
+        taken, wanted = sum(one.taken for one in hosts), sum(one.wanted for one in hosts)
         assert self._shipment is not None
         self._note(
             f"shipping {self._shipment.root} to {self._names()}: {size_text(taken)} of "
@@ -172,7 +193,7 @@ class Sending:
         )
 
     def _names(self) -> str:
-        return names_text(host.name for host in self._hosts.values())
+        return names_text(host.name for _, host in sorted(self._hosts.items()))
 
 
 class _Host:
@@ -181,14 +202,16 @@ class _Host:
     def __init__(self, index: int, name: str, send: Send) -> None:
         self.index, self.name, self.send = index, name, send
         self.folder = ""
-        self.has_left = False
+        self.has_left = self.is_fed = False
         self.wanted = self.taken = 0
-        self._sent = 0
+        self.sent = 0
+        """Bytes of files, so far."""
         self._stopped = False
         self._changed = threading.Condition()
 
     def feed(self, shipment: Shipment, numbers: Sequence[int], tell: Tell) -> None:
         """Begin to send these files."""
+        self.is_fed = True
         entries = [(number, shipment.manifest.entries[number]) for number in numbers]
         self.wanted = sum(entry.size for _, entry in entries)
         arguments = (shipment.root, entries, tell)
@@ -234,12 +257,12 @@ class _Host:
                 return True
             made.update(data)
             size += len(data)
-            self._sent += len(data)
+            self.sent += len(data)
             self.send({"op": "contents", "number": number}, data)
         return size == entry.size and made.hexdigest() == entry.content
 
     def _has_room(self) -> bool:
         """Wait until there is; whether anything is to be sent still."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._sent - self.taken < WINDOW_BYTES)
+            self._changed.wait_for(lambda: self._stopped or self.sent - self.taken < WINDOW_BYTES)
             return not self._stopped

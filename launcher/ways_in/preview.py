@@ -13,6 +13,7 @@ from torch_xdist.launcher.head.runner import backend_of
 from torch_xdist.launcher.on_host import host_facts
 from torch_xdist.launcher.on_ray.backend import OnRay
 from torch_xdist.launcher.on_ray.request import needed, request_of
+from torch_xdist.launcher.shipping.sender import Shipment
 from torch_xdist.system.masking import masked, masked_text
 
 
@@ -99,6 +100,9 @@ def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
         f"every agent starts with these variables, and gets them on its stdin, in {spec.cwd}:",
         *_variables(backend.env),
     ]
+    if (shipment := Shipment.of(spec)) is not None:
+        lines.append(f"every host gets a copy of {spec.ship} first, and its ranks start in that:")
+        lines.append(f"  {shipment.text}")
     for index, host in enumerate(spec.hosts):
         lines.append(f"host {index}: {host.name}")
         lines.append(f"  $ {shlex.join(backend.command(index))}")
