@@ -1,4 +1,4 @@
-"""The copy of a job on a host: whole or not at all, and gone at the end but for what ranks wrote."""
+"""The copy of a job on a host: whole or not at all, and gone but for what ranks have written."""
 
 import hashlib
 import os

@@ -76,7 +76,7 @@ def test_nothing_may_lie_below_a_link_or_a_file() -> None:
 
 @pytest.mark.parametrize("target", ["/etc", "..", "../x", "a/../../x", "", "a\0"])
 def test_a_link_that_leads_out_is_refused(target: str) -> None:
-    with pytest.raises(ProtocolError, match="the link 'here' to .* leads out of it"):
+    with pytest.raises(ProtocolError, match=r"the link 'here' to .* leads out of it"):
         Manifest.from_bytes(packed(["here", LINK, target, 0, 0, False]))
 
 
@@ -101,7 +101,13 @@ def test_a_link_may_go_up_as_far_as_the_folder() -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(999, "999 bytes"), (1500, "1.5 kB"), (999_600, "1 MB"), (2.5e9, "2.5 GB"), (4e12, "4e+03 GB")],
+    [
+        (999, "999 bytes"),
+        (1500, "1.5 kB"),
+        (999_600, "1 MB"),
+        (2.5e9, "2.5 GB"),
+        (4e12, "4e+03 GB"),
+    ],
 )
 def test_a_size_is_told_in_the_unit_that_fits(size: float, text: str) -> None:
     assert size_text(size) == text
