@@ -80,6 +80,7 @@ def _on_ray(spec: Job, words: Sequence[str]) -> list[str]:
         "an actor on each",
         f"every agent is a child of its actor and starts with these variables, in {spec.cwd}:",
         *_variables(backend.env),
+        *_shipped(spec),
     ]
     for index, orders in enumerate(_orders(spec)):
         lines.append(f"host {index}: {spec.hosts[index].name}")
@@ -99,10 +100,8 @@ def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
         "where the ranks meet, are found by the agents",
         f"every agent starts with these variables, and gets them on its stdin, in {spec.cwd}:",
         *_variables(backend.env),
+        *_shipped(spec),
     ]
-    if (shipment := Shipment.of(spec)) is not None:
-        lines.append(f"every host gets a copy of {spec.ship} first, and its ranks start in that:")
-        lines.append(f"  {shipment.text}")
     for index, host in enumerate(spec.hosts):
         lines.append(f"host {index}: {host.name}")
         lines.append(f"  $ {shlex.join(backend.command(index))}")
@@ -110,6 +109,13 @@ def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
             lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
             lines += _variables(order["env"])
     return lines
+
+
+def _shipped(spec: Job) -> list[str]:
+    if (shipment := Shipment.of(spec)) is None:
+        return []
+    told = f"every host gets a copy of {spec.ship} first, and its ranks start in that: "
+    return [told + shipment.text]
 
 
 def _variables(env: dict[str, str]) -> list[str]:
