@@ -213,6 +213,7 @@ PROCESSES = [
     "sealed",
     "pipe_stream",
     "control",
+    "log_ends",
     "shipping",
     "on_host",
     "backends",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from torch_xdist.launcher import log_ends
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend, Plane
 from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, error_of
 from torch_xdist.launcher.facts.job import Job
@@ -26,6 +27,7 @@ from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.pace import Pace
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
+from torch_xdist.launcher.log_ends import LogEnds
 from torch_xdist.launcher.shipping.sender import Sending, Shipment
 from torch_xdist.system.frames import Message
 
@@ -82,6 +84,7 @@ class Head:
         self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
             **dict.fromkeys(start.OPS, self._on_start),
             "unshipped": self._on_unshipped,
+            log_ends.OP: lambda _, message, blob: self._log_ends.take(message, blob),
             **dict.fromkeys(sight.OPS, self._on_rank),
             "log": self._on_log,
             "note": self._on_note,
@@ -91,6 +94,7 @@ class Head:
             "gone": self._on_gone,
         }
         self._fellows = NoFellows(job)
+        self._log_ends = LogEnds(self._log_dir)
         self._sending = Sending(shipment, self._inbox.put, self._note, emit)
 
     # ---- the course of an attempt --------------------------------------------------------------
@@ -296,17 +300,7 @@ class Head:
                 self._ending = Ending(int(code), text=f"stopped by {signal.Signals(number).name}")
 
     def _status(self) -> Message:
-        """How the job stands, as JSON."""
-        ranks = self.sight.ranks()
-        return {
-            "job": self.job.job_id,
-            "attempt": self.number,
-            "up": sum(seen.exit_code is None and seen.rank in self.sight.arrived for seen in ranks),
-            "ranks": self.job.nprocs,
-            "steps": self.sight.steps(),
-            "standing": standing.standing(ranks),
-            "pids": self.sight.pids,
-        }
+        return standing.status(self.job, self.number, self.sight)
 
     # ---- what to do about it -------------------------------------------------------------------
 
@@ -360,15 +354,8 @@ class Head:
             self._hosts.ask_stacks()
         if found.level == "kill":
             self._take_for(_STACKS_WAIT_S, lambda: self._hosts.stacks() is not None)
-            behind = found.behind or tuple(self.sight.seen)
-            stacks = self._hosts.stacks() or {}
-            failure = Failure(
-                behind[0],
-                "hang",
-                message=found.sentence,
-                time=self._clock.now_s(),
-                stacks={name: text for name, text in stacks.items() if int(name) in behind},
-            )
+            behind, stacks = found.behind or tuple(self.sight.seen), self._hosts.stacks() or {}
+            failure = found.failure(behind, stacks, self._clock.now_s())
             self._end(int(ExitCode.HANG), (self.sight.identified(failure),))
 
     def _note(self, text: str) -> None:
@@ -400,23 +387,20 @@ class Head:
         if ending.judged and isinstance(last, verdict.Stop):
             ending = replace(ending, exit_code=last.exit_code, failures=last.failures)
         failures = tuple(self.sight.identified(failure) for failure in ending.failures)
+        self._log_ends.ask(self._start.own_logs_of([failure.rank for failure in failures]))
+        self._take_for(log_ends.LIMIT_S, self._log_ends.have_come)
         first = failures[0] if failures else None
+        logs = self._log_ends.told(first.rank, self._start.log_place(first.rank)) if first else ""
         exception = self.sight.exceptions.get(first.rank, b"") if first else b""
         return replace(
             ending,
             failures=failures,
-            text=report.failure_text(failures, self._logs_of(first)) if first else ending.text,
+            text=report.failure_text(failures, logs) if first else ending.text,
             results=self.sight.results,
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
             step=max(self.sight.steps(), default=0),
             resumed=self.sight.resumed(),
         )
-
-    def _logs_of(self, failure: Failure) -> str:
-        """Where the log of a rank that failed is; on another host, behind the name of that."""
-        state = next(one for one in self._hosts if failure.rank in one.ranks)
-        folder = self._start.log_dir_on(state)
-        return f"{state.name}:{folder}" if self.job.hosts and folder else folder
 
     def _tear_down(self, ending: Ending) -> None:
         if self._hosts.are_over():

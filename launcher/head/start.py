@@ -4,10 +4,11 @@ serves what the ranks meet at, the others try their way to it, and all get their
 Called on the head's thread alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch_xdist.launcher.backends.backend import Send
 from torch_xdist.launcher.facts import devices, placement
 from torch_xdist.launcher.facts.errors import HostError, PreflightError
 from torch_xdist.launcher.facts.host import HostFacts, refusal
@@ -198,6 +199,22 @@ class Start:
         root = state.facts.log_root if state.facts is not None else ""
         tail = Path(self._log_dir or f"{self._job.job_id}/attempt-{self._number}").parts[-2:]
         return str(Path(root, *tail)) if root else ""
+
+    def log_place(self, rank: int) -> str:
+        """Where the log of a rank is; on another host, behind the name of that."""
+        state = next(one for one in self._hosts if rank in one.ranks)
+        folder = self.log_dir_on(state)
+        return f"{state.name}:{folder}" if self._job.hosts and folder else folder
+
+    def own_logs_of(self, ranks: Sequence[int]) -> list[tuple[int, str, Send]]:
+        """The places of those logs that only a host has, and the ways to its agent."""
+        of_rank = {rank: state for state in self._hosts for rank in state.ranks}
+        found = [(rank, of_rank[rank]) for rank in ranks if self._keeps_own_logs]
+        return [
+            (rank, place, state.send)
+            for rank, state in found
+            if not state.gone and (place := self.log_place(rank))
+        ]
 
     @property
     def _keeps_own_logs(self) -> bool:

@@ -18,7 +18,7 @@ from torch_xdist.system.rank import Rank
 
 # What the head may ask of the agent. Nothing here has to do with the payload of `spawn`, and host 0
 # alone serves what the ranks meet at.
-_PASSED = ("release", "stop", "stacks", "bye")
+_PASSED = ("release", "stop", "stacks", "log_end", "bye")
 _OWN = ("XLA_RUN_SECRET", "XLA_RUN_LOG_DIR", "TORCHELASTIC_ERROR_FILE")
 _NAMES = frozenset(Rank().to_environ()) - frozenset(_OWN)
 # What `devices.device_variables` and `placement` say of a rank's device, and nothing that names a

@@ -67,7 +67,7 @@ class Agent:
         self._oom = OomWatch()
         self._pump: Any = None
         self._own_logs: Any = None
-        self._beside = Beside(lambda message: self._stream.send(message))
+        self._beside = Beside(lambda *told: self._stream.send(*told))
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -227,6 +227,7 @@ class Agent:
             warn=lambda text: self._stream.send({"op": "note", "text": f"warning: {text}"}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
         )
+        self._beside.log_dir = message["log_dir"]
         self._stream.show_lines_of(message["tee"])
         common = {"task": message["task"], "cwd": message["cwd"], "env_of_all": message["env"]}
         self._order({"op": "orders", **common})
