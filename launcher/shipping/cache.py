@@ -37,6 +37,13 @@ class Cache:
         for path in (self._contents, self._coming):
             path.mkdir(mode=0o700, exist_ok=True)
 
+    def may_have(self, content: str, size: int) -> bool:
+        """Whether there is something of that name and size; `copy` says whether it is whole."""
+        try:
+            return self._path(content).lstat().st_size == size
+        except OSError:
+            return False
+
     def copy(self, content: str, size: int, to: int) -> bool:
         """Write a content to a descriptor, and say whether it was there, and whole."""
         made = hashlib.sha256()

@@ -162,7 +162,8 @@ class _Building:
             entry = self._entries[number]
             if self._receiver._is_ending.is_set():
                 raise _Ended
-            if not self._copy.add(entry, partial(self._fill, entry)):
+            is_known = not entry.size or self._cache.may_have(entry.content, entry.size)
+            if not is_known or not self._copy.add(entry, partial(self._fill, entry)):
                 return False
         return True
 
