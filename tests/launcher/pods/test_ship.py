@@ -219,6 +219,20 @@ def test_a_launcher_that_is_killed_in_the_middle_leaves_no_half_copy(
     await_nothing_on(pod)
 
 
+def test_a_launcher_that_is_killed_while_ranks_run_leaves_no_copy(code: Code, pod: Pod) -> None:
+    code.write(train="import time; print('runs', flush=True); time.sleep(200)")
+    job = code.ship()
+    end_s = time.monotonic() + 60
+    while job.texts().count("runs") < 2:
+        assert time.monotonic() < end_s, job.texts()
+        time.sleep(0.05)
+    assert left_on(pod, "a") and left_on(pod, "b")
+    job.process.kill()
+    job.process.wait()
+    assert job.gone(20), job.alive()
+    await_nothing_on(pod)
+
+
 def test_ctrl_c_in_the_middle_ends_the_job_and_leaves_no_half_copy(
     code: Code, pod: Pod, tmp_path: Path
 ) -> None:
