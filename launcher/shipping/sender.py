@@ -27,6 +27,7 @@ WINDOW_BYTES = 4 << 20
 # It is told of what takes longer, and then every so often.
 _NOTICE_S = 1.0
 _EVERY_S = 5.0
+_MOST_NAMES = 8
 
 Send = Callable[[Mapping[str, Any], bytes], None]
 Tell = Callable[[int, Message, bytes], None]
@@ -193,7 +194,8 @@ class Sending:
         )
 
     def _names(self) -> str:
-        return names_text(host.name for _, host in sorted(self._hosts.items()))
+        names = [host.name for _, host in sorted(self._hosts.items())]
+        return names_text(names) if len(names) <= _MOST_NAMES else f"{len(names)} hosts"
 
 
 class _Host:

@@ -151,6 +151,13 @@ def test_what_takes_long_is_told_now_and_then(way: Way, monkeypatch: pytest.Monk
     assert way.notes == [f"shipping {way.folder} to hosts a, b: 3 bytes of 8 bytes"]
 
 
+def test_many_hosts_are_counted_and_not_named(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_MOST_NAMES", 1)
+    for index in (0, 1):
+        way.sending.take(index, SHIPPED)
+    assert way.notes == ["shipped 2 files (8 bytes) to 2 hosts: 0 bytes sent to each"]
+
+
 def test_at_the_end_every_host_says_what_it_has_left(way: Way) -> None:
     way.sending.leave(keep=True)
     assert [way.sent.get(timeout=5)[1] for _ in "ab"] == [{"op": "unship", "keep": True}] * 2
