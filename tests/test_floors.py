@@ -213,6 +213,8 @@ PROCESSES = [
     "sealed",
     "pipe_stream",
     "control",
+    "log_ends",
+    "shipping",
     "on_host",
     "backends",
     "node",

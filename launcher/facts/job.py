@@ -26,6 +26,8 @@ class Job:
     the words of `inside` start there (`docker run IMAGE`). On Ray ("ray") `way_command` is an
     address and the resources of each. Where they come by themselves ("nodes") it is the address and
     the port of node 0. An empty `cwd`: where a login begins.
+    `ship` is a folder that every host gets a copy of, in which its ranks start: its real path, with
+    `cwd` and the script in it; `ship_limit_bytes` is the most that its files may have.
     With a `part` these are the ranks of one host among others that each start their own, as many as
     here; all are numbered host by host.
     """
@@ -55,6 +57,8 @@ class Job:
     python: str = ""
     inside: list[str] = field(default_factory=list)
     part: HostOfMany | None = None
+    ship: str = ""
+    ship_limit_bytes: int = 0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Job":

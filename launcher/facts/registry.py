@@ -98,7 +98,7 @@ class Registration:
                     ) from error
                 time.sleep(_TRY_S)  # `prune` holds the lock of what it removes, for a moment
                 continue
-            if _is_at(fd, self.path):
+            if is_at(fd, self.path):
                 return fd
             os.close(fd)
         raise DuplicateJobError(
@@ -193,7 +193,7 @@ def prune(state_dir: Path, keep: int = KEPT_RECORDS) -> None:
     for _, path in sorted(found, reverse=True)[keep:]:
         with contextlib.suppress(OSError), _opened(path, os.O_RDWR) as fd:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
-            if _is_at(fd, path) and _read(fd) is not None:
+            if is_at(fd, path) and _read(fd) is not None:
                 path.unlink()
 
 
@@ -244,7 +244,7 @@ def _read(fd: int) -> Record | None:
     return record if ours else None
 
 
-def _is_at(fd: int, path: Path) -> bool:
+def is_at(fd: int, path: Path) -> bool:
     """Whether the open file is still the one with this path."""
     try:
         now = os.stat(path, follow_symlinks=False)

@@ -215,7 +215,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XLA_COORDINATOR_PORT", "the port of MASTER_ADDR where MASTER_PORT is unset (8547)"),
     Variable("XDIST_TRANSPORT", "host, mesh or gloo: how ranks exchange, told in the first line"),
     Variable("XLA_RUN_LOG_DIR", "where the logs of a job go; unset: a new directory per job"),
-    Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs, and where logs go"),
+    Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs; logs, shipped code go there"),
     Variable("XDG_RUNTIME_DIR", "records of jobs go there where XLA_RUN_STATE_DIR is unset"),
     Variable("XLA_RUN_JOB_ID, XLA_RUN_ATTEMPT, XLA_RUN_HOST_INDEX", "set in every rank of ours"),
     Variable("XLA_RUN_CONTROL", "in every rank of ours: its launcher's address; ssh:HOST, ..."),

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from torch_xdist.launcher import log_ends
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend, Plane
 from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, error_of
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
-from torch_xdist.launcher.head import report, sight, standing, verdict
+from torch_xdist.launcher.head import report, sight, standing, start, verdict
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.fellows.fellows import Fellows, NoFellows
 from torch_xdist.launcher.head.fellows.start import start_of
@@ -26,6 +27,8 @@ from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.pace import Pace
 from torch_xdist.launcher.head.requests import Question, Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
+from torch_xdist.launcher.log_ends import LogEnds
+from torch_xdist.launcher.shipping.sender import Sending, Shipment
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
@@ -35,6 +38,7 @@ _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
 _BEATS_MISSED = 2
 _FELLOWS_S = 10.0
+_UNSHIP_S = 5.0
 
 
 class Head:
@@ -45,6 +49,7 @@ class Head:
         log_dir: of this attempt; None: no logs are kept.
         ends_at_s: on the monotonic clock, when the job has had its time; None: never.
         secret: what the ranks seal with; b"": one is made.
+        shipment: the code that hosts get a copy of; None: they have it.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Head:
         log_dir: Path | None,
         ends_at_s: float | None = None,
         secret: bytes = b"",
+        shipment: Shipment | None = None,
     ) -> None:
         self.job, self.number = job, number
         self._log_dir = str(log_dir) if log_dir is not None else ""
@@ -76,9 +82,9 @@ class Head:
         self._hangs, self._pace = standing.HangWatch(job.timeouts, self._note), Pace()
         self._questions: list[Question] = []
         self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
-            "hello": self._on_hello,
-            "coordinator": self._on_coordinator,
-            "reached": self._on_reached,
+            **dict.fromkeys(start.OPS, self._on_start),
+            "unshipped": self._on_unshipped,
+            log_ends.OP: lambda _, message, blob: self._log_ends.take(message, blob),
             **dict.fromkeys(sight.OPS, self._on_rank),
             "log": self._on_log,
             "note": self._on_note,
@@ -88,6 +94,8 @@ class Head:
             "gone": self._on_gone,
         }
         self._fellows = NoFellows(job)
+        self._log_ends = LogEnds(self._log_dir)
+        self._sending = Sending(shipment, self._inbox.put, self._note, emit)
 
     # ---- the course of an attempt --------------------------------------------------------------
 
@@ -101,8 +109,8 @@ class Head:
         agents = [agent] if agent is not None else []
         try:
             for index in range(len(agents), len(self._backend.hosts())):
-                start = self._backend.start
-                agents.append(start(index, self.job.job_id, self.job.warmth, self._mark))
+                told = self.job.job_id, self.job.warmth, self._mark
+                agents.append(self._backend.start(index, *told))
             # gRPC takes 0.2 s to import; the agents are on their way already.
             from torch_xdist.launcher.control import Server
 
@@ -123,6 +131,7 @@ class Head:
             self._fellows.tell_end(int(error.exit_code), str(error))
             raise
         finally:
+            self._sending.close()
             self._hosts.send({"op": "bye"})
             self._hosts.end()
             self._fellows.close()
@@ -145,7 +154,7 @@ class Head:
             self._fellows = Fellows(self.job, self._inbox.tell)
         self._start = start_of(
             *(self._fellows, self.job, self.number, self._hosts, meeting),
-            *(self._log_dir, self._note, self._on_started),
+            *(self._log_dir, self._note, self._on_started, self._sending),
         )
         self._rendezvous = standing.RendezvousWatch(
             *(self.job.world_size, self._clock.now_s(), self.job.timeouts, self._note),
@@ -205,18 +214,13 @@ class Head:
         if news is not None:
             self._emit(news.pop("event"), **news)
 
-    def _on_hello(self, state: HostState, message: Message, _: bytes) -> None:
+    def _on_start(self, state: HostState, message: Message, _: bytes) -> None:
         if self._ending is None:
-            self._start.greet(state, message)
+            self._start.take(state, message)
             self.sight.place(state.ranks, state.name)
 
-    def _on_coordinator(self, _: HostState, message: Message, __: bytes) -> None:
-        if self._ending is None:
-            self._start.serve(message["address"])
-
-    def _on_reached(self, state: HostState, message: Message, _: bytes) -> None:
-        if self._ending is None:
-            self._start.reach(state, message["why"])
+    def _on_unshipped(self, state: HostState, message: Message, _: bytes) -> None:
+        self._sending.take(state.index, message)
 
     def _on_log(self, _: HostState, message: Message, __: bytes) -> None:
         self._emit("log", **{name: message[name] for name in ("rank", "lines", "unfinished")})
@@ -296,17 +300,7 @@ class Head:
                 self._ending = Ending(int(code), text=f"stopped by {signal.Signals(number).name}")
 
     def _status(self) -> Message:
-        """How the job stands, as JSON."""
-        ranks = self.sight.ranks()
-        return {
-            "job": self.job.job_id,
-            "attempt": self.number,
-            "up": sum(seen.exit_code is None and seen.rank in self.sight.arrived for seen in ranks),
-            "ranks": self.job.nprocs,
-            "steps": self.sight.steps(),
-            "standing": standing.standing(ranks),
-            "pids": self.sight.pids,
-        }
+        return standing.status(self.job, self.number, self.sight)
 
     # ---- what to do about it -------------------------------------------------------------------
 
@@ -360,15 +354,8 @@ class Head:
             self._hosts.ask_stacks()
         if found.level == "kill":
             self._take_for(_STACKS_WAIT_S, lambda: self._hosts.stacks() is not None)
-            behind = found.behind or tuple(self.sight.seen)
-            stacks = self._hosts.stacks() or {}
-            failure = Failure(
-                behind[0],
-                "hang",
-                message=found.sentence,
-                time=self._clock.now_s(),
-                stacks={name: text for name, text in stacks.items() if int(name) in behind},
-            )
+            behind, stacks = found.behind or tuple(self.sight.seen), self._hosts.stacks() or {}
+            failure = found.failure(behind, stacks, self._clock.now_s())
             self._end(int(ExitCode.HANG), (self.sight.identified(failure),))
 
     def _note(self, text: str) -> None:
@@ -392,6 +379,7 @@ class Head:
             # Ranks that fail of the same cause do so at the same time: let them say it.
             self._take_for(_COLLECT_S, self._hosts.have_all_ended)
         self._tear_down(ending)
+        self._part_from_copies(ending)
         # Host 0 serves what the ranks of the others have met at, until these have ended.
         self._take_for(_FELLOWS_S, self._fellows.have_left)
         self._tell_unshown(self._inbox.unshown)
@@ -399,23 +387,20 @@ class Head:
         if ending.judged and isinstance(last, verdict.Stop):
             ending = replace(ending, exit_code=last.exit_code, failures=last.failures)
         failures = tuple(self.sight.identified(failure) for failure in ending.failures)
+        self._log_ends.ask(self._start.own_logs_of([failure.rank for failure in failures]))
+        self._take_for(log_ends.LIMIT_S, self._log_ends.have_come)
         first = failures[0] if failures else None
+        logs = self._log_ends.told(first.rank, self._start.log_place(first.rank)) if first else ""
         exception = self.sight.exceptions.get(first.rank, b"") if first else b""
         return replace(
             ending,
             failures=failures,
-            text=report.failure_text(failures, self._logs_of(first)) if first else ending.text,
+            text=report.failure_text(failures, logs) if first else ending.text,
             results=self.sight.results,
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
             step=max(self.sight.steps(), default=0),
             resumed=self.sight.resumed(),
         )
-
-    def _logs_of(self, failure: Failure) -> str:
-        """Where the log of a rank that failed is; on another host, behind the name of that."""
-        state = next(one for one in self._hosts if failure.rank in one.ranks)
-        folder = self._start.log_dir_on(state)
-        return f"{state.name}:{folder}" if self.job.hosts and folder else folder
 
     def _tear_down(self, ending: Ending) -> None:
         if self._hosts.are_over():
@@ -429,3 +414,9 @@ class Head:
             grace_s = 0.5
         self._hosts.send({"op": "stop", "signal": int(number), "grace_s": grace_s})
         self._take_for(grace_s + 10.0, self._hosts.are_over)
+
+    def _part_from_copies(self, ending: Ending) -> None:
+        """The code that was shipped goes, unless the next attempt starts in it."""
+        again = self.number < self.job.max_restarts and not self._asked
+        self._sending.leave(keep=again and ending.exit_code != 0)
+        self._take_for(_UNSHIP_S, lambda: self._sending.have_left(self._hosts.gone()))

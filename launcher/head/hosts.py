@@ -102,6 +102,10 @@ class Hosts:
     def are_over(self) -> bool:
         return all(state.is_over for state in self.states)
 
+    def gone(self) -> set[int]:
+        """The numbers of those from which nothing more comes."""
+        return {state.index for state in self.states if state.gone}
+
     def have_all_ended(self) -> bool:
         return all(state.all_ended for state in self.states)
 

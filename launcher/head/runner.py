@@ -32,6 +32,7 @@ from torch_xdist.launcher.head.head import Head
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.on_ray.backend import OnRay
 from torch_xdist.launcher.on_ray.request import request_of
+from torch_xdist.launcher.shipping.sender import Shipment
 
 _START_S = 5.0
 _CLOSE_S = 2.0
@@ -195,6 +196,7 @@ class _Run:
         self._requests, self._registration, self._stdin = requests, registration, stdin
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
+        self._shipment = Shipment.of(job)
         self._backend = backend_of(job, requests)
 
     def whole(self, first: FirstAgent | None) -> Ending:
@@ -246,6 +248,7 @@ class _Run:
             log_dir=folder / f"attempt-{number}" if folder is not None else None,
             ends_at_s=self._ends_at_s,
             secret=self._backend.rank_secret(number),
+            shipment=self._shipment,
         )
         return head.run(first.agent if first is not None else None, self._stdin)
 

@@ -6,13 +6,15 @@ early.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch_xdist.launcher.facts.host import names_text
+from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.records import Failure, Heartbeat, ranks_text
 from torch_xdist.launcher.facts.settings import OFF, Timeouts
-from torch_xdist.launcher.head.sight import Seen
+from torch_xdist.launcher.head.sight import Seen, Sight
+from torch_xdist.system.frames import Message
 
 # A group without the rank that left may meet legitimately, but then not for long.
 WAITED_S = 2.0
@@ -33,6 +35,11 @@ class Hang:
     behind: tuple[int, ...] = ()
     sentence: str = ""
 
+    def failure(self, behind: Sequence[int], stacks: Mapping[str, str], now_s: float) -> Failure:
+        """That of the first rank which is behind, with the stacks of those that are."""
+        own = {name: text for name, text in stacks.items() if int(name) in behind}
+        return Failure(behind[0], "hang", message=self.sentence, time=now_s, stacks=own)
+
 
 def standing(workers: Sequence[Seen]) -> str:
     """Who is where, those behind first; "" where no rank has said anything.
@@ -49,6 +56,20 @@ def standing(workers: Sequence[Seen]) -> str:
     return "; ".join(
         f"{ranks_text(ranks)} {_conjugated(text, len(ranks))}" for (_, text), ranks in ordered
     )
+
+
+def status(job: Job, number: int, sight: Sight) -> Message:
+    """How attempt `number` of a job stands, as JSON."""
+    ranks = sight.ranks()
+    return {
+        "job": job.job_id,
+        "attempt": number,
+        "up": sum(seen.exit_code is None and seen.rank in sight.arrived for seen in ranks),
+        "ranks": job.nprocs,
+        "steps": sight.steps(),
+        "standing": standing(ranks),
+        "pids": sight.pids,
+    }
 
 
 def hang(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Hang:

@@ -4,19 +4,24 @@ serves what the ranks meet at, the others try their way to it, and all get their
 Called on the head's thread alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch_xdist.launcher.backends.backend import Send
 from torch_xdist.launcher.facts import devices, placement
 from torch_xdist.launcher.facts.errors import HostError, PreflightError
 from torch_xdist.launcher.facts.host import HostFacts, refusal
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting, Place
 from torch_xdist.launcher.head.hosts import Hosts, HostState
+from torch_xdist.launcher.shipping import sender
+from torch_xdist.launcher.shipping.sender import Sending
 from torch_xdist.system.frames import Message
 
 REACH_S = 10.0
+# What agents say before their ranks start.
+OPS = ("hello", "coordinator", "reached", *sender.OPS)
 
 
 class Start:
@@ -27,6 +32,7 @@ class Start:
         log_dir: of this attempt, as the head would keep it; "": no logs are kept.
         note: shows a line.
         started: called with the line at start, when the ranks have got their orders.
+        sending: brings the job's code to the hosts; None: they have it.
     """
 
     def __init__(
@@ -38,11 +44,13 @@ class Start:
         log_dir: str,
         note: Callable[[str], None],
         started: Callable[[str], None],
+        sending: Sending | None = None,
     ) -> None:
         self._job, self._number, self._hosts = job, number, hosts
         self._meeting, self._log_dir = meeting, log_dir
         self._note, self._started = note, started
         self._headline = job.headline
+        self._sending, self._have_met = sending, False
 
     def absent(self) -> list[HostState]:
         """The hosts whose agents have not said hello, where a host has a name before that."""
@@ -72,6 +80,24 @@ class Start:
     def go_on(self) -> None:
         """Another host, with a head of its own, has said something."""
 
+    def take(self, state: HostState, message: Message) -> None:
+        """One of `OPS`.
+
+        Raises:
+            LauncherError: the job cannot start.
+        """
+        match message["op"]:
+            case "hello":
+                self.greet(state, message)
+            case "coordinator":
+                self.serve(message["address"])
+            case "reached":
+                self.reach(state, message["why"])
+            case op if self._sending is not None:
+                self._sending.take(state.index, message)
+                if op == "shipped" and self._have_met:
+                    self._start_ranks()
+
     def greet(self, state: HostState, hello: Message) -> None:
         """The hello of an agent; the last one sets all going.
 
@@ -89,6 +115,8 @@ class Start:
         if self._keeps_own_logs and not state.facts.log_root:
             why = state.facts.why_no_logs
             self._note(f"warning: host {state.name}: no logs are kept there: {why}")
+        if self._sending is not None:
+            self._sending.begin(state.index, state.name, state.send)
         if all(one.facts is not None for one in self._hosts):
             self._begin_meeting()
 
@@ -151,10 +179,15 @@ class Start:
         self._headline = devices.start_line(self._job.nprocs, count, choice, environ)
 
     def _start_ranks(self) -> None:
+        self._have_met = True
+        if self._sending is not None and not self._sending.are_all_there:
+            return
         places = [Place(state.facts, self.log_dir_on(state)) for state in self._hosts]
         orders = placement.rank_orders(self._job, self._number, self._meeting, places)
         for state, place, own in zip(self._hosts, places, orders, strict=True):
             common = placement.common_order(self._job, place.log_dir)
+            if self._sending is not None:
+                common = self._sending.moved(state.index, self._job, common)
             is_own = self._keeps_own_logs and bool(place.log_dir)
             state.send({"op": "start", **common, "is_own_log_dir": is_own, "ranks": own}, b"")
         self._started(self._headline)
@@ -166,6 +199,22 @@ class Start:
         root = state.facts.log_root if state.facts is not None else ""
         tail = Path(self._log_dir or f"{self._job.job_id}/attempt-{self._number}").parts[-2:]
         return str(Path(root, *tail)) if root else ""
+
+    def log_place(self, rank: int) -> str:
+        """Where the log of a rank is; on another host, behind the name of that."""
+        state = next(one for one in self._hosts if rank in one.ranks)
+        folder = self.log_dir_on(state)
+        return f"{state.name}:{folder}" if self._job.hosts and folder else folder
+
+    def own_logs_of(self, ranks: Sequence[int]) -> list[tuple[int, str, Send]]:
+        """The places of those logs that only a host has, and the ways to its agent."""
+        of_rank = {rank: state for state in self._hosts for rank in state.ranks}
+        found = [(rank, of_rank[rank]) for rank in ranks if self._keeps_own_logs]
+        return [
+            (rank, place, state.send)
+            for rank, state in found
+            if not state.gone and (place := self.log_place(rank))
+        ]
 
     @property
     def _keeps_own_logs(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch_xdist.launcher import log_ends
 from torch_xdist.launcher.facts import devices
 from torch_xdist.launcher.facts.errors import ProtocolError, UsageError
 from torch_xdist.launcher.facts.job import Job, check_id
@@ -67,6 +68,9 @@ class OwnOrders:
                 case "reach":
                     address, limit_s = str(message["address"]), float(message["limit_s"])
                     return {"op": "reach", "address": address, "limit_s": limit_s}
+                case log_ends.OP:
+                    # Of the log of a rank of this node, below its own folder.
+                    return {"op": log_ends.OP, "rank": int(message["rank"])}
                 case op if op in _PASSED:
                     return message
         except (AttributeError, KeyError, TypeError, ValueError) as error:

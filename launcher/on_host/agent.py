@@ -17,7 +17,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -25,7 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_xdist.launcher.on_host import head_stream, nursery
+from torch_xdist.launcher.on_host import beside, nursery
+from torch_xdist.launcher.on_host.beside import Beside
 from torch_xdist.launcher.on_host.head_stream import HeadStream, SocketToHead, WayToHead
 from torch_xdist.launcher.on_host.started_rank import OomWatch, StartedRank
 from torch_xdist.system import process_tree
@@ -67,6 +67,7 @@ class Agent:
         self._oom = OomWatch()
         self._pump: Any = None
         self._own_logs: Any = None
+        self._beside = Beside(lambda *told: self._stream.send(*told))
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -167,9 +168,8 @@ class Agent:
         match message["op"]:
             case "coordinate":
                 self._order(message)
-            case "reach":
-                asked = message["address"], message["limit_s"]
-                threading.Thread(target=self._reach, args=asked, daemon=True).start()
+            case op if op in beside.OPS:
+                self._beside.take(message, blob)
             case "payload":
                 fd = to_memory_file(blob, "xla-run-payload")
                 self._order(message, fd)
@@ -196,11 +196,6 @@ class Agent:
         if not self._orphaned:
             self._orphaned = self._gone = True
             self._signal_all(signal.SIGKILL)
-
-    def _reach(self, address: str, limit_s: float) -> None:
-        """On a thread, because it may take that long."""
-        why = head_stream.why_unreachable(address, limit_s)
-        self._stream.send({"op": "reached", "why": why})
 
     def _order(self, message: Message, *descriptors: int) -> None:
         """Tell the nursery, as soon as it listens; the descriptors are closed then."""
@@ -232,6 +227,7 @@ class Agent:
             warn=lambda text: self._stream.send({"op": "note", "text": f"warning: {text}"}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
         )
+        self._beside.log_dir = message["log_dir"]
         self._stream.show_lines_of(message["tee"])
         common = {"task": message["task"], "cwd": message["cwd"], "env_of_all": message["env"]}
         self._order({"op": "orders", **common})
@@ -400,6 +396,7 @@ class Agent:
             self._pump.close(_LOG_WAIT_S)
         if self._own_logs is not None:
             self._own_logs.close()
+        self._beside.close()
         if not self._orphaned:
             self._stream.close()
         sys.stdout.flush()

@@ -123,7 +123,9 @@ class Nursery:
         waiting.register(starting.fileno(), select.POLLIN)
         if not waiting.poll(0) and starting.left_s() > 0:
             return
-        self._poll.unregister(starting.fileno())
+        # One that was asked for in this very round, and is up already, was not waited for yet.
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(starting.fileno())
         address = starting.address()
         if address:
             self._coordinator = None

@@ -33,12 +33,8 @@ from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
 from torch_xdist.launcher.k8s import command as k8s_command
 from torch_xdist.launcher.k8s import options as k8s_options
-from torch_xdist.launcher.ways_in import (
-    command_line,
-    host_options,
-    job_commands,
-    preview,
-)
+from torch_xdist.launcher.shipping import options as ship_options
+from torch_xdist.launcher.ways_in import command_line, host_options, job_commands, preview
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen, cleaned
@@ -107,6 +103,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @host_options.batch_options
 @host_options.node_options
 @k8s_options.options
+@ship_options.options
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
@@ -144,15 +141,17 @@ def run(
 ) -> None:
     """Run COMMAND in N ranks (with -n), here or on each of some hosts, or once here (without)."""
     on_k8s, asked = k8s_options.taken_from(options), host_options.taken_from(options)
+    shipped = ship_options.taken_from(options)
     on_k8s.check()
     if on_k8s.k8s:
+        shipped.refuse_with("--k8s", "the pods run what is in their image: copy the code into that")
         env = _variables(options["pairs"], options["files"], settings.environment())
         beside = k8s_options.beside(ctx, options, asked.given(), asked.batch, env)
         line = ctx.meta["line"]
         sys.exit(
             k8s_command.run(on_k8s, beside, line, words, _show, _hear_signals, dry_run=dry_run)
         )
-    spec = _job(words, asked, **options)
+    spec = shipped.of(_job(words, asked, **options))
     if asked.batch.nodes and not asked.ray:
         line = ctx.meta["line"]
         script = slurm_batch.script(spec, asked.batch, line, words, is_shown=dry_run)

@@ -13,6 +13,7 @@ from torch_xdist.launcher.head.runner import backend_of
 from torch_xdist.launcher.on_host import host_facts
 from torch_xdist.launcher.on_ray.backend import OnRay
 from torch_xdist.launcher.on_ray.request import needed, request_of
+from torch_xdist.launcher.shipping.sender import Shipment
 from torch_xdist.system.masking import masked, masked_text
 
 
@@ -79,6 +80,7 @@ def _on_ray(spec: Job, words: Sequence[str]) -> list[str]:
         "an actor on each",
         f"every agent is a child of its actor and starts with these variables, in {spec.cwd}:",
         *_variables(backend.env),
+        *_shipped(spec),
     ]
     for index, orders in enumerate(_orders(spec)):
         lines.append(f"host {index}: {spec.hosts[index].name}")
@@ -98,6 +100,7 @@ def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
         "where the ranks meet, are found by the agents",
         f"every agent starts with these variables, and gets them on its stdin, in {spec.cwd}:",
         *_variables(backend.env),
+        *_shipped(spec),
     ]
     for index, host in enumerate(spec.hosts):
         lines.append(f"host {index}: {host.name}")
@@ -106,6 +109,13 @@ def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
             lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
             lines += _variables(order["env"])
     return lines
+
+
+def _shipped(spec: Job) -> list[str]:
+    if (shipment := Shipment.of(spec)) is None:
+        return []
+    told = f"every host gets a copy of {spec.ship} first, and its ranks start in that: "
+    return [told + shipment.text]
 
 
 def _variables(env: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ Times are measured from outside, and afterwards nothing of the job is alive.
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,21 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_ray: Callable) -> None:
         *("[node0/0] sum 4.0", "[node0/1] sum 4.0", "[node1/2] sum 4.0", "[node1/3] sum 4.0"),
     ]
     assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
+
+
+def test_code_is_shipped_to_the_nodes(start: Callable, cluster: Cluster, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("import os; print(os.getcwd())")
+    there = ("--env", "XLA_RUN_TEST", "--env", f"XLA_RUN_STATE_DIR={tmp_path}/there")
+    words = ("--ray", "--nodes", "2", "-n", "1", *there, "--ship", ".", "--")
+    before = ("env", "-C", str(code))
+    command = (*words, sys.executable, "train.py")
+    ended = start("", *command, dash=False, before=before, env=cluster.environ()).end()
+    assert ended.code == 0, ended.err
+    assert "shipped 1 file (29 bytes) to hosts node0 on " in ended.err
+    assert ended.out.count(f"{tmp_path}/there/code/jobs/") == 2
+    assert not list((tmp_path / "there/code/jobs").iterdir())
 
 
 def test_a_rank_that_fails_is_named_with_its_node_and_ends_the_others(on_ray: Callable) -> None:

@@ -264,3 +264,19 @@ def test_a_node_that_fails_is_lost_with_what_srun_says(
     assert code == ExitCode.HOST
     told = "xla-run: host n2 (ranks 2, 3) was lost: its stream ended; srun: error: Node failure"
     assert told in job.texts()
+
+
+def test_code_is_shipped_to_the_nodes(
+    start: Callable, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("import os; print(os.getcwd())")
+    there = ("--env", f"XLA_RUN_STATE_DIR={tmp_path}/there", "-n", "1")
+    words = ("--slurm", *there, "--ship", ".", "--", sys.executable, "train.py")
+    before = ("env", "-C", str(code), *IN_SALLOC)
+    ended = start("", *words, dash=False, before=before, env=slurm).end()
+    assert ended.code == 0, ended.err
+    assert "shipped 1 file (29 bytes) to hosts n1, n2: " in ended.err
+    assert ended.out.count(f"{tmp_path}/there/code/jobs/") == 2
+    assert not list((tmp_path / "there/code/jobs").iterdir())

@@ -3,6 +3,7 @@
 Its agents are real; afterwards nothing of the job is alive.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,20 @@ def test_several_tpus_stand_in_the_order_of_their_names(on_tpu: Callable) -> Non
     assert sorted(ended.out.splitlines()) == [
         *("[more-w0/0] 0", "[more-w1/1] 1", "[pod-w0/2] 2", "[pod-w1/3] 3"),
     ]
+
+
+def test_code_is_shipped_to_the_workers(start: Callable, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("import os; print(os.getcwd())")
+    there = ("--env", f"XLA_RUN_STATE_DIR={tmp_path}/there", "-n", "1")
+    words = ("--tpu", "pod", "--zone", "z", *there, "--ship", ".", "--", sys.executable, "train.py")
+    env = {"PATH": Gcloud(tmp_path, {"pod": V4_16}).path, "PJRT_DEVICE": "CPU"}
+    ended = start("", *words, dash=False, before=("env", "-C", str(code)), env=env).end()
+    assert ended.code == 0, ended.err
+    assert "shipped 1 file (29 bytes) to hosts pod-w0, pod-w1: " in ended.err
+    assert ended.out.count(f"{tmp_path}/there/code/jobs/") == 2
+    assert not list((tmp_path / "there/code/jobs").iterdir())
 
 
 @pytest.mark.long

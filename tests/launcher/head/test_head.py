@@ -24,6 +24,6 @@ def test_no_rank_is_started_where_the_job_was_stopped_before_its_coordinator_was
     requests.ask(signal.SIGTERM)
     # Both are here at once: the head looks at what was asked, then at what it was told.
     head._take(0, {"op": "asked"}, b"")
-    head._on_coordinator(None, {"address": "127.0.0.1:1"}, b"")
+    head._on_start(None, {"op": "coordinator", "address": "127.0.0.1:1"}, b"")
     assert head._ending.exit_code == 143
     assert "start" not in events

@@ -114,3 +114,15 @@ def test_an_order_that_cannot_be_meant_is_an_error(
 def test_a_job_whose_name_is_a_path_is_an_error() -> None:
     with pytest.raises(ProtocolError, match=r"node 0 names a job id: '\.\./x' cannot"):
         OwnOrders(JOB, 1, "10.0.0.2", "../x", 0, b"s")
+
+
+def test_the_end_of_a_log_is_asked_for_by_the_number_of_its_rank_alone(orders: OwnOrders) -> None:
+    asked = {"op": "log_end", "rank": "3", "log_dir": "/etc"}
+    assert orders.own(asked) == {"op": "log_end", "rank": 3}
+    with pytest.raises(ProtocolError, match="node 0 says what cannot be read: ValueError"):
+        orders.own({"op": "log_end", "rank": "../x"})
+
+
+@pytest.mark.parametrize("op", ["ship", "contents", "unship"])
+def test_a_node_takes_no_code(orders: OwnOrders, op: str) -> None:
+    assert orders.own({"op": op, "name": "x", "number": 0, "keep": False}) is None

@@ -44,3 +44,38 @@ def test_a_signal_to_a_rank_that_has_just_been_forked_is_not_lost(number: int, c
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == code and "Traceback" not in done.stderr
+
+
+# A coordinator that is up before the nursery looks for the first time.
+AT_ONCE = """
+import os, socket
+from torch_xdist.launcher.on_host import nursery
+from torch_xdist.system.frames import Link
+
+class Up:
+    def __init__(self, host, world_size):
+        self.ready, said = os.pipe()
+        os.write(said, b"x")
+    def fileno(self):
+        return self.ready
+    def left_s(self):
+        return 9.0
+    def address(self):
+        return "h:1"
+
+nursery.CoordinatorStart = Up
+ours, theirs = socket.socketpair()
+agent = Link(ours)
+agent.send({"op": "coordinate", "host": "h", "world_size": 2})
+made = nursery.Nursery(Link(theirs), "X=y", frozenset())
+ours.shutdown(socket.SHUT_WR)
+made.serve()
+print([frame.message["op"] for frame in agent.read_ready()[0]])
+"""
+
+
+def test_a_coordinator_that_is_up_at_once_is_told() -> None:
+    words = [sys.executable, "-c", AT_ONCE]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['ready', 'coordinator']"

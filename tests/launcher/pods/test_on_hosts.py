@@ -120,6 +120,26 @@ def test_each_host_keeps_the_logs_of_its_ranks(on_hosts: Callable) -> None:
     assert re.search(r"logs: b:/tmp/xla-run-\d+/logs/\S+/attempt-0", ended.err)
 
 
+def test_the_end_of_the_log_of_a_failed_rank_is_brought_here(on_hosts: Callable) -> None:
+    body = """
+        for number in range(30000):
+            print("line", number, "x" * 60)
+        sys.stdout.flush()
+        1 // (3 - RANK)
+    """
+    job = on_hosts(body, *TWO, "--tee", "none")
+    ended = job.end()
+    assert ended.code == 1
+    here = Path(re.search(r"^its end is here: (\S+/attempt-0/rank-3.log)$", ended.err, re.M)[1])
+    first, *lines, last = here.read_text().splitlines()
+    assert (1 << 20) < here.stat().st_size < (1 << 20) + 300
+    told = r"\[(\d+) bytes before this are in b:/tmp/xla-run-\d+/logs/\S+/attempt-0/rank-3.log\]"
+    assert int(re.fullmatch(told, first)[1]) > 1 << 19
+    assert last == "ZeroDivisionError: integer division or modulo by zero"
+    assert any(line.startswith("line 29999 x") for line in lines)
+    assert "ZeroDivisionError" in job.ask("logs", here.parent.parent.name, "--rank", "3")
+
+
 def test_logs_go_where_the_user_says_on_every_host(on_hosts: Callable, tmp_path: Path) -> None:
     options = ("--log-dir", str(tmp_path / "logs"), "--job-id", "named")
     ended = on_hosts("print('rank', RANK)", *TWO, *options).end()

@@ -1,0 +1,64 @@
+"""What an agent does beside its loop, on threads, because a disk or a network may take its time:
+it tries the way to host 0, takes the code that is shipped, and reads the end of a log.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch_xdist.launcher import log_ends
+from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.on_host import head_stream
+from torch_xdist.system.frames import Message
+
+OPS = ("reach", log_ends.OP, "ship", "contents", "unship")
+
+
+class Beside:
+    """The orders of a head that the loop passes on.
+
+    Args:
+        say: tells the head; from any thread.
+    """
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self.log_dir = ""
+        """Where the logs of the ranks are, from their start on."""
+        # A `Receiver`, in jobs that ship.
+        self._receiver: Any = None
+
+    def take(self, message: Message, blob: bytes) -> None:
+        """One of `OPS`; never waits."""
+        match message["op"]:
+            case "reach":
+                self._begin(self._reach, message["address"], message["limit_s"])
+            case log_ends.OP:
+                self._begin(self._read_log, int(message["rank"]))
+            case _:
+                self._receive(message, blob)
+
+    def _receive(self, message: Message, blob: bytes) -> None:
+        if message["op"] == "ship" and self._receiver is None:
+            # Other jobs need none of it, and start sooner.
+            from torch_xdist.launcher.shipping.receiver import Receiver, place
+
+            self._receiver = Receiver(place(settings.environment()), self._say)
+        if self._receiver is not None:
+            self._receiver.take(message, blob)
+
+    def close(self) -> None:
+        """The agent ends: what was shipped goes, unless it was to be kept."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+    @staticmethod
+    def _begin(action: Callable[..., None], *given: Any) -> None:
+        threading.Thread(target=action, args=given, daemon=True).start()
+
+    def _read_log(self, rank: int) -> None:
+        self._say(*log_ends.read(self.log_dir, rank))
+
+    def _reach(self, address: str, limit_s: float) -> None:
+        why = head_stream.why_unreachable(address, limit_s)
+        self._say({"op": "reached", "why": why})
