@@ -2,13 +2,14 @@
 """Time all-reduces between ranks of several hosts: ours inside a program, beside torch's gloo.
 
     scripts/bench_hosts.py [--hosts 2] [--ranks 2] [--mb 0.001,0.0625,1,25,100] [--repeat 10]
-                           [--rate 1gbit] [--loss 1] [--sides hosts,mesh,gloo]
+                           [--rate 1gbit] [--loss 1] [--sides mesh,gloo]
 
-The hosts are network namespaces on a bridge, so it needs root; with `--hosts 1` it needs none. All
-sides live at once and are timed by turns, so that a busy machine slows each of them. One JSON line
-per size: milliseconds of the slowest rank, as the median over the turns with the quartiles, and
-each side's median over gloo's. `--rate` limits what each host sends (tc's words), `--loss` is the
-percentage of its packets that get lost, of 1500 bytes each then.
+The hosts are network namespaces on a bridge, so it needs root; with `--hosts 1` it needs none. The
+sides are `gloo`, which is torch's, `mesh`, and on one host also `host`. All live at once and are
+timed by turns, so that a busy machine slows each of them. One JSON line per size: milliseconds of
+the slowest rank, as the median over the turns with the quartiles, and each side's median over
+gloo's. `--rate` limits what each host sends (tc's words), `--loss` is the percentage of its packets
+that get lost, of 1500 bytes each then.
 """
 
 import argparse
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--rate", default="", help="of each host's link: 1gbit")
     parser.add_argument("--loss", type=float, default=0.0, help="percent of the packets")
-    parser.add_argument("--sides", default="hosts,mesh,gloo")
+    parser.add_argument("--sides", default="mesh,gloo")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -169,7 +170,7 @@ def _world(side: str, number: int, spaces: list[str], local_size: int) -> Iterat
             "MASTER_ADDR": f"{_NET}.1" if len(spaces) > 1 else "127.0.0.1",
             "MASTER_PORT": str(port),
             "XLA_RUN_SECRET": secret,
-            "XDIST_TRANSPORT": side if len(spaces) > 1 or side != "hosts" else "host",
+            "XDIST_TRANSPORT": side,
             "GLOO_SOCKET_IFNAME": "eth0" if len(spaces) > 1 else "lo",
             "PJRT_DEVICE": "CPU",
         }
