@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--rate", default="", help="of each host's link: 1gbit")
     parser.add_argument("--loss", type=float, default=0.0, help="percent of the packets")
-    parser.add_argument("--sides", default="mesh,gloo")
+    parser.add_argument("--sides", default="hosts,gloo")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -114,9 +114,7 @@ def _agree(segment: Segment, needs: Sequence[Span] = ()) -> None:
     segment.check()
 
 
-def _reduce_at_once(
-    segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype
-) -> None:
+def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype) -> None:
     used = x.size * dtype.itemsize
     x.read(0, x.size, segment.own_slot()[:used].view(dtype))
     _agree(segment, [(0, used)] * len(segment.ranks))
@@ -141,7 +139,7 @@ def _reduce_by_chunks(
     before: list[tuple[int, int]] = []
     for start in range(0, x.size + length, length):
         stop = min(start + length, x.size)
-        now = _slices(start, stop, members) if start < stop else []
+        now = slices(start, stop, members) if start < stop else []
         own = segment.own_slot()[:CHUNK_BYTES].view(dtype)
         mine = x.view(*now[me]) if now else None
         for member, (low, high) in enumerate(now):
@@ -167,7 +165,8 @@ def _folded(slot: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
     return slot[CHUNK_BYTES:][: size * dtype.itemsize].view(dtype)
 
 
-def _slices(start: int, stop: int, members: int) -> list[tuple[int, int]]:
+def slices(start: int, stop: int, members: int) -> list[Span]:
+    """A span in as many parts as there are members, nearly equal; the last ones may be empty."""
     step = -(-(stop - start) // members)
     edges = [min(start + step * m, stop) for m in range(members + 1)]
     return list(itertools.pairwise(edges))

@@ -38,8 +38,8 @@ from torch_xdist.progress import PROGRESS
 
 _PAGE = 4096
 _COUNT, _FAILED, _LEFT = 0, 64, 128  # 64 bytes apart, so that they do not share a line
-_NOTES, _NOTE_BYTES = 256, 1024
-_REASON, _REASON_BYTES = _NOTES + 2 * _NOTE_BYTES, _PAGE - _NOTES - 2 * _NOTE_BYTES
+_NOTES, NOTE_BYTES = 256, 1024
+_REASON, _REASON_BYTES = _NOTES + 2 * NOTE_BYTES, _PAGE - _NOTES - 2 * NOTE_BYTES
 # Of a note: fingerprint; thread; how many known threads, and bytes of text, follow.
 _NOTE_HEAD = struct.Struct("=QQHH")
 _SIZE = struct.Struct("=I")
@@ -166,7 +166,7 @@ class Segment:
         where = f" ({caller.where})" if caller.where else ""
         text = _bytes(f"{sentence} #{self._calls}{where}{caller.thread_text}")
         thread, known = _numbers(caller.thread, caller.threads)
-        text = text[: _NOTE_BYTES - _NOTE_HEAD.size - len(known)]
+        text = text[: NOTE_BYTES - _NOTE_HEAD.size - len(known)]
         head = _NOTE_HEAD.pack(fingerprint, thread, len(known) // 4, len(text))
         self.note = np.frombuffer(head + known + text, np.uint8)
 
@@ -238,11 +238,11 @@ class Segment:
         return json.loads(slot[_SIZE.size : _SIZE.size + size].tobytes())
 
     def _note_start(self, member: int, barrier: int) -> int:
-        return member * _PAGE + _NOTES + (barrier & 1) * _NOTE_BYTES
+        return member * _PAGE + _NOTES + (barrier & 1) * NOTE_BYTES
 
     def _note_of(self, member: int, barrier: int) -> bytes:
         start = self._note_start(member, barrier)
-        return self._bytes[start : start + _NOTE_BYTES].tobytes()
+        return self._bytes[start : start + NOTE_BYTES].tobytes()
 
     def _sentence(self, member: int, barrier: int) -> str:
         note = self._note_of(member, barrier)
@@ -278,8 +278,7 @@ class Segment:
             if self._is_behind(member):
                 self._wait_for(member)
         futex.fence()
-        if self._words[_FAILED // 4]:
-            raise self._failure()
+        self.refuse_if_failed()
 
     def _is_behind(self, member: int) -> bool:
         return ((self._words[self._counts[member]] - self._barriers) & _MASK) >= _HALF
@@ -343,9 +342,21 @@ class Segment:
 
     def fail(self, error: BaseException) -> None:
         """A collective ended here with this error: unless all members have it, the group fails."""
-        if error is self._shared_error or self._words[_FAILED // 4]:
-            return
-        self.mark_failed(*described(error))
+        if self.fails_with(error):
+            self.mark_failed(*described(error))
+
+    def fails_with(self, error: BaseException) -> bool:
+        """Whether the group fails by this error: not all members have it, and it is the first."""
+        return error is not self._shared_error and not self.has_failed()
+
+    def has_failed(self) -> bool:
+        """Whether the group has failed."""
+        return bool(self._words[_FAILED // 4])
+
+    def refuse_if_failed(self) -> None:
+        """Raise why the group has failed, if it has."""
+        if self.has_failed():
+            raise self._failure()
 
     def mark_failed(self, kind: str, told: str) -> None:
         """This member has failed with an error of `KINDS`."""
