@@ -89,7 +89,7 @@ def test_ranks_are_numbered_host_by_host_and_results_are_those_of_the_host(
         ]
         assert one.out == f"results {rows}\n"
         where = f"this is host {NAMES[host]} (worker {host}): ranks {2 * host}, {2 * host + 1}"
-        assert one.err == f"4 ranks on 2 hosts, CPU (gloo); {where}\n"
+        assert one.err == f"4 ranks on 2 hosts, CPU (TCP); {where}\n"
 
 
 def test_all_ranks_are_told_one_port_and_one_coordinator_and_no_secret(on_slice: Callable) -> None:
