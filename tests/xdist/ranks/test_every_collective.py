@@ -42,7 +42,11 @@ def test_every_dtype_over_the_mesh(size):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "per_host",
-    [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), pytest.param((2, 2), marks=pytest.mark.long)],
+    [
+        (1, 1),
+        pytest.param((2, 1), marks=pytest.mark.long),
+        pytest.param((2, 2), marks=pytest.mark.long),
+    ],
 )
 def test_every_dtype_between_hosts(per_host):
     with DeviceRanks(sum(per_host), per_host) as ranks:
