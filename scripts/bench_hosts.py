@@ -1,15 +1,16 @@
 #!/usr/bin/env python
-"""Time all-reduces between ranks of several hosts: ours inside a program, beside torch's gloo.
+"""Time collectives between ranks of several hosts: ours inside a program, beside torch's gloo.
 
     scripts/bench_hosts.py [--hosts 2] [--ranks 2] [--mb 0.001,0.0625,1,25,100] [--repeat 10]
-                           [--rate 1gbit] [--loss 1] [--sides mesh,gloo]
+                           [--rate 1gbit] [--loss 1] [--sides hosts,gloo] [--op all_gather]
 
 The hosts are network namespaces on a bridge, so it needs root; with `--hosts 1` it needs none. The
-sides are `gloo`, which is torch's, `mesh`, and on one host also `host`. All live at once and are
-timed by turns, so that a busy machine slows each of them. One JSON line per size: milliseconds of
-the slowest rank, as the median over the turns with the quartiles, and each side's median over
-gloo's. `--rate` limits what each host sends (tc's words), `--loss` is the percentage of its packets
-that get lost, of 1500 bytes each then.
+sides are `gloo`, which is torch's, `hosts`, `mesh`, and on one host also `host`. A size is that of
+the whole tensor: of an all-gather each rank brings its part. All live at once and are timed by
+turns, so that a busy machine slows each of them. One JSON line per size: milliseconds of the
+slowest rank, as the median over the turns with the quartiles, and each side's median over gloo's.
+`--rate` limits what each host sends (tc's words), `--loss` is the percentage of its packets that
+get lost, of 1500 bytes each then.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NET = "10.203.17"
-_LIMIT_S = 300
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 # Of all packets, those whose random number is below a bound go to a class whose queue holds none.
 _LOSE = "4,32 0 0 4294963256,53 1 0 {bound},6 0 0 4294967295,6 0 0 0"
 Call = Callable[[], None]
@@ -41,10 +42,11 @@ def main() -> None:
     parser.add_argument("--rate", default="", help="of each host's link: 1gbit")
     parser.add_argument("--loss", type=float, default=0.0, help="percent of the packets")
     parser.add_argument("--sides", default="hosts,gloo")
+    parser.add_argument("--op", choices=_OPS, default=_OPS[0])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        _serve(options.serve)
+        _serve(options.serve, options.op)
         return
     if options.hosts > 1 and os.geteuid():
         sys.exit(f"bench_hosts: {options.hosts} hosts are network namespaces, which root makes")
@@ -52,12 +54,12 @@ def main() -> None:
         spaces = stack.enter_context(_spaces(options.hosts, options.rate, options.loss))
         sides = options.sides.split(",")
         worlds = {
-            side: stack.enter_context(_world(side, number, spaces, options.ranks))
+            side: stack.enter_context(_world(side, number, spaces, options.ranks, options.op))
             for number, side in enumerate(sides)
         }
-        facts = {name: getattr(options, name) for name in ("hosts", "ranks", "rate", "loss")}
+        facts = {name: getattr(options, name) for name in ("op", "hosts", "ranks", "rate", "loss")}
         for megabytes in map(float, options.mb.split(",")):
-            times = _times(worlds, max(1, round(megabytes * 250_000)), options.repeat)
+            times = _times(worlds, max(1, round(megabytes * 250_000) // 48) * 48, options.repeat)
             print(json.dumps({**facts, "mb": megabytes, **_told(times)}), flush=True)
 
 
@@ -65,7 +67,7 @@ def _times(worlds: dict[str, "World"], count: int, repeat: int) -> dict[str, lis
     times: dict[str, list[float]] = {side: [] for side in worlds}
     for turn in range(repeat + 2):
         for side, world in worlds.items():
-            taken_s = world.all_reduce(count)
+            taken_s = world.run(count)
             if turn >= 2:
                 times[side].append(taken_s)
     return times
@@ -135,8 +137,8 @@ class World:
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self.processes = processes
 
-    def all_reduce(self, count: int) -> float:
-        """Seconds that one of `count` float32 takes on the slowest rank."""
+    def run(self, count: int) -> float:
+        """Seconds that a collective of `count` float32 takes on the slowest rank."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(f"{count}\n")
@@ -153,7 +155,7 @@ class World:
 
 
 @contextlib.contextmanager
-def _world(side: str, number: int, spaces: list[str], local_size: int) -> Iterator[World]:
+def _world(side: str, number: int, spaces: list[str], local_size: int, op: str) -> Iterator[World]:
     size = local_size * len(spaces)
     processes = []
     secret, port = os.urandom(16).hex(), 29400 + 10 * number if len(spaces) > 1 else _port()
@@ -177,7 +179,7 @@ def _world(side: str, number: int, spaces: list[str], local_size: int) -> Iterat
         if side == "gloo":
             del environ["XDIST_TRANSPORT"]
         before = ["ip", "netns", "exec", spaces[host]] if spaces[host] else []
-        words = [*before, sys.executable, os.path.abspath(__file__), "--serve", side]
+        words = [*before, sys.executable, os.path.abspath(__file__), "--serve", side, "--op", op]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(words, env=environ, **pipes))
     try:
@@ -194,12 +196,12 @@ def _port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve(side: str) -> None:
+def _serve(side: str, op: str) -> None:
     # What libraries print must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    make = _gloo() if side == "gloo" else _ours()
-    barrier = make(1)
+    make = _gloo(op) if side == "gloo" else _ours(op)
+    barrier = make(4 * int(os.environ["WORLD_SIZE"]))
     calls: dict[int, Call] = {}
     for line in sys.stdin:
         count = int(line)
@@ -213,7 +215,7 @@ def _serve(side: str) -> None:
         answers.flush()
 
 
-def _gloo() -> Callable[[int], Call]:
+def _gloo(op: str) -> Callable[[int], Call]:
     import torch
     import torch.distributed as dist
 
@@ -221,13 +223,19 @@ def _gloo() -> Callable[[int], Call]:
     dist.init_process_group("gloo")
 
     def make(count: int) -> Call:
-        x = torch.zeros(count)
-        return lambda: dist.all_reduce(x)
+        x, part = torch.zeros(count), torch.zeros(count // dist.get_world_size())
+        return {
+            "all_reduce": lambda: dist.all_reduce(x),
+            "all_gather": lambda: dist.all_gather_into_tensor(x, part),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, x),
+            "broadcast": lambda: dist.broadcast(x, 0),
+            "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(x), x),
+        }[op]
 
     return make
 
 
-def _ours() -> Callable[[int], Call]:
+def _ours(op: str) -> Callable[[int], Call]:
     import jax
     import jax.numpy as jnp
 
@@ -238,20 +246,34 @@ def _ours() -> Callable[[int], Call]:
     jax.config.update("jax_platforms", "cpu")
     world.join()
 
+    collective = {
+        "all_reduce": lambda x: inside.all_reduce([x], "sum")[0],
+        "all_gather": lambda x: inside.all_gather(x, 0),
+        "reduce_scatter": lambda x: inside.reduce_scatter(x, "sum", 0),
+        "broadcast": lambda x: inside.broadcast(x, 0),
+        "all_to_all": lambda x: inside.all_to_all(x, 0, 0),
+    }[op]
+
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
-        return inside.all_reduce(list(donated), "sum")
+        return [collective(x) for x in [*donated, *kept]]
 
     def make(count: int) -> Call:
         device = jax.local_devices()[0]
-        calls = [(f"all_reduce of {count}", "bench_hosts.py")]
+        calls = [(f"{op} of {count}", "bench_hosts.py")]
         program = collective_program.executable(step, calls, device, {})
-        x = [jax.device_put(jnp.zeros(count, jnp.float32), device)]
+        size = count // world.world_size() if op == "all_gather" else count
+        x = [jax.device_put(jnp.zeros(size, jnp.float32), device)]
         numbers = jnp.zeros(1, jnp.float32), jnp.zeros(1, jnp.int32)
-        run = program.compile((x, [], *numbers))
+        # Gradients are reduced where they lie; other collectives leave their operand alone.
+        in_place = op == "all_reduce"
+        run = program.compile((x, [], *numbers) if in_place else ([], x, *numbers))
 
         def call() -> None:
-            x[:] = run(x, [], *numbers)
-            jax.block_until_ready(x)
+            if in_place:
+                x[:] = run(x, [], *numbers)
+                jax.block_until_ready(x)
+            else:
+                jax.block_until_ready(run([], x, *numbers))
 
         return call
 
