@@ -20,8 +20,8 @@ _PRELOAD = [
 class DeviceRanks:
     """`size` ranks. `run` calls a function (rank, size, ...) on each.
 
-    `per_host` says how many each host has, in order; (): all are on one. The hosts are this machine,
-    but their ranks share no memory.
+    `per_host` says how many each host has, in order; (): all are on one. The hosts are this
+    machine, but their ranks share no memory.
     """
 
     def __init__(self, size: int, per_host: Sequence[int] = (), **environment: str) -> None:

@@ -103,11 +103,12 @@ class WideEndpoint(Endpoint):
     def _compute(
         self, shared: Segment, spec: Spec, xs: list[np.ndarray], outs: list[np.ndarray]
     ) -> None:
-        is_wide = isinstance(shared, WideSegment)
         is_small = algorithms.is_small(sum(x.nbytes for x in xs), len(shared.ranks))
-        if is_wide and spec.op == "all_reduce" and not is_small:
+        if is_small or not isinstance(shared, WideSegment):
+            super()._compute(shared, spec, xs, outs)
+        elif spec.op == "all_reduce":
             reductions.all_reduce(shared, spec.title, spec.reduction, xs, outs)
-        elif is_wide and spec.op == "reduce_scatter" and not is_small:
+        elif spec.op == "reduce_scatter":
             reductions.reduce_scatter(shared, spec.title, spec.reduction, xs[0], outs[0])
         else:
             super()._compute(shared, spec, xs, outs)

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Wire:
         with contextlib.suppress(OSError):
             self._send([_HEAD.pack(_FAILED, 0, len(reason)) + reason], give_up)
 
-    def _send(self, pieces: Sequence[bytes | np.ndarray], look: Callable[[], None]) -> None:
+    def _send(self, pieces: Sequence[Any], look: Callable[[], None]) -> None:
         if self.is_dead:
             return
         left = [memoryview(piece).cast("B") for piece in pieces if len(piece)]

@@ -58,11 +58,6 @@ class WideSegment(Segment):
         others = [(layout.here + far) % len(layout.hosts) for far in range(1, len(layout.hosts))]
         self._wires = {host: connect(layout.counterpart(host)) for host in others}
 
-    @property
-    def barriers(self) -> int:
-        """To how many barriers this member has come."""
-        return self._barriers
-
     def arrive(self, needs: Sequence[Span] = ()) -> None:
         """As `Segment.arrive`; `needs` also goes to the other hosts."""
         self.arrive_with({host: self._ranges(host, needs) for host in self._wires} if needs else {})

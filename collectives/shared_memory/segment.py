@@ -259,6 +259,11 @@ class Segment:
         self.arrive(needs)
         self.wait()
 
+    @property
+    def barriers(self) -> int:
+        """To how many barriers this member has come."""
+        return self._barriers
+
     def arrive(self, needs: Sequence[Span] = ()) -> None:
         """Come to the next barrier, without waiting for the others; see `barrier`."""
         self._barriers = (self._barriers + 1) & _MASK

@@ -16,7 +16,7 @@ def test_each_share_is_folded_once_on_every_host():
     layout = laid_out((0, 1, 2, 3, 4, 5), 0, HOST_OF)
     for host, members in enumerate(layout.hosts):
         folded = [layout.folded_at(host, place) for place in range(len(members))]
-        assert sorted(sum(folded, [])) == list(range(6))
+        assert sorted(member for shares in folded for member in shares) == list(range(6))
         for place, shares in enumerate(folded):
             assert {layout.folder(host, member) for member in shares} <= {members[place]}
 

@@ -1,49 +1,41 @@
 """Large reductions between real processes, whose values numpy tells."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+KINDS = (
+    *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16),
+    *(np.int8, np.int32, np.uint8, np.bool_),
+)
 LARGE = [(2, 2), (2, 1), (1, 1), (1, 2, 2)]
 
 
 def reduces(rank, size):
     """What is wrong with all-reduces and reduce-scatters of much data."""
-    import ml_dtypes
-    from rank_programs import launched
-
-    from torch_xdist.collectives import inside
+    from torch_xdist.collectives.shared_memory import transport
+    from torch_xdist.collectives.shared_memory.endpoint import Spec
     from torch_xdist.collectives.shared_memory.fold import REDUCTIONS
 
-    wrong = []
-    kinds = (
-        np.float32,
-        np.float64,
-        np.float16,
-        ml_dtypes.bfloat16,
-        np.int8,
-        np.int32,
-        np.uint8,
-        np.bool_,
-    )
-    for dtype in map(np.dtype, kinds):
+    end, wrong = transport.endpoint(), []
+    for dtype in map(np.dtype, KINDS):
         for reduction in ("sum", "mul", "max", "or") if dtype.kind in "iub" else ("sum", "min"):
             # More than a round, no multiple of anything, and small enough to be exact.
-            count = (2**21 + 4099) // dtype.itemsize * size
-            x = [np.random.default_rng(r).integers(0, 4, count).astype(dtype) for r in range(size)]
+            length = (2**21 + 4099) // dtype.itemsize
+            x = [
+                np.random.default_rng(r).integers(0, 4, length * size).astype(dtype)
+                for r in range(size)
+            ]
             wide = np.float64 if dtype.kind not in "iub" else dtype
             want = REDUCTIONS[reduction].reduce([one.astype(wide) for one in x]).astype(dtype)
-            step = launched(lambda y: inside.all_reduce([y, y[:5]], reduction))
-            whole, first = map(np.asarray, step(x[rank]))
-            step = launched(lambda y: inside.reduce_scatter(y, reduction, 0))
-            row = np.asarray(step(x[rank]))
-            length = count // size
-            good = [
-                whole == want,
-                first == want[:5],
-                row == want[rank * length : (rank + 1) * length],
-            ]
+            mine, first, row = x[rank], x[rank][:5].copy(), np.empty(length, dtype)
+            spec = Spec("reduce_scatter", "reduce_scatter", reduction)
+            end.run(spec, 0, [mine.reshape(size, length)], [row])
+            spec = Spec("all_reduce", "all_reduce", reduction)
+            end.run(spec, 0, [mine, first], [mine, first])  # in place, as programs do
+            good = (mine == want, first == want[:5], row == want[rank * length :][:length])
             if not all(one.all() for one in good):
-                wrong.append(f"{reduction} of {dtype}: {[one.mean() for one in good]}")
+                wrong.append(f"{reduction} of {dtype}: {[float(one.mean()) for one in good]}")
     return wrong
 
 
@@ -57,7 +49,6 @@ def test_large_reductions_are_right_in_every_dtype(good, per_host):
 
 def sums_of_noise(rank, size):
     """A sum that depends on the order, and one of which a 16-bit float would lose parts."""
-    import ml_dtypes
     from rank_programs import summing
 
     noise = np.random.default_rng(rank).standard_normal(3_000_001).astype(np.float32)
