@@ -30,17 +30,17 @@ class WideEndpoint(Endpoint):
 
     Args:
         hosts: by rank.
-        job: the name that the proofs of the wires are for.
+        key: by which the ranks of the job know each other.
         others: as of `Endpoint`.
     """
 
     statuses: WideStatuses
 
     def __init__(
-        self, hosts: Sequence[Host], job: str, secret: bytes, pid: int, *others: Any, **options: Any
+        self, hosts: Sequence[Host], key: bytes, pid: int, *others: Any, **options: Any
     ) -> None:
         super().__init__(*others, **options)
-        self._hosts, self._job, self._secret, self._pid = hosts, job, secret, pid
+        self._hosts, self._key, self._pid = hosts, key, pid
         self._names = [host.name for host in hosts]
 
     def is_local(self, rank: int) -> bool:
@@ -85,7 +85,7 @@ class WideEndpoint(Endpoint):
     def _connect(self, ranks: tuple[int, ...], other: int) -> mirror.Wire:
         hello = {"rank": self.rank, "pid": self._pid, "ranks": ranks}
         door = self._hosts[other].door
-        sock = wires.dial(self.rank, other, door, self._job, self._secret, hello)
+        sock = wires.dial(self.rank, other, door, self._key, hello)
         return mirror.Wire(other, sock)
 
     def welcome(self, sock: socket.socket, hello: wires.Hello) -> None:

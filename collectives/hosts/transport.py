@@ -1,5 +1,6 @@
 """How a process becomes a rank of a job whose CPU ranks are on several hosts."""
 
+import hmac
 import os
 import socket
 import threading
@@ -41,7 +42,7 @@ def join(
     """Become `rank` of a job over several hosts; returns when all ranks are there.
 
     Args:
-        job: must differ between jobs and between attempts of one job.
+        job: the same on all ranks of a host, and another one for each job and attempt there.
         host_index: the launcher's number of this host. Ranks share memory where it is the same,
             and they are on one machine, in one network namespace.
         coordinator, serve, secret: as of `coordination.join`.
@@ -53,7 +54,7 @@ def join(
         rank, world_size, coordinator, serve=serve, secret=secret, timeout_s=timeout_s
     )
     store = KeyValueStore(made.client, secret)
-    token = secret or _token(rank, store, timeout_s)
+    key = _key(rank, store, secret, timeout_s)
     ends: list[WideEndpoint] = []
     is_ready = threading.Event()
 
@@ -61,10 +62,10 @@ def join(
         is_ready.wait()
         ends[0].welcome(sock, hello)
 
-    door = Door(liveness.own_address(coordinator), job, token, welcome)
+    door = Door(liveness.own_address(coordinator), key, welcome)
     store.put(f"{_PLACE}/{rank}", packed(Host(_host_name(host_index), door.where)))
     hosts = [_host_of(one, store, timeout_s) for one in range(world_size)]
-    ends.append(_endpoint(rank, hosts, job, token, store, timeout_s))
+    ends.append(_endpoint(rank, hosts, job, key, store, timeout_s))
     is_ready.set()
     has_ended = liveness.knowledge(rank, store, coordinator, secret)
     communicator.use(StoreCommunicator(rank, world_size, store, has_ended))
@@ -73,11 +74,11 @@ def join(
 
 
 def _endpoint(
-    rank: int, hosts: list[Host], job: str, token: bytes, store: KeyValueStore, timeout_s: float
+    rank: int, hosts: list[Host], job: str, key: bytes, store: KeyValueStore, timeout_s: float
 ) -> WideEndpoint:
-    peers = Peers(job, rank, token)
+    peers = Peers(job, rank, key)
     memory = transport.GroupMemory(rank, peers, timeout_s)
-    transport.serve(job, rank, token, {"memory": memory.answer})
+    transport.serve(job, rank, key, {"memory": memory.answer})
     here = tuple(one for one, host in enumerate(hosts) if host.name == hosts[rank].name)
     ends: list[WideEndpoint] = []
     shared = WideStatuses(
@@ -91,8 +92,7 @@ def _endpoint(
     ends.append(
         WideEndpoint(
             hosts,
-            job,
-            token,
+            key,
             os.getpid(),
             rank,
             len(hosts),
@@ -120,13 +120,15 @@ def _host_name(host_index: int) -> str:
     return f"{host_index}/{boot}/{network}/{os.geteuid()}"
 
 
-def _token(rank: int, store: KeyValueStore, timeout_s: float) -> bytes:
-    """A secret for the wires of a job that has none: whoever reaches the service can read it."""
+def _key(rank: int, store: KeyValueStore, secret: bytes, timeout_s: float) -> bytes:
+    """By which the ranks of this job know each other, and no others that have its secret.
+
+    Where there is no secret, whoever reaches the service can read it.
+    """
     if rank == 0:
-        made = os.urandom(_TOKEN_BYTES)
-        store.put(_TOKEN, made)
-        return made
-    return _found(_TOKEN, "the token of the wires", store, timeout_s)
+        store.put(_TOKEN, os.urandom(_TOKEN_BYTES))
+    token = _found(_TOKEN, "the token of the wires", store, timeout_s)
+    return hmac.digest(secret, token, "sha256") if secret else token
 
 
 def _host_of(rank: int, store: KeyValueStore, timeout_s: float) -> Host:

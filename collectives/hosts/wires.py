@@ -21,6 +21,7 @@ from torch_xdist.collectives.mesh.liveness import keep_alive
 from torch_xdist.collectives.messages.handshake import ServerHandshake, authenticate
 from torch_xdist.collectives.messages.server import BACKLOG
 
+_NAME = "torch-xdist wires"  # what the proofs of the handshake are for
 _SIZE = struct.Struct("!I")
 _MOST_HELLO_BYTES = 2**20
 _HANDSHAKE_S = 30.0
@@ -38,18 +39,17 @@ class Door:
     """Where the wires that others dial arrive.
 
     Args:
-        name: of the job; what the proofs are for.
+        key: by which the ranks of the job know each other.
         welcome: called with each wire and what its rank says, on a thread of its own.
     """
 
     def __init__(
         self,
         address: str,
-        name: str,
-        secret: bytes,
+        key: bytes,
         welcome: Callable[[socket.socket, Hello], None],
     ) -> None:
-        self._name, self._secret, self._welcome = name, secret, welcome
+        self._key, self._welcome = key, welcome
         self._coming = threading.Semaphore(_STRANGERS)
         self._listener = socket.create_server((address, 0), backlog=BACKLOG)
         _sockets.add(self._listener)
@@ -91,7 +91,7 @@ class Door:
 
     def _proved(self, sock: socket.socket) -> Hello | None:
         """What a rank of this job says first; None of a stranger."""
-        handshake = ServerHandshake(sock, self._name, self._secret)
+        handshake = ServerHandshake(sock, _NAME, self._key)
         limit_s = time.monotonic() + _HANDSHAKE_S
         proved: bool | None = None
         while proved is None:
@@ -110,9 +110,7 @@ class Door:
         return hello
 
 
-def dial(
-    rank: int, other: int, where: str, name: str, secret: bytes, hello: Hello
-) -> socket.socket:
+def dial(rank: int, other: int, where: str, key: bytes, hello: Hello) -> socket.socket:
     """A wire from `rank` to the door of rank `other`, which is at `where` ("host:port").
 
     Raises:
@@ -128,7 +126,7 @@ def dial(
             sock = socket.create_connection((host, int(port)), _CONNECT_S)
             _sockets.add(sock)
             sock.settimeout(_HANDSHAKE_S)
-            authenticate(sock, name, secret)
+            authenticate(sock, _NAME, key)
             sock.sendall(_SIZE.pack(len(text)) + text)
             if exactly(sock, 1) == _ACCEPTED:
                 ready(sock)

@@ -23,7 +23,10 @@ def become(
     from torch_xdist.collectives.hosts import transport
 
     host_of = [host for host, count in enumerate(per_host) for _ in range(count)]
-    transport.join(rank, size, address, address, host_index=host_of[rank], secret=secret)
+    host = host_of[rank]
+    # Where nobody leads, each host has a name of its own for the job.
+    job = f"{address} on {host}"
+    transport.join(rank, size, address, job, host_index=host, secret=secret)
     return function(rank, size, *rest)
 
 

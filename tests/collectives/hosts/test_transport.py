@@ -206,12 +206,12 @@ def test_messages_between_programs_are_not_sent_from_inside_of_one():
 def door():
     """A door, and what has come in there."""
     came = []
-    yield wires.Door("127.0.0.1", "job", b"secret", lambda sock, hello: came.append(hello)), came
+    yield wires.Door("127.0.0.1", b"secret", lambda sock, hello: came.append(hello)), came
 
 
 def test_who_knows_the_secret_comes_in(door):
     at, came = door
-    wires.dial(1, 0, at.where, "job", b"secret", {"rank": 1}).close()
+    wires.dial(1, 0, at.where, b"secret", {"rank": 1}).close()
     limit_s = time.monotonic() + 5
     while not came and time.monotonic() < limit_s:
         time.sleep(0.01)
@@ -221,7 +221,7 @@ def test_who_knows_the_secret_comes_in(door):
 def test_who_does_not_know_it_is_refused_before_anything_is_read(door):
     at, came = door
     with pytest.raises(StrangerError, match="another XLA_RUN_SECRET, listens"):
-        wires.dial(1, 0, at.where, "job", b"guessed", {"rank": 1})
+        wires.dial(1, 0, at.where, b"guessed", {"rank": 1})
     host, _, port = at.where.rpartition(":")
     with socket.create_connection((host, int(port)), 5) as sock:
         sock.sendall(b"x" * 100)
@@ -237,4 +237,4 @@ def test_a_host_that_cannot_be_reached_is_named(monkeypatch):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(CollectiveError, match=f"rank 1 cannot reach rank 0 at 127.0.0.1:{port} "):
-        wires.dial(1, 0, f"127.0.0.1:{port}", "job", b"secret", {})
+        wires.dial(1, 0, f"127.0.0.1:{port}", b"secret", {})
