@@ -133,19 +133,19 @@ def _name(ranks: tuple[int, ...]) -> str:
     return f"group {','.join(map(str, ranks))}"
 
 
-def packed(host: Host) -> bytes:
-    """A host as the ranks tell each other of it."""
-    return json.dumps(host).encode()
+def packed(hosts: Sequence[Host]) -> bytes:
+    """Hosts as the ranks tell each other of them."""
+    return json.dumps(hosts).encode()
 
 
-def unpacked(text: bytes) -> Host:
+def unpacked(text: bytes) -> list[Host]:
     """What `packed` wrote.
 
     Raises:
         CollectiveError: it is something else.
     """
     try:
-        return Host(*json.loads(text))
+        return [Host(*host) for host in json.loads(text)]
     except (ValueError, TypeError):
         raise CollectiveError(
             f"start: a rank told {text[:80]!r} of its host, which no rank of this release does; "

@@ -24,7 +24,7 @@ from torch_xdist.collectives.shared_memory.array_messages import (
     PointToPoint,
 )
 
-_PLACE, _TOKEN = "xdist/hosts", "xdist/wires"
+_PLACE, _TABLE, _TOKEN = "xdist/hosts", "xdist/all hosts", "xdist/wires"
 _TOKEN_BYTES = 32
 
 
@@ -63,8 +63,8 @@ def join(
         ends[0].welcome(sock, hello)
 
     door = Door(liveness.own_address(coordinator), key, welcome)
-    store.put(f"{_PLACE}/{rank}", packed(Host(_host_name(host_index), door.where)))
-    hosts = [_host_of(one, store, timeout_s) for one in range(world_size)]
+    store.put(f"{_PLACE}/{rank}", packed([Host(_host_name(host_index), door.where)]))
+    hosts = _all_hosts(rank, world_size, store, timeout_s)
     ends.append(_endpoint(rank, hosts, job, key, store, timeout_s))
     is_ready.set()
     has_ended = liveness.knowledge(rank, store, coordinator, secret)
@@ -131,8 +131,18 @@ def _key(rank: int, store: KeyValueStore, secret: bytes, timeout_s: float) -> by
     return hmac.digest(secret, token, "sha256") if secret else token
 
 
+def _all_hosts(rank: int, world_size: int, store: KeyValueStore, timeout_s: float) -> list[Host]:
+    # One asks for each, and the others for all at once: the service answers 2 n times, not n * n.
+    if rank == 0:
+        hosts = [_host_of(one, store, timeout_s) for one in range(world_size)]
+        store.put(_TABLE, packed(hosts))
+        return hosts
+    return unpacked(_found(_TABLE, "where the ranks are", store, timeout_s))
+
+
 def _host_of(rank: int, store: KeyValueStore, timeout_s: float) -> Host:
-    return unpacked(_found(f"{_PLACE}/{rank}", f"the host of rank {rank}", store, timeout_s))
+    told = _found(f"{_PLACE}/{rank}", f"the host of rank {rank}", store, timeout_s)
+    return unpacked(told)[0]
 
 
 def _found(place: str, what: str, store: KeyValueStore, timeout_s: float) -> bytes:

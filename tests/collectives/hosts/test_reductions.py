@@ -22,10 +22,8 @@ def reduces(rank, size):
         for reduction in ("sum", "mul", "max", "or") if dtype.kind in "iub" else ("sum", "min"):
             # More than a round, no multiple of anything, and small enough to be exact.
             length = (2**21 + 4099) // dtype.itemsize
-            x = [
-                np.random.default_rng(r).integers(0, 4, length * size).astype(dtype)
-                for r in range(size)
-            ]
+            few = [np.random.default_rng(r).integers(0, 4, 10_007) for r in range(size)]
+            x = [np.resize(one.astype(dtype), length * size) for one in few]
             wide = np.float64 if dtype.kind not in "iub" else dtype
             want = REDUCTIONS[reduction].reduce([one.astype(wide) for one in x]).astype(dtype)
             mine, first, row = x[rank], x[rank][:5].copy(), np.empty(length, dtype)
