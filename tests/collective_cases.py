@@ -89,7 +89,7 @@ def all_reduces(rank: int, size: int) -> Iterator[Case]:
 
     for reduction, dtypes in REDUCTIONS.items():
         # XLA gathers what it cannot reduce, so there the groups must have one size.
-        may_differ = world.transport() == "host" or reduction in ("sum", "min", "max")
+        may_differ = world.transport() != "mesh" or reduction in ("sum", "min", "max")
         uneven = [[[0], list(range(1, size))]] if size > 2 and may_differ else []
         for groups in [*partitions(size), *uneven]:
             here = members(groups, rank, size)
@@ -206,7 +206,7 @@ def special_values(rank: int, size: int) -> Iterator[Case]:
     from torch_xdist import world
 
     # gloo drops NaN in a min or max of three ranks, depending on their order.
-    reductions = ("sum", "min", "max") if world.transport() == "host" else ("sum",)
+    reductions = ("sum", "min", "max") if world.transport() != "mesh" else ("sum",)
     odd = [float("nan"), float("inf"), -float("inf"), -0.0, 1e-45]
     for dtype in FLOATING:
         parts = [torch.tensor(odd[r % 5 :] + odd[: r % 5]).to(dtype) for r in range(size)]

@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -18,12 +18,16 @@ _PRELOAD = [
 
 
 class DeviceRanks:
-    """`size` ranks of one host. `run` calls a function (rank, size, ...) on each."""
+    """`size` ranks. `run` calls a function (rank, size, ...) on each.
 
-    def __init__(self, size: int, **environment: str) -> None:
+    `per_host` says how many each host has, in order; (): all are on one. The hosts are this
+    machine, but their ranks share no memory.
+    """
+
+    def __init__(self, size: int, per_host: Sequence[int] = (), **environment: str) -> None:
         self.size = size
         self._pool = RankPool(size, _PRELOAD)
-        self._pool.run(size, _become, _free_port(), environment, join=False)
+        self._pool.run(size, _become, _free_port(), per_host, environment, join=False)
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120.0) -> Any:
         """What the function returned on each rank."""
@@ -40,15 +44,21 @@ class DeviceRanks:
         self._pool.__exit__(*failure)
 
 
-def _become(rank: int, size: int, port: int, environment: dict[str, str]) -> None:
+def _become(
+    rank: int, size: int, port: int, per_host: Sequence[int], environment: dict[str, str]
+) -> None:
     from torch_xdist import settings, world
     from torch_xdist.core.torch_side import registration
 
+    host_of = [host for host, count in enumerate(per_host or [size]) for _ in range(count)]
+    host = host_of[rank]
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK=str(rank - host_of.index(host)),
         WORLD_SIZE=str(size),
-        LOCAL_WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(host_of.count(host)),
+        GROUP_RANK=str(host),
+        GROUP_WORLD_SIZE=str(max(host_of) + 1),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         **environment,

@@ -25,7 +25,7 @@ class Settings:
     # Devices
     platform: str | None  # PJRT_DEVICE as it stands: CPU, TPU, CUDA, ...
     cpu_devices: int | None  # CPU_NUM_DEVICES
-    transport: str | None  # XDIST_TRANSPORT: how collectives travel, "host", "mesh" or "gloo"
+    transport: str | None  # XDIST_TRANSPORT: how collectives travel, "host", "hosts", "mesh", ...
     # Other hosts and launchers
     master_address: str  # MASTER_ADDR: the host of rank 0
     # Behaviour
@@ -200,7 +200,7 @@ def read(env: Mapping[str, str]) -> Settings:
     return Settings(
         platform=env.get("PJRT_DEVICE") or None,
         cpu_devices=_number(env, "CPU_NUM_DEVICES", None, int),
-        transport=_word(env, "XDIST_TRANSPORT", "", ("", "host", "mesh", "gloo")) or None,
+        transport=_word(env, "XDIST_TRANSPORT", "", ("", "host", "hosts", "mesh", "gloo")) or None,
         master_address=env.get("MASTER_ADDR") or "127.0.0.1",
         sync_wait=_flag(env, "XLA_SYNC_WAIT"),
         eager=any(_flag(env, name) for name in _EAGER_NAMES),

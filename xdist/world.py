@@ -91,7 +91,10 @@ def be_one_rank() -> None:
 
 
 def transport() -> str:
-    """How collectives travel: "host" (shared memory of one host) or "mesh" (XLA's own)."""
+    """How collectives travel.
+
+    "host" (shared memory of one host), "hosts" (that, and TCP between hosts) or "mesh" (XLA's own).
+    """
     if _is_spmd:
         return "mesh"
     chosen = settings.current().transport
@@ -100,7 +103,9 @@ def transport() -> str:
     here = current()
     one_host = here.local_world_size == here.world_size
     on_cpu = (settings.current().platform or "CPU").upper() == "CPU"
-    return "host" if one_host and on_cpu else "mesh"
+    if not on_cpu:
+        return "mesh"
+    return "host" if one_host else "hosts"
 
 
 def join() -> None:
@@ -118,11 +123,22 @@ def join() -> None:
             "on this host, share no memory; unset it, so that they exchange over the network"
         )
     # Late, because reading the facts of a rank must not load JAX.
+    from torch_xdist.collectives.hosts import transport as hosts
     from torch_xdist.collectives.mesh import transport as mesh
     from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     if transport() == "host":
         shared_memory.join(here.rank, here.world_size, here.meeting, secret=here.secret)
+    elif transport() == "hosts":
+        hosts.join(
+            here.rank,
+            here.world_size,
+            here.coordinator_address,
+            here.meeting,
+            host_index=here.host_index,
+            serve=here.serves_coordinator,
+            secret=here.secret,
+        )
     else:
         mesh.join(
             here.rank,

@@ -16,6 +16,7 @@ import os
 import socket
 import threading
 import weakref
+from collections.abc import Callable
 
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
@@ -67,7 +68,7 @@ class Liveness:
 
     def _serve(self, coordinator: str) -> None:
         listener = socket.create_server((own_address(coordinator), 0), backlog=BACKLOG)
-        _keep_alive(listener)  # what it accepts inherits that
+        keep_alive(listener)  # what it accepts inherits that
         host, port = listener.getsockname()[:2]
         Server(_NAME, self._secret, {"rank": self._note_rank}, listener=listener)
         self._store.put(_PLACE, f"{host}:{port}".encode())
@@ -88,7 +89,7 @@ class Liveness:
             host, _, port = found.decode().rpartition(":")
             sock = socket.create_connection((host, int(port)), _CONNECT_S)
             _to_first_ranks.add(sock)
-            _keep_alive(sock)
+            keep_alive(sock)
             authenticate(sock, _NAME, self._secret)
             # Else a look at it would wait.
             sock.settimeout(None)
@@ -96,7 +97,14 @@ class Liveness:
                 self._to_first = sock
 
 
-def _keep_alive(sock: socket.socket) -> None:
+def knowledge(
+    rank: int, store: KeyValueStore, coordinator: str, secret: bytes
+) -> Callable[[int], bool]:
+    """Whether a rank is known to have ended; without a secret of none."""
+    return Liveness(rank, store, coordinator, secret).has_ended if secret else lambda rank: False
+
+
+def keep_alive(sock: socket.socket) -> None:
     """Let the kernel notice a host that vanished."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from torch_xdist.collectives.shared_memory.fold import fold
-from torch_xdist.collectives.shared_memory.segment import SHOWN, Segment
+from torch_xdist.collectives.shared_memory.segment import SHOWN, Segment, Span
 
 CHUNK_BYTES = 2 * 2**20
 _DIRECT_BYTES = 2**17  # below, each member folds everything by itself: one barrier, not two
@@ -27,7 +27,8 @@ def slot_bytes(members: int) -> int:
     return CHUNK_BYTES + (CHUNK_BYTES // members + 511) // 256 * 256
 
 
-def _announce(segment: Segment, call: str, arrays: Sequence[np.ndarray]) -> None:
+def announce(segment: Segment, call: str, arrays: Sequence[np.ndarray]) -> None:
+    """Say which collective of which arrays this member is in."""
     segment.announce(call, described(arrays), lambda: [described([x]) for x in arrays])
 
 
@@ -46,7 +47,7 @@ def _type_text(dtype: np.dtype, shape: tuple[int, ...]) -> str:
     return f"{dtype.name}{list(shape)}"
 
 
-class _Flat:
+class Flat:
     """Arrays (contiguous, one dtype) as one flat one, without copying them together."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
@@ -93,27 +94,30 @@ def all_reduce(
     outs: Sequence[np.ndarray],
 ) -> None:
     """Fold every array over the members; all of one dtype. `outs` may be the memory of `xs`."""
-    _announce(segment, call, xs)
-    x, out = _Flat(xs), _Flat(outs)
+    announce(segment, call, xs)
+    x, out = Flat(xs), Flat(outs)
     if not x.size:
         _agree(segment)
-    elif x.size * xs[0].itemsize * len(segment.ranks) <= _DIRECT_BYTES * 2:
+    elif is_small(x.size * xs[0].itemsize, len(segment.ranks)):
         _reduce_at_once(segment, reduction, x, out, xs[0].dtype)
     else:
         _reduce_by_chunks(segment, reduction, x, out, xs[0].dtype)
 
 
-def _agree(segment: Segment) -> None:
-    segment.barrier()
+def is_small(size_bytes: int, members: int) -> bool:
+    """Whether each member folds everything by itself."""
+    return size_bytes * members <= _DIRECT_BYTES * 2
+
+
+def _agree(segment: Segment, needs: Sequence[Span] = ()) -> None:
+    segment.barrier(needs)
     segment.check()
 
 
-def _reduce_at_once(
-    segment: Segment, reduction: str, x: _Flat, out: _Flat, dtype: np.dtype
-) -> None:
+def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype) -> None:
     used = x.size * dtype.itemsize
     x.read(0, x.size, segment.own_slot()[:used].view(dtype))
-    _agree(segment)
+    _agree(segment, [(0, used)] * len(segment.ranks))
     parts = [segment.slot(m)[:used].view(dtype) for m in range(len(segment.ranks))]
     target = out.view(0, x.size)
     folded = np.empty(x.size, dtype) if target is None else target
@@ -123,7 +127,7 @@ def _reduce_at_once(
 
 
 def _reduce_by_chunks(
-    segment: Segment, reduction: str, x: _Flat, out: _Flat, dtype: np.dtype
+    segment: Segment, reduction: str, x: Flat, out: Flat, dtype: np.dtype
 ) -> None:
     """Each member folds its slice of a chunk; the others read it one barrier later.
 
@@ -135,7 +139,7 @@ def _reduce_by_chunks(
     before: list[tuple[int, int]] = []
     for start in range(0, x.size + length, length):
         stop = min(start + length, x.size)
-        now = _slices(start, stop, members) if start < stop else []
+        now = slices(start, stop, members) if start < stop else []
         own = segment.own_slot()[:CHUNK_BYTES].view(dtype)
         mine = x.view(*now[me]) if now else None
         for member, (low, high) in enumerate(now):
@@ -161,7 +165,8 @@ def _folded(slot: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
     return slot[CHUNK_BYTES:][: size * dtype.itemsize].view(dtype)
 
 
-def _slices(start: int, stop: int, members: int) -> list[tuple[int, int]]:
+def slices(start: int, stop: int, members: int) -> list[Span]:
+    """A span in as many parts as there are members, nearly equal; the last ones may be empty."""
     step = -(-(stop - start) // members)
     edges = [min(start + step * m, stop) for m in range(members + 1)]
     return list(itertools.pairwise(edges))
@@ -169,11 +174,11 @@ def _slices(start: int, stop: int, members: int) -> list[tuple[int, int]]:
 
 def all_gather(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:
     """Row m of `out` [members, *x.shape] becomes the `x` of member m."""
-    _announce(segment, call, [x])
+    announce(segment, call, [x])
     source, rows = _bytes(x), _rows(out, len(segment.ranks))
     for first, start, stop in _chunks(source.size, CHUNK_BYTES):
         segment.own_slot()[: stop - start] = source[start:stop]
-        segment.barrier()
+        segment.barrier([(0, stop - start)] * len(segment.ranks))
         if first:
             segment.check()
         for member in range(len(segment.ranks)):
@@ -182,13 +187,13 @@ def all_gather(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> N
 
 def all_to_all(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:
     """Row m of `out` becomes this member's row of the `x` of member m; both [members, ...]."""
-    _announce(segment, call, [x])
+    announce(segment, call, [x])
     members, me = len(segment.ranks), segment.member
     source, rows = _rows(x, members), _rows(out, members)
     for first, start, stop in _chunks(source.shape[1], CHUNK_BYTES // members):
         size = stop - start
         segment.own_slot()[: size * members].reshape(members, size)[:] = source[:, start:stop]
-        segment.barrier()
+        segment.barrier([(size * m, size * (m + 1)) for m in range(members)])
         if first:
             segment.check()
         for member in range(members):
@@ -199,14 +204,14 @@ def reduce_scatter(
     segment: Segment, call: str, reduction: str, x: np.ndarray, out: np.ndarray
 ) -> None:
     """`out` becomes the fold of this member's row of every `x` [members, *out.shape]."""
-    _announce(segment, call, [x])
+    announce(segment, call, [x])
     members, me, dtype = len(segment.ranks), segment.member, x.dtype
     source, flat = _rows(x, members), out.reshape(-1)
     step = CHUNK_BYTES // members // 16 * 16  # whole elements of every dtype
     for first, start, stop in _chunks(source.shape[1], step):
         size = stop - start
         segment.own_slot()[: size * members].reshape(members, size)[:] = source[:, start:stop]
-        segment.barrier()
+        segment.barrier([(size * m, size * (m + 1)) for m in range(members)])
         if first:
             segment.check()
         mine = slice(size * me, size * (me + 1))
@@ -222,13 +227,13 @@ def permute(
 
     A broadcast from member r is the case that all sources are r.
     """
-    _announce(segment, call, [x])
+    announce(segment, call, [x])
     data, result = _bytes(x), _bytes(out)
     source = sources[segment.member]
     for first, start, stop in _chunks(data.size, CHUNK_BYTES):
         if segment.member in sources:
             segment.own_slot()[: stop - start] = data[start:stop]
-        segment.barrier()
+        segment.barrier([(0, stop - start if one == segment.member else 0) for one in sources])
         if first:
             segment.check()
         result[start:stop] = segment.slot(source)[: stop - start] if source >= 0 else 0

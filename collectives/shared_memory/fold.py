@@ -54,13 +54,21 @@ def check(reduction: str, dtype: np.dtype, *, of: str) -> None:
         )
 
 
+def wide(dtype: np.dtype) -> np.dtype:
+    """The dtype of a part of a reduction that others go on with, so that it is rounded once."""
+    return np.dtype(np.float32) if dtype in _NARROW else dtype
+
+
 def fold(reduction: str, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Write the reduction of `parts` (equal shapes and dtypes) to `out`; `out` may be parts[0]."""
+    """Write the reduction of `parts` (equal shapes and dtypes) to `out`; `out` may be parts[0].
+
+    `parts` or `out` may be `wide`.
+    """
     combine = REDUCTIONS[reduction]
     with np.errstate(all="ignore"):
         if len(parts) == 1:
             out[...] = parts[0]
-        elif out.dtype in _NARROW:
+        elif out.dtype in _NARROW or parts[0].dtype in _NARROW:
             total = parts[0].astype(np.float32)
             for part in parts[1:]:
                 combine(total, part.astype(np.float32), out=total)

@@ -8,7 +8,8 @@ which is only ever set.
 The rule that makes this correct: a member writes only its own header and slots, then comes to the
 barrier; after barrier number b it may read the slots of parity b of all members, until it comes to
 the next. So one barrier per exchange is enough: whoever writes parity b again has seen all others
-at barrier b + 1, hence done with reading. `futex` says why data is seen before the count.
+at barrier b + 1, hence done with reading. `futex` says why data is seen before the count. With four
+slots per member it may read those of barrier b until it comes to b + 2.
 
 A member that leaves a collective with an error it does not share with the others has counted
 itself into a barrier, or skipped the next. Taking that back could pair its next call with this one,
@@ -21,7 +22,7 @@ import mmap
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -36,15 +37,16 @@ from torch_xdist.collectives.wait_report import WaitReport
 from torch_xdist.progress import PROGRESS
 
 _PAGE = 4096
-_COUNT, _FAILED = 0, 64  # 64 bytes apart, so that they do not share a line
-_NOTES, _NOTE_BYTES = 256, 1024
-_REASON, _REASON_BYTES = _NOTES + 2 * _NOTE_BYTES, _PAGE - _NOTES - 2 * _NOTE_BYTES
+_COUNT, _FAILED, _LEFT = 0, 64, 128  # 64 bytes apart, so that they do not share a line
+_NOTES, NOTE_BYTES = 256, 1024
+_REASON, _REASON_BYTES = _NOTES + 2 * NOTE_BYTES, _PAGE - _NOTES - 2 * NOTE_BYTES
 # Of a note: fingerprint; thread; how many known threads, and bytes of text, follow.
 _NOTE_HEAD = struct.Struct("=QQHH")
 _SIZE = struct.Struct("=I")
 _MASK, _HALF = 2**32 - 1, 2**31
 _LOOK_S = 0.25  # between two looks at whether the others live
-_KINDS = {kind.__name__: kind for kind in (CollectiveError, MismatchError, RankLostError)}
+KINDS = {kind.__name__: kind for kind in (CollectiveError, MismatchError, RankLostError)}
+Span = tuple[int, int]  # first, and the one after the last
 SHOWN = 3  # tensors that a sentence shows one by one
 
 
@@ -100,6 +102,7 @@ class Segment:
         memory: shared by all members, `size_bytes(...)` long, zero at the start.
         ranks: the rank of each member, for messages.
         member: this member's position in `ranks`.
+        slots: per member, 2 or 4.
         watch: what is known of the other members.
         spin_s: how long to look before sleeping; 0 where members share cores or the GIL.
     """
@@ -111,10 +114,11 @@ class Segment:
         member: int,
         slot_bytes: int,
         *,
+        slots: int = 2,
         watch: Watch | None = None,
         spin_s: float = 0.0,
     ) -> None:
-        self.ranks, self.member, self.slot_bytes = ranks, member, slot_bytes
+        self.ranks, self.member, self.slot_bytes, self._turns = ranks, member, slot_bytes, slots
         self.caller = Caller()
         self._watch, self._spin_s = watch or _Nobody(), spin_s
         self._bytes = np.frombuffer(memory, np.uint8)
@@ -123,30 +127,30 @@ class Segment:
         self._address = self._bytes.ctypes.data + member * _PAGE + _COUNT
         self._counts = [(m * _PAGE + _COUNT) // 4 for m in range(len(ranks))]
         self._others = [m for m in range(len(ranks)) if m != member]
-        self._slots = [self._both_slots(m) for m in range(len(ranks))]
+        self._slots = [self._slots_of(m) for m in range(len(ranks))]
         self._calls = 0
-        self._note = np.zeros(_NOTE_HEAD.size, np.uint8)
+        self.note = np.zeros(_NOTE_HEAD.size, np.uint8)
         self._details: Callable[[], list[str]] = list
         self._shared_error: CollectiveError | None = None
         self._barriers = self._words[self._counts[member]]
 
     @staticmethod
-    def size_bytes(members: int, slot_bytes: int) -> int:
+    def size_bytes(members: int, slot_bytes: int, slots: int = 2) -> int:
         """How much memory a segment takes at most (pages nobody touches cost nothing)."""
-        return members * (_PAGE + 2 * slot_bytes)
+        return members * (_PAGE + slots * slot_bytes)
 
-    def _both_slots(self, member: int) -> tuple[np.ndarray, np.ndarray]:
-        start = len(self.ranks) * _PAGE + 2 * member * self.slot_bytes
-        pair = self._bytes[start : start + 2 * self.slot_bytes]
-        return pair[: self.slot_bytes], pair[self.slot_bytes :]
+    def _slots_of(self, member: int) -> np.ndarray:
+        size = self._turns * self.slot_bytes
+        start = len(self.ranks) * _PAGE + member * size
+        return self._bytes[start : start + size].reshape(self._turns, self.slot_bytes)
 
     def own_slot(self) -> np.ndarray:
         """Where this member writes before the next barrier; uint8 [slot_bytes]."""
-        return self._slots[self.member][(self._barriers + 1) & 1]
+        return self._slots[self.member][(self._barriers + 1) % self._turns]
 
-    def slot(self, member: int) -> np.ndarray:
-        """What `member` wrote before the last barrier; uint8 [slot_bytes]."""
-        return self._slots[member][self._barriers & 1]
+    def slot(self, member: int, back: int = 0) -> np.ndarray:
+        """What `member` wrote before the last barrier, or `back` before; uint8 [slot_bytes]."""
+        return self._slots[member][(self._barriers - back) % self._turns]
 
     def announce(self, call: str, tensors: str, details: Callable[[], list[str]] = list) -> None:
         """Say which collective this member is in, from the next barrier on.
@@ -162,9 +166,9 @@ class Segment:
         where = f" ({caller.where})" if caller.where else ""
         text = _bytes(f"{sentence} #{self._calls}{where}{caller.thread_text}")
         thread, known = _numbers(caller.thread, caller.threads)
-        text = text[: _NOTE_BYTES - _NOTE_HEAD.size - len(known)]
+        text = text[: NOTE_BYTES - _NOTE_HEAD.size - len(known)]
         head = _NOTE_HEAD.pack(fingerprint, thread, len(known) // 4, len(text))
-        self._note = np.frombuffer(head + known + text, np.uint8)
+        self.note = np.frombuffer(head + known + text, np.uint8)
 
     def check(self) -> None:
         """After the barrier: raise MismatchError unless all members announced the same.
@@ -214,7 +218,7 @@ class Segment:
         packed = _SIZE.pack(len(fitting)) + fitting
         slot[: len(packed)] = np.frombuffer(packed, np.uint8)
         try:
-            self.barrier()
+            self.barrier([(0, len(packed))] * len(self.ranks))
         except CollectiveError as error:
             self.fail(error)  # but the difference is what counts
             return ""
@@ -234,11 +238,11 @@ class Segment:
         return json.loads(slot[_SIZE.size : _SIZE.size + size].tobytes())
 
     def _note_start(self, member: int, barrier: int) -> int:
-        return member * _PAGE + _NOTES + (barrier & 1) * _NOTE_BYTES
+        return member * _PAGE + _NOTES + (barrier & 1) * NOTE_BYTES
 
     def _note_of(self, member: int, barrier: int) -> bytes:
         start = self._note_start(member, barrier)
-        return self._bytes[start : start + _NOTE_BYTES].tobytes()
+        return self._bytes[start : start + NOTE_BYTES].tobytes()
 
     def _sentence(self, member: int, barrier: int) -> str:
         note = self._note_of(member, barrier)
@@ -246,24 +250,40 @@ class Segment:
         start = _NOTE_HEAD.size + 4 * known
         return note[start : start + length].decode(errors="replace") or "a collective"
 
-    def barrier(self) -> None:
+    def barrier(self, needs: Sequence[Span] = ()) -> None:
         """Return when all members have come here as often as this one.
+
+        `needs` says by member which bytes of this member's slot it reads: where they do not share
+        this memory, these are brought to them; (): nobody reads any. Raises as `wait` does.
+        """
+        self.arrive(needs)
+        self.wait()
+
+    @property
+    def barriers(self) -> int:
+        """To how many barriers this member has come."""
+        return self._barriers
+
+    def arrive(self, needs: Sequence[Span] = ()) -> None:
+        """Come to the next barrier, without waiting for the others; see `barrier`."""
+        self._barriers = (self._barriers + 1) & _MASK
+        start = self._note_start(self.member, self._barriers)
+        self._bytes[start : start + len(self.note)] = self.note
+        futex.add_and_wake(self._address)
+
+    def wait(self) -> None:
+        """Return when all members have come to the barrier of this one's last `arrive`.
 
         Raises:
             RankLostError: a member ended without coming.
             MismatchError: a member waits for this one elsewhere.
             CollectiveError: this group has failed before.
         """
-        self._barriers = (self._barriers + 1) & _MASK
-        start = self._note_start(self.member, self._barriers)
-        self._bytes[start : start + len(self._note)] = self._note
-        futex.add_and_wake(self._address)
         for member in self._others:
             if self._is_behind(member):
                 self._wait_for(member)
         futex.fence()
-        if self._words[_FAILED // 4]:
-            raise self._failure()
+        self.refuse_if_failed()
 
     def _is_behind(self, member: int) -> bool:
         return ((self._words[self._counts[member]] - self._barriers) & _MASK) >= _HALF
@@ -327,14 +347,36 @@ class Segment:
 
     def fail(self, error: BaseException) -> None:
         """A collective ended here with this error: unless all members have it, the group fails."""
-        if error is self._shared_error or self._words[_FAILED // 4]:
-            return
-        kind = type(error).__name__ if type(error).__name__ in _KINDS else "CollectiveError"
-        told = str(error) if isinstance(error, CollectiveError) else repr(error)
+        if self.fails_with(error):
+            self.mark_failed(*described(error))
+
+    def fails_with(self, error: BaseException) -> bool:
+        """Whether the group fails by this error: not all members have it, and it is the first."""
+        return error is not self._shared_error and not self.has_failed()
+
+    def has_failed(self) -> bool:
+        """Whether the group has failed."""
+        return bool(self._words[_FAILED // 4])
+
+    def refuse_if_failed(self) -> None:
+        """Raise why the group has failed, if it has."""
+        if self.has_failed():
+            raise self._failure()
+
+    def mark_failed(self, kind: str, told: str) -> None:
+        """This member has failed with an error of `KINDS`."""
         reason = f"{kind} {self.member} {told}".encode(errors="replace")[:_REASON_BYTES]
         start = self.member * _PAGE + _REASON
         self._bytes[start : start + len(reason)] = np.frombuffer(reason, np.uint8)
         futex.add_and_wake(self._bytes.ctypes.data + _FAILED)
+
+    def leave(self) -> None:
+        """Say that nothing will come from this member any more; for one that is elsewhere."""
+        self._words[(self.member * _PAGE + _LEFT) // 4] = 1
+
+    def has_left(self, member: int) -> bool:
+        """Whether a member said so."""
+        return bool(self._words[(member * _PAGE + _LEFT) // 4])
 
     def _failure(self) -> CollectiveError:
         """The error of a member that waits here, or calls again, after another one has failed."""
@@ -344,7 +386,7 @@ class Segment:
             reason = self._bytes[start : start + _REASON_BYTES].tobytes().rstrip(b"\0")
             if reason:
                 kind, _, told = reason.decode(errors="replace").split(" ", 2)
-                return _KINDS[kind](
+                return KINDS[kind](
                     f"rank {self.ranks[self.member]} called {self._call()}, and rank "
                     f"{self.ranks[member]} has failed in this group: {told}; the group "
                     f"{list(self.ranks)} cannot be used again, since its ranks may have gone on "
@@ -364,6 +406,12 @@ class Segment:
     def _last_of(self, member: int) -> str:
         count = self._words[self._counts[member]]
         return self._sentence(member, count) if count else "its start"
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """The name of a class of `KINDS`, and the text, by which the others are told of an error."""
+    kind = type(error).__name__ if type(error).__name__ in KINDS else "CollectiveError"
+    return kind, str(error) if isinstance(error, CollectiveError) else repr(error)
 
 
 def _bytes(text: str) -> bytes:

@@ -62,6 +62,10 @@ class Statuses:
         self._own = Status(0)
         self._words[rank * _AREA_BYTES // 4 + _PID] = os.getpid()
 
+    def note_pid(self, rank: int, pid: int) -> None:
+        """Say which process a rank is that does not write here itself."""
+        self._words[rank * _AREA_BYTES // 4 + _PID] = pid
+
     def pid(self, rank: int) -> int:
         """The process number of a rank, for messages; 0 until it has started."""
         return self._words[rank * _AREA_BYTES // 4 + _PID]

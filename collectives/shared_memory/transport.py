@@ -8,7 +8,7 @@ import functools
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +36,7 @@ _endpoints: dict[int | None, Endpoint] = {}
 _communicators: list[ThreadCommunicator] = []
 
 
-class _GroupMemory:
+class GroupMemory:
     """The memory of this rank's groups: anonymous files, of the first rank of each group.
 
     Args:
@@ -90,36 +90,57 @@ def join(
         JoinError: rank 0 did not come within `timeout_s`.
     """
     peers, arrays = Peers(job, rank, secret), ArrayQueue()
-    memory = _GroupMemory(rank, peers, timeout_s)
+    memory = GroupMemory(rank, peers, timeout_s)
     messages = LocalCommunicator(rank, world_size, peers)
     handlers: dict[str, Handler] = {
         **messages.handlers(),
         "memory": memory.answer,
         "array": functools.partial(delivery.answer, arrays),
     }
-    try:
-        Server(address_of(job, rank, secret), secret, handlers, messages.tick)
-    except OSError as error:
-        raise CollectiveError(
-            f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
-            "needs its own RANK, and each job its own id; end the other job or change the id"
-        ) from None
+    serve(job, rank, secret, handlers, messages.tick)
     everybody, size = tuple(range(world_size)), statuses.size_bytes(world_size)
     shared = Statuses(memory.map("statuses", everybody, size), rank)
     peers.has_started = shared.has_started
-    _endpoints[None] = end = Endpoint(
+    end = Endpoint(
         rank,
         world_size,
         memory.map,
         shared,
         PointToPoint(rank, delivery.Delivery(rank, world_size, peers).deliver, arrays),
         has_ended=peers.has_ended,
-        spin_s=_spin_s(world_size),
+        spin_s=spin_s(world_size),
         to_device=jnp.asarray,
     )
-    ffi.register(CALL, _serve)
+    use(end)
     communicator.use(messages)
     return end
+
+
+def serve(
+    job: str,
+    rank: int,
+    secret: bytes,
+    handlers: dict[str, Handler],
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer the other ranks of this host.
+
+    Raises:
+        CollectiveError: another process does so in the name of this rank.
+    """
+    try:
+        Server(address_of(job, rank, secret), secret, handlers, tick)
+    except OSError as error:
+        raise CollectiveError(
+            f"start of job {job!r}: rank {rank} is taken on this host ({error}); each process "
+            "needs its own RANK, and each job its own id; end the other job or change the id"
+        ) from None
+
+
+def use(end: Endpoint) -> None:
+    """Let the programs of this process exchange through this endpoint."""
+    _endpoints[None] = end
+    ffi.register(CALL, _serve)
 
 
 def threads(count: int) -> list[Endpoint]:
@@ -186,9 +207,10 @@ def error_behind(error: BaseException) -> BaseException | None:
     return next((own for own in found if own is not None), None)
 
 
-def _spin_s(world_size: int) -> float:
+def spin_s(ranks: int) -> float:
+    """How long a rank looks before it sleeps, where this many are on this host."""
     # Looking instead of sleeping helps only a rank that has a core of its own.
-    return _SPIN_S if world_size <= (os.cpu_count() or 1) else 0.0
+    return _SPIN_S if ranks <= (os.cpu_count() or 1) else 0.0
 
 
 def _serve(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], spec: bytes, device: int):

@@ -127,7 +127,11 @@ def meets_in_memory(kind: str, hosts: int, environ: Environ) -> bool:
 
 
 def _transport(kind: str, hosts: int, environ: Environ) -> str:
-    return "shared memory" if meets_in_memory(kind, hosts, environ) else _TRANSPORT[kind]
+    if meets_in_memory(kind, hosts, environ):
+        return "shared memory"
+    asked = text(environ, "XDIST_TRANSPORT").lower()
+    by_sockets = asked == "hosts" or (not asked and hosts > 1)
+    return "TCP" if kind == "CPU" and by_sockets else _TRANSPORT[kind]
 
 
 def device_variables(

@@ -213,7 +213,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE", "set by torchrun: one rank of it"),
     Variable("MASTER_ADDR, MASTER_PORT", "where another launcher's ranks meet; node 0 of --nnodes"),
     Variable("XLA_COORDINATOR_PORT", "the port of MASTER_ADDR where MASTER_PORT is unset (8547)"),
-    Variable("XDIST_TRANSPORT", "host, mesh or gloo: how ranks exchange, told in the first line"),
+    Variable(
+        "XDIST_TRANSPORT", "host, hosts, mesh or gloo: how ranks exchange, told in the first line"
+    ),
     Variable("XLA_RUN_LOG_DIR", "where the logs of a job go; unset: a new directory per job"),
     Variable("XLA_RUN_STATE_DIR", "where `xla-run ps` looks for jobs; logs, shipped code go there"),
     Variable("XDG_RUNTIME_DIR", "records of jobs go there where XLA_RUN_STATE_DIR is unset"),

@@ -110,7 +110,7 @@ def test_ranks_are_numbered_over_the_nodes_and_each_runs_its_own_command(nodes: 
     assert [one[6] for one in told] == folders
     assert [one[7] for one in told] == [f"{folder}/train.py" for folder in folders]
     assert [one[8] for one in told] == ["of 0", "of 0", "of 1", "of 1"]
-    assert "4 ranks on 2 hosts, CPU (gloo)" in ended[0].err
+    assert "4 ranks on 2 hosts, CPU (TCP)" in ended[0].err
     assert re.search(r"^node 1 of 2 is in job \S+ of node 0 at 127.0.0.1:\d+$", ended[1].err, re.M)
 
 

@@ -59,7 +59,7 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_ray: Callable) -> None:
     assert sorted(line for line in ended.out.splitlines() if "sum" in line) == [
         *("[node0/0] sum 4.0", "[node0/1] sum 4.0", "[node1/2] sum 4.0", "[node1/3] sum 4.0"),
     ]
-    assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
+    assert "4 ranks on 2 hosts, CPU (TCP)" in ended.err
 
 
 def test_code_is_shipped_to_the_nodes(start: Callable, cluster: Cluster, tmp_path: Path) -> None:

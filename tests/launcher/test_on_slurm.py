@@ -83,7 +83,7 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_slurm: Callable) -> None:
     assert sorted(line for line in ended.out.splitlines() if "sum" in line) == [
         *("[n1/0] sum 4.0", "[n1/1] sum 4.0", "[n2/2] sum 4.0", "[n2/3] sum 4.0"),
     ]
-    assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
+    assert "4 ranks on 2 hosts, CPU (TCP)" in ended.err
 
 
 def test_the_nodes_of_a_job_can_be_checked_before_it(slurm: dict[str, str]) -> None:

@@ -65,7 +65,7 @@ def wait_for_line(job: Job, line: str) -> None:
 def test_ranks_of_all_pods_are_one_world_and_their_lines_one_view(start) -> None:
     code, out, err = start(_COUNTS).end()
     assert code == 0, (out, err)
-    assert "4 ranks on 2 hosts, CPU (gloo)\n" in out
+    assert "4 ranks on 2 hosts, CPU (TCP)\n" in out
     for label in ("node0/0", "node0/1", "node1/2", "node1/3"):
         assert f"[{label}] rank {label[-1]} of 4\n" in out
 

@@ -89,7 +89,7 @@ def test_ranks_are_numbered_host_by_host_and_results_are_those_of_the_host(
         ]
         assert one.out == f"results {rows}\n"
         where = f"this is host {NAMES[host]} (worker {host}): ranks {2 * host}, {2 * host + 1}"
-        assert one.err == f"4 ranks on 2 hosts, CPU (gloo); {where}\n"
+        assert one.err == f"4 ranks on 2 hosts, CPU (TCP); {where}\n"
 
 
 def test_all_ranks_are_told_one_port_and_one_coordinator_and_no_secret(on_slice: Callable) -> None:
@@ -291,7 +291,7 @@ def test_training_on_two_hosts_is_that_on_one_host_with_as_many_ranks(
     first, second = on_slice(trains())
     ended = first.end(200), second.end(200)
     assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
-    (alone,) = on_slice(trains(), ranks=(4,), started=(0,), hosts=1, XDIST_TRANSPORT="mesh")
+    (alone,) = on_slice(trains(), ranks=(4,), started=(0,), hosts=1)
     expected = results(alone.end(200).out)
     assert results(ended[0].out) + results(ended[1].out) == expected
     assert expected[0] == expected[3]

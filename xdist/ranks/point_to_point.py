@@ -26,7 +26,7 @@ def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
     if traced.has_no_value(value):
         return torch.empty_like(value)
     number = _checked("send", value, channel_id)
-    if world.transport() == "mesh":
+    if world.transport() != "host":
         collective_ops.run_pending()
         store.current().send_to_any(f"channel {number}", tensor_messages.packed([value]))
         return value
@@ -43,7 +43,7 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
     if traced.has_no_value(output):
         return output
     number = _checked("recv", output, channel_id)
-    if world.transport() == "mesh":
+    if world.transport() != "host":
         collective_ops.run_pending()
         source, payload = store.current().receive_from_any(f"channel {number}")
         values = tensor_messages.unpacked(payload)

@@ -67,14 +67,16 @@ def test_the_start_line_is_short():
         ("host", 1, "8 ranks on 1 host, CPU (shared memory)"),
         ("gloo", 1, "8 ranks on 1 host, CPU (gloo)"),
         ("mesh", 1, "8 ranks on 1 host, CPU (gloo)"),
-        ("", 2, "8 ranks on 2 hosts, CPU (gloo)"),
+        ("", 2, "8 ranks on 2 hosts, CPU (TCP)"),
+        ("hosts", 2, "8 ranks on 2 hosts, CPU (TCP)"),
+        ("gloo", 2, "8 ranks on 2 hosts, CPU (gloo)"),
     ],
 )
 def test_the_start_line_says_how_the_ranks_will_exchange(asked, hosts, told):
     assert devices.start_line(8, hosts, Choice("CPU", ""), {"XDIST_TRANSPORT": asked}) == told
 
 
-@pytest.mark.parametrize("asked", ["", "host", "mesh", "gloo"])
+@pytest.mark.parametrize("asked", ["", "host", "hosts", "mesh", "gloo"])
 def test_the_device_exchanges_as_the_start_line_says(asked, monkeypatch):
     monkeypatch.setenv("XDIST_TRANSPORT", asked)
     world_settings.reread()

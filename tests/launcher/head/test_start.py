@@ -62,7 +62,7 @@ def test_ranks_start_when_all_hosts_are_there_and_reach_the_first() -> None:
     env = gathered.told[-1][1]["ranks"][0]["env"]
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.0", "7")
     assert env["XLA_RUN_COORDINATOR"] == "10.0.0.0:99"
-    assert gathered.lines == ["2 ranks on 2 hosts, CPU (gloo)"]
+    assert gathered.lines == ["2 ranks on 2 hosts, CPU (TCP)"]
 
 
 def test_each_host_keeps_logs_of_its_own() -> None:

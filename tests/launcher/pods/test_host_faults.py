@@ -91,6 +91,48 @@ def test_ranks_in_a_collective_end_with_a_host_that_is_lost(on_hosts: Callable, 
     assert job.gone(5.0), f"survivors: {job.alive()}"
 
 
+SUMS = """
+import numpy, torch, torch_xla, torch_xla.core.xla_model as xm
+for step in range(10_000):
+    total = xm.all_reduce("sum", torch.ones(SIZE, device="xla"))
+    torch_xla.sync()
+    if step == 3:
+        say("on%d" % RANK)
+"""
+
+
+@pytest.mark.parametrize("size", [10, 5_000_000])
+def test_a_host_that_is_killed_in_an_all_reduce_is_named(
+    on_hosts: Callable, pod: Pod, size: int
+) -> None:
+    job = running(on_hosts, body=SUMS.replace("SIZE", str(size)))
+    since_s = time.monotonic()
+    pod.hosts["b"].kill()
+    ended = job.end(limit_s=20)
+    assert time.monotonic() - since_s < 20
+    assert ended.code == ExitCode.HOST, ended.err
+    assert re.search(r"xla-run: host b \(ranks 2, 3\) was lost", ended.err), ended.err
+    assert job.gone(5.0), f"survivors: {job.alive()}"
+
+
+def test_a_rank_that_is_killed_in_an_all_reduce_over_hosts_is_named(on_hosts: Callable) -> None:
+    body = (
+        SUMS.replace("SIZE", "2_000_000")
+        + """
+    if RANK == 3 and step == 20:
+        os.kill(os.getpid(), 9)
+"""
+    )
+    since_s = time.monotonic()
+    ended = on_hosts(body, *TWO).end(limit_s=60)
+    assert time.monotonic() - since_s < 60
+    assert ended.code == 137, ended.err
+    assert "ranks 0, 1, 2: raised RankLostError after step 21: rank 3 (pid " in ended.err
+    assert re.search(r"xla-run: rank 3 \(host b, pid \d+\) was killed by SIGKILL", ended.err), (
+        ended.err
+    )
+
+
 def test_a_killed_launcher_leaves_nothing_on_any_host(on_hosts: Callable) -> None:
     job = running(on_hosts)
     job.process.kill()

@@ -32,7 +32,7 @@ def test_ranks_are_numbered_over_the_hosts_and_meet_on_the_first(
     sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     assert {tuple(one[name] for name in sizes) for one in told} == {(4, 2, 2)}
     assert {one["address"] for one in told} == {pod.hosts["a"].address}
-    assert "4 ranks on 2 hosts, CPU (gloo)" in ended.err
+    assert "4 ranks on 2 hosts, CPU (TCP)" in ended.err
 
 
 def test_a_host_file_gives_each_host_its_ranks(on_hosts: Callable, tmp_path: Path) -> None:

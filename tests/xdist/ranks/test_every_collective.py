@@ -39,6 +39,20 @@ def test_every_dtype_over_the_mesh(size):
         check(ranks.run(differences, timeout_s=580))
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "per_host",
+    [
+        (1, 1),
+        pytest.param((2, 1), marks=pytest.mark.long),
+        pytest.param((2, 2), marks=pytest.mark.long),
+    ],
+)
+def test_every_dtype_between_hosts(per_host):
+    with DeviceRanks(sum(per_host), per_host) as ranks:
+        check(ranks.run(differences, timeout_s=580))
+
+
 def first_of_each_dtype(rank, size):
     return differences(rank, size, [collective_cases.all_reduces, messages])
 

@@ -1,7 +1,7 @@
 """How a program is compiled and called, by where its ranks meet.
 
 - no collectives: an ordinary program of this rank's device.
-- host: the same, in which collectives call into shared memory.
+- host, hosts: the same, in which collectives call into shared memory (and over the network).
 - mesh: one program over the first device of every rank. A local buffer [s0, ...] is this rank's
   shard of a global array [ranks * s0, ...]; a 0-d one travels as [1].
 """
@@ -36,7 +36,7 @@ def executable(
     if not calls:
         return OnDevice(step, device, locations)
     count = world.world_size()
-    if count == 1 or world.transport() == "host":
+    if count == 1 or world.transport() != "mesh":
         return OnHost(step, device, count, locations)
     return OnMesh(step, count, calls, locations)
 
