@@ -164,6 +164,8 @@ def test_a_node_that_dies_is_lost_and_its_ranks_end(on_ray: Callable, cluster: C
 
 
 def test_a_cluster_that_dies_ends_the_job_on_all_nodes(start: Callable) -> None:
+    if why := ray_cluster.missing():
+        pytest.skip(why)
     with ray_cluster.running() as dying:
         words = ("--ray", "--nodes", "2", "-n", "1", "--env", "XLA_RUN_TEST", "--env", "FOLDER")
         job = all_on(start(WAITS, *words, env=dying.environ()), ranks=2)
