@@ -92,6 +92,7 @@ def test_a_handle_is_stopped(on_ray: Cluster) -> None:
 
 
 def test_an_address_without_a_cluster_is_told() -> None:
+    pytest.importorskip("ray", reason="not installed: ray (pip install ray)")
     with pytest.raises(HostError, match=r"no Ray cluster can be reached at 127\.0\.0\.1:9"):
         spawn_on_ray(print, nodes=1, nprocs=1, address="127.0.0.1:9")
 
