@@ -211,6 +211,8 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
 PROCESSES = [
     "facts",
     "sealed",
+    "replay",
+    "connection",
     "pipe_stream",
     "control",
     "on_host",

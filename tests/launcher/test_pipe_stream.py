@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from torch_xdist.launcher import pipe_stream
+from torch_xdist.launcher import connection, pipe_stream
 from torch_xdist.launcher.pipe_stream import PipeStream
 
 LIMITS = {"beat_s": 0.05, "lost_s": 0.4}
@@ -70,7 +70,7 @@ def test_what_is_printed_before_the_mark_is_kept_and_no_message(pair: Pair) -> N
 def test_a_flood_without_a_mark_ends_the_stream(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipe_stream, "_MOST_NOISE_BYTES", 10)
+    monkeypatch.setattr(connection, "_MOST_NOISE_BYTES", 10)
     os.write(pair.to_head, b"no agent at all")
     pair.start(pair.head)
     assert pair.closed.get(timeout=5) == "15 bytes came, and no agent among them"
