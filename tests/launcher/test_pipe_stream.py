@@ -120,3 +120,47 @@ def test_large_messages_arrive_whole(pair: Pair) -> None:
     while pair.agent.pending_bytes >= 8 << 20 and time.monotonic() < end_s:
         time.sleep(0.01)
     assert pair.agent.pending_bytes < 8 << 20
+
+
+def test_a_stream_goes_on_over_another_connection_without_a_loss_or_a_repetition() -> None:
+    at_ours, at_theirs = joined()
+    ours, theirs = PipeStream(*at_ours, is_head=False), PipeStream(*at_theirs, is_head=True)
+    heard: queue.SimpleQueue = queue.SimpleQueue()
+    again = {**LIMITS, "lost_s": 20.0, "within_s": 20.0}
+    for stream, take in ((ours, lambda *_: None), (theirs, lambda *said: heard.put(said))):
+        stream.start(take, lambda why: None, **again)
+    for number in range(300):
+        ours.send({"op": "count", "number": number})
+        if number in (100, 200):
+            came = ours.suspend(), theirs.suspend()
+            lines = [connection.Connection(*ends, awaits_mark=False) for ends in joined()]
+            ours.resume(lines[0], came[1])
+            theirs.resume(lines[1], came[0])
+    numbers = [heard.get(timeout=10)[0]["number"] for _ in range(300)]
+    assert numbers == [*range(300)] and heard.empty()
+    for stream in (ours, theirs):
+        stream.close(0.2)
+
+
+def joined() -> tuple[tuple[int, int], tuple[int, int]]:
+    """The two ends of a pair of pipes."""
+    read, their_write = os.pipe()
+    their_read, write = os.pipe()
+    return (read, write), (their_read, their_write)
+
+
+def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
+    ours, theirs = joined()
+    head = PipeStream(*ours, is_head=True)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    troubles: queue.SimpleQueue = queue.SimpleQueue()
+    limits = {"beat_s": 0.05, "lost_s": 5.0, "within_s": 0.5}
+    head.start(lambda *_: None, closed.put, **limits, on_trouble=troubles.put)
+    os.write(theirs[1], pipe_stream.MARK)
+    time.sleep(0.1)
+    since_s = time.monotonic()
+    os.close(theirs[1])
+    assert troubles.get(timeout=5) == "its stream ended"
+    assert closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
+    assert 0.4 < time.monotonic() - since_s < 3
+    os.close(theirs[0])
