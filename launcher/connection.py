@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import stat
+import struct
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ LAST_WORD = b"\xff\0xla-run: the head has died\0\xff"
 _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 20
 _MOST_NOISE_BYTES = 1 << 16
+# struct linger: what was not sent is given up, and the other side reads a reset, no end.
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Connection:
@@ -65,8 +68,8 @@ class Connection:
 
     @property
     def ended_for_good(self) -> bool:
-        """Whether an end here was meant: of a socket in order, of a pipe behind the last word."""
-        return self.sealed is not None or self._tail.endswith(LAST_WORD)
+        """Whether the end of a pipe came behind the last word."""
+        return self._tail.endswith(LAST_WORD)
 
     def first(self, limit_s: float | None = None) -> Frame | None:
         """Wait for a message; None where the connection ends before it, or the limit is over."""
@@ -145,6 +148,16 @@ class Connection:
             _shut(self.read_fd, socket.SHUT_RDWR)
         self.end_writing()
         os.close(self.read_fd)
+
+    def break_off(self) -> None:
+        """It is given up, and its process goes on: an end would say that this has ended."""
+        if self.sealed:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.read_fd)) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        for fd in (self.write_fd, self.read_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.write_fd = -1
 
     def _take(self, data: bytes) -> None:
         """Cut off the messages that these bytes complete."""

@@ -9,16 +9,16 @@ without a word: a cut link ends no connection by itself. One thread per stream; 
 waits.
 
 A stream may outlive its connection. Where that ends, or says nothing for half of `lost_s`, the
-stream tells of its `trouble`; whoever can makes a new connection, `suspend`s the stream, tells the
-other side how many messages have come, hears the same of it, and lets the stream `resume`. Without
-that the other side is lost `within_s` after the connection has ended.
+stream tells of its trouble; whoever can makes a new connection, `suspend`s the stream, tells the
+other side how many messages have come, hears the same of it, and lets the stream `resume`. A
+connection without a word for `lost_s` is broken off. The other side is lost `within_s` after its
+connection has ended, or after its last word.
 """
 
 import contextlib
 import math
 import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -68,21 +68,22 @@ class PipeStream:
         self._flushed, self._over = threading.Event(), threading.Event()
         self._is_started = self._is_closing = self._is_mute = False
         self._came = self._untold_bytes = 0
-        self._heard_s, self._ended_s, self._beat_s, self._lost_s = 0.0, 0.0, 1.0, math.inf
-        self._within_s, self._next_here_s = 0.0, 0.0
+        self._heard_s, self._until_s, self._beat_s, self._lost_s = 0.0, 0.0, 1.0, math.inf
+        self._within_s, self._orderly_s, self._waited_s, self._next_here_s = 0.0, math.inf, 0.0, 0.0
         self._why = self._verdict = self._trouble = ""
         self._is_told_silent = False
         self.is_lost = False
-        """Whether the other side was silent for too long."""
+        """Whether the other side, or its last connection, was silent for too long."""
         if not is_head and sealed is None:
             self.send_bytes(MARK)
 
     @classmethod
-    def over(cls, sock: socket.socket, sealed: Sealed, *, is_head: bool) -> "PipeStream":
-        """One end of a connection, which then belongs to it."""
-        sock.settimeout(None)
-        fd = sock.detach()
-        return cls(os.dup(fd), fd, is_head=is_head, sealed=sealed)
+    def over(cls, line: Connection, *, came: int = 0) -> "PipeStream":
+        """One end of a sealed connection, of which `came` messages were taken already."""
+        made = cls(line.read_fd, line.write_fd, is_head=True, sealed=line.sealed)
+        made.line = made._first_line = line
+        made._came = came
+        return made
 
     @property
     def noise(self) -> str:
@@ -120,6 +121,7 @@ class PipeStream:
         beat_s: float,
         lost_s: float,
         within_s: float = 0.0,
+        orderly_s: float = math.inf,
         on_trouble: Tell = lambda why: None,
     ) -> None:
         """Begin to send and to hear; all functions are called on the thread that reads.
@@ -128,10 +130,13 @@ class PipeStream:
             on_close: called once, with the reason, when nothing more will come.
             lost_s: how long the other side may be silent, once it has said something.
             within_s: how long there may be no connection; 0: the end of the first is the end.
-            on_trouble: called when the connection has ended or says nothing, and may be replaced.
+            orderly_s: the same where the connection has ended as by the end of the other process.
+            on_trouble: called with the reason when the connection says nothing, and again when it
+                has ended, and another one is waited for.
         """
         assert self.line is not None
         self.keep_to(beat_s, lost_s, within_s)
+        self._orderly_s = orderly_s
         self._next_here_s, self._is_started = time.monotonic() + beat_s, True
         if self.line.has_begun:
             self._heard_s = time.monotonic()
@@ -159,14 +164,32 @@ class PipeStream:
 
     def silent_s(self) -> float:
         """For how long the other side has said nothing, once it has; without a connection: ever."""
-        if self._is_started and self.line is None:
-            return math.inf
+        return math.inf if self._is_started and self.line is None else self.unheard_s()
+
+    def unheard_s(self) -> float:
+        """How long ago the other side has said something, over whatever connection."""
         return time.monotonic() - self._heard_s if self._heard_s else 0.0
+
+    def left_s(self) -> float:
+        """Without a connection: how long another one is still waited for."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    @property
+    def why(self) -> str:
+        """Why there is no connection; "" where there is one."""
+        return self._why
+
+    @property
+    def needs_line(self) -> bool:
+        """Whether another connection would be of use: there is none, or it says nothing."""
+        return not self.is_over and (self.line is None or self._is_told_silent)
 
     def suspend(self) -> int:
         """Read nothing more of the connection; how many messages have come, for the other side."""
         with self._turn:
-            self._drop_line(self._why or "its connection was replaced")
+            if self.line is not None:
+                self._wait_for_another("its connection was replaced", self._within_s)
+                self._rouse()
             return self._came
 
     def resume(self, line: Connection, came: int) -> None:
@@ -180,8 +203,9 @@ class PipeStream:
                 line.close()
                 return
             self._replay.rewind(came)
+            self._drop_line()
             _unblock(line)
-            self.line, self._is_mute, self._is_told_silent = line, False, False
+            self.line, self._is_mute, self._is_told_silent, self.is_lost = line, False, False, False
             self._heard_s, self._why = time.monotonic(), ""
             self._next_here_s = 0.0
         self._rouse()
@@ -226,7 +250,9 @@ class PipeStream:
         self._over.set()
         self._flushed.set()
         with self._turn:
-            self._drop_line(why)
+            if self.line is not None:
+                self.line.close()
+                self.line = None
         with self._wake_lock:
             os.close(self._wake)
             self._wake = -1
@@ -258,17 +284,13 @@ class PipeStream:
     def _next_due_s(self) -> float:
         line = self.line
         if line is None:
-            return self._no_line_until_s()
+            return self._until_s
         due_s = math.inf if line.is_stuck or self._is_mute else self._next_here_s
         if line.has_begun:
             due_s = min(due_s, self._heard_s + self._lost_s)
             if self._within_s and not self._is_told_silent:
                 due_s = min(due_s, self._heard_s + self._lost_s / 2)
         return due_s
-
-    def _no_line_until_s(self) -> float:
-        longest_s = max(self._lost_s, self._within_s)
-        return min(self._ended_s + self._within_s, self._heard_s + longest_s)
 
     def _tend(self, line: Connection, on_message: OnMessage, *, has_news: bool) -> None:
         """Read, hear and write; what goes wrong ends the connection, or the stream."""
@@ -282,16 +304,16 @@ class PipeStream:
                     while line.frames:
                         self._hear(line.frames.popleft(), on_message)
                 if not is_open:
-                    self._end_line(_ENDED, is_meant=line.ended_for_good)
+                    self._end_line(_ENDED, is_meant=line.ended_for_good, within_s=self._orderly_s)
             if self.line is line:
                 self._write(line)
         except FrameError as error:
             self._verdict = self._verdict or str(error)
         except ConnectionResetError:
             # A connection whose other process has died with something unread, or that was cut.
-            self._end_line(_ENDED, is_meant=False)
+            self._end_line(_ENDED)
         except OSError as error:
-            self._end_line(str(error), is_meant=False)
+            self._end_line(str(error))
 
     def _hear(self, frame: Frame, on_message: OnMessage) -> None:
         if frame.message.get("op") == "here":
@@ -328,17 +350,22 @@ class PipeStream:
             # The end of what can be read is still to come, and says why.
             self._is_mute = True
 
-    def _end_line(self, why: str, *, is_meant: bool) -> None:
-        self._drop_line(why)
+    def _end_line(self, why: str, *, is_meant: bool = False, within_s: float = math.inf) -> None:
+        """The connection is not there any more."""
         if is_meant or not self._within_s or self._is_closing:
             self._verdict = self._verdict or why
         else:
+            self._wait_for_another(why, min(self._within_s, within_s))
             self._trouble = why
 
-    def _drop_line(self, why: str) -> None:
+    def _wait_for_another(self, why: str, within_s: float) -> None:
+        self._drop_line()
+        self._why, self._waited_s = why, within_s
+        self._until_s = time.monotonic() + within_s
+
+    def _drop_line(self) -> None:
         if self.line is not None:
-            self._why, self._ended_s = why, time.monotonic()
-            self.line.close()
+            self.line.break_off()
             self.line = None
 
     def _end_of(self, now_s: float, *, has_news: bool) -> str:
@@ -346,19 +373,29 @@ class PipeStream:
         if self._verdict:
             return self._verdict
         if self.line is None:
-            if now_s < self._no_line_until_s():
+            if now_s < self._until_s:
                 return ""
-            return f"{self._why}, and there was no new connection for {self._within_s:g} s"
+            waited_s = round(self._waited_s, 1)
+            return f"{self._why}, and there was no new connection for {waited_s:g} s"
         silent_s = now_s - self._heard_s
         # The limit begins with the first word: until then the rendezvous keeps the time.
         if has_news or not self.line.has_begun:
             return ""
         if silent_s >= self._lost_s:
-            self.is_lost = True
-            return f"no word from it for {self._lost_s:g} s"
+            return self._end_silence(silent_s)
         if self._within_s and silent_s >= self._lost_s / 2 and not self._is_told_silent:
             self._is_told_silent = True
             self._trouble = f"no word from it for {silent_s:.0f} s"
+        return ""
+
+    def _end_silence(self, silent_s: float) -> str:
+        """No word for too long: the connection is given up, or with it the other side."""
+        self.is_lost = True
+        why = f"no word from it for {self._lost_s:g} s"
+        left_s = self._within_s - silent_s
+        if left_s <= 0 or self._is_closing:
+            return why
+        self._end_line(why, within_s=left_s)
         return ""
 
 

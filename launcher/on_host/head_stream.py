@@ -23,7 +23,8 @@ Post = Callable[[Message, bytes], None]
 class Stream(Protocol):
     """What carries messages to the head."""
 
-    pending_bytes: int
+    @property
+    def pending_bytes(self) -> int: ...
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None: ...
 

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -161,6 +162,37 @@ def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
     since_s = time.monotonic()
     os.close(theirs[1])
     assert troubles.get(timeout=5) == "its stream ended"
+    assert 0 < head.left_s() <= 0.5 and head.needs_line
     assert closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
     assert 0.4 < time.monotonic() - since_s < 3
     os.close(theirs[0])
+
+
+def test_a_connection_without_a_word_is_given_up_before_the_other_side_is() -> None:
+    ours, theirs = joined()
+    head = PipeStream(*ours, is_head=True)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    troubles: queue.SimpleQueue = queue.SimpleQueue()
+    limits = {"beat_s": 0.05, "lost_s": 0.4, "within_s": 1.0}
+    head.start(lambda *_: None, closed.put, **limits, on_trouble=troubles.put)
+    since_s = time.monotonic()
+    os.write(theirs[1], pipe_stream.MARK)
+    assert troubles.get(timeout=5) == "no word from it for 0 s" and head.line is not None
+    assert troubles.get(timeout=5) == "no word from it for 0.4 s" and head.line is None
+    told = r"no word from it for 0\.4 s, and there was no new connection for 0\.6 s"
+    assert re.fullmatch(told, closed.get(timeout=5)) and head.is_lost
+    assert 0.9 < time.monotonic() - since_s < 3
+    for fd in theirs:
+        os.close(fd)
+
+
+def test_an_orderly_end_is_waited_for_no_longer_than_said() -> None:
+    ours, theirs = joined()
+    head = PipeStream(*ours, is_head=True)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    limits = {"beat_s": 0.05, "lost_s": 5.0, "within_s": 20.0, "orderly_s": 0.3}
+    head.start(lambda *_: None, closed.put, **limits)
+    os.write(theirs[1], pipe_stream.MARK)
+    for fd in theirs:
+        os.close(fd)
+    assert closed.get(timeout=5) == "its stream ended, and there was no new connection for 0.3 s"

@@ -1,0 +1,110 @@
+"""A node that is there, as node 0 sees it, over however many connections.
+
+Where the connection is lost the node dials again; only the process that had it is let back in, and
+only until it counts as lost: what an earlier one still says comes to nobody.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch_xdist.launcher.backends import introduction
+from torch_xdist.launcher.connection import Connection
+from torch_xdist.launcher.facts.errors import ExitCode, HostError
+from torch_xdist.launcher.facts.settings import Timeouts
+from torch_xdist.launcher.pipe_stream import OnMessage, PipeStream, Tell
+from torch_xdist.system.errors import FrameError
+
+# A process that lives and whose connection was ended in order is back within this time, if at all.
+_ORDERLY_S = 3.0
+_REFUSAL_S = 2.0
+LEFT = "its stream ended"
+
+
+class Link:
+    """One node.
+
+    Args:
+        told: how it introduced itself.
+        line: on which it did.
+        warn: shows a line.
+    """
+
+    def __init__(self, told: Mapping[str, Any], line: Connection, warn: Tell) -> None:
+        self.node, self.machine = int(told["node"]), str(told.get("machine"))
+        self._session, self._warn = str(told.get("session")), warn
+        self.stream = PipeStream.over(line, came=1)
+        self._turn = threading.Lock()
+        self._tries = 0
+        self._since_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What the user is told it is."""
+        return f"{introduction.name_of(self.node)} on {self.machine}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has no connection now."""
+        return self.stream.line is None
+
+    def open(self, limits: Timeouts, on_message: OnMessage, on_close: Tell) -> None:
+        """Welcome it; the functions are those of `PipeStream.start`."""
+        told = {"beat_s": limits.beat_s, "lost_s": limits.lost_s, "within_s": limits.reconnect_s}
+        self.stream.send({"op": "welcome", **told})
+        self.stream.start(
+            on_message,
+            on_close,
+            beat_s=limits.beat_s,
+            lost_s=limits.lost_s,
+            within_s=limits.reconnect_s,
+            orderly_s=_ORDERLY_S,
+            on_trouble=self._on_trouble,
+        )
+
+    def is_of(self, told: Mapping[str, Any]) -> bool:
+        """Whether it is this process that wants to come back."""
+        return not self.stream.is_over and str(told.get("session")) == self._session
+
+    def take_back(self, told: Mapping[str, Any], line: Connection) -> None:
+        """Go on over another connection, on which it has asked for that.
+
+        Raises:
+            OSError: that connection is broken, or is older than the one it has.
+            HostError: it cannot be told what it has missed.
+        """
+        number, came = int(told["try"]), int(told["came"])
+        with self._turn:
+            if number <= self._tries:
+                raise OSError("it has come back on a newer connection")
+            self._tries = number
+            unheard_s = self.stream.unheard_s()
+            ours = self.stream.suspend()
+            line.say({"op": "resumed", "came": ours})
+            try:
+                self.stream.resume(line, came)
+            except HostError as error:
+                self.stream.give_up(str(error))
+                raise
+            since_s, self._since_s = self._since_s, None
+        if since_s is not None:
+            self._warn(f"{self.name} is back after {unheard_s:.1f} s")
+
+    def _on_trouble(self, why: str) -> None:
+        if self.is_cut and self._since_s is None:
+            self._since_s = time.monotonic()
+            waits = f"waiting up to {self.stream.left_s():.0f} s"
+            self._warn(f"connection to {self.name} lost ({why}), {waits}")
+
+
+def refuse(line: Connection, code: ExitCode, text: str) -> None:
+    """Tell it why, and end the connection; that may be broken."""
+    with contextlib.suppress(OSError, FrameError):
+        line.say({"op": "refused", "exit_code": int(code), "text": text})
+        line.end_writing()
+        # What it still says, unread, would make a reset of our end, which may overtake the text.
+        while line.first(_REFUSAL_S) is not None:
+            pass
+    line.close()
