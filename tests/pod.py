@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
 NEEDED = ("ip", "unshare", "setpriv", "sshd", "ssh", "ssh-keygen")
 
+# A link address that nobody has.
+_NOWHERE = ("lladdr", "02:00:00:00:fe:ff", "nud", "permanent", "dev", "eth0")
 # Home is the host's own /tmp: what the user's shell does at a login (such as taking a lock that a
 # killed host would leave behind) is none of a test's business.
 _SSHD = """
@@ -156,6 +158,19 @@ class PodHost:
         words = f"rule {action} ipproto tcp sport {first}-{last} blackhole"
         _check(["ip", "-n", self._space, *words.split()])
 
+    def misses(self, other: "PodHost") -> None:
+        """What it sends to another host arrives nowhere, and what that sends arrives."""
+        _check(["ip", "-n", self._space, *f"neigh replace {other.address}".split(), *_NOWHERE])
+
+    def finds(self, other: "PodHost") -> None:
+        """The end of `misses`."""
+        _run(["ip", "-n", self._space, *f"neigh del {other.address} dev eth0".split()])
+
+    def slow_down(self, delay: str, loss: str) -> str:
+        """Delay what it sends, and lose some; why that cannot be done here, "" where it is."""
+        words = f"qdisc replace dev eth0 root netem delay {delay} loss {loss}"
+        return _run(["tc", "-n", self._space, *words.split()]).stderr.strip()
+
     def has_link(self) -> bool:
         done = _check(["ip", "-br", "link", "show", f"{self._space}v"])
         return "DOWN" not in done.stdout
@@ -217,6 +232,9 @@ class Pod:
         for host in self.hosts.values():
             if not host.has_link():
                 host.mend()
+            for other in self.hosts.values():
+                host.finds(other)
+            _run(["tc", "-n", host._space, *"qdisc del dev eth0 root".split()])
             if host._process is None:
                 host.start()
             host._await_sshd()
