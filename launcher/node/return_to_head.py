@@ -60,11 +60,12 @@ class ReturnToHead:
     def _run(self) -> None:
         number = 0
         while self._goes_on():
-            unheard_s = self._stream.unheard_s()
+            since_s = time.monotonic() - self._stream.unheard_s()
             if self._once(_TRIES_S[min(number, len(_TRIES_S) - 1)]):
                 if self._is_told:
                     self._is_told = False
-                    self._say(f"{self._dialer.name} is back after {unheard_s:.1f} s")
+                    after_s = time.monotonic() - since_s
+                    self._say(f"{self._dialer.name} is back after {after_s:.1f} s")
                 number = 0
             else:
                 time.sleep(_PAUSES_S[min(number, len(_PAUSES_S) - 1)])
