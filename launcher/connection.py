@@ -27,6 +27,8 @@ LAST_WORD = b"\xff\0xla-run: the head has died\0\xff"
 _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 20
 _MOST_NOISE_BYTES = 1 << 16
+# Whoever ends both directions of a connection does so within this time.
+_BOTH_S = 0.05
 # struct linger: what was not sent is given up, and the other side reads a reset, no end.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -68,8 +70,23 @@ class Connection:
 
     @property
     def ended_for_good(self) -> bool:
-        """Whether the end of a pipe came behind the last word."""
-        return self._tail.endswith(LAST_WORD)
+        """Whether an end means that of the other process, and not of what carries its pipes.
+
+        The end of a head comes behind the last word, or from a carrier that still reads.
+        """
+        if self.sealed is not None:
+            return False
+        return self._tail.endswith(LAST_WORD) or is_read(self.write_fd)
+
+    def begins(self, limit_s: float) -> bool:
+        """Write what waits, then wait for the mark of the other side."""
+        end_s = time.monotonic() + limit_s
+        while not self.flush():
+            select.select([], [self.write_fd], [], max(0.0, end_s - time.monotonic()))
+        while not self.has_begun:
+            if not _is_readable(self.read_fd, end_s - time.monotonic()) or not self.read():
+                return False
+        return True
 
     def first(self, limit_s: float | None = None) -> Frame | None:
         """Wait for a message; None where the connection ends before it, or the limit is over."""
@@ -170,6 +187,13 @@ class Connection:
                 return
             self._noise, self._awaits_mark = before, False
         self.frames += self._decoder.feed(data)
+
+
+def is_read(fd: int) -> bool:
+    """Whether somebody reads what is written here, and goes on doing so."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return not poll.poll(_BOTH_S * 1000)
 
 
 def _is_readable(fd: int, limit_s: float) -> bool:

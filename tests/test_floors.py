@@ -214,6 +214,7 @@ PROCESSES = [
     "replay",
     "connection",
     "pipe_stream",
+    "resuming",
     "control",
     "on_host",
     "backends",

@@ -5,16 +5,15 @@ only until it counts as lost: what an earlier one still says comes to nobody.
 """
 
 import contextlib
-import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from torch_xdist.launcher.backends import introduction
 from torch_xdist.launcher.connection import Connection
-from torch_xdist.launcher.facts.errors import ExitCode, HostError
+from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.pipe_stream import OnMessage, PipeStream, Tell
+from torch_xdist.launcher.resuming import Granting
 from torch_xdist.system.errors import FrameError
 
 # A process that lives and whose connection was ended in order is back within this time, if at all.
@@ -36,9 +35,8 @@ class Link:
         self.node, self.machine = int(told["node"]), str(told.get("machine"))
         self._session, self._warn = str(told.get("session")), warn
         self.stream = PipeStream.over(line, came=1)
-        self._turn = threading.Lock()
-        self._tries = 0
-        self._since_s: float | None = None
+        self._granting = Granting(self.stream)
+        self._is_told = False
 
     @property
     def name(self) -> str:
@@ -69,32 +67,16 @@ class Link:
         return not self.stream.is_over and str(told.get("session")) == self._session
 
     def take_back(self, told: Mapping[str, Any], line: Connection) -> None:
-        """Go on over another connection, on which it has asked for that.
-
-        Raises:
-            OSError: that connection is broken, or is older than the one it has.
-            HostError: it cannot be told what it has missed.
-        """
-        number, came = int(told["try"]), int(told["came"])
-        with self._turn:
-            if number <= self._tries:
-                raise OSError("it has come back on a newer connection")
-            self._tries = number
-            unheard_s = self.stream.unheard_s()
-            ours = self.stream.suspend()
-            line.say({"op": "resumed", "came": ours})
-            try:
-                self.stream.resume(line, came)
-            except HostError as error:
-                self.stream.give_up(str(error))
-                raise
-            since_s, self._since_s = self._since_s, None
-        if since_s is not None:
+        """Go on over another connection, on which it has asked for that; raises as `Granting`."""
+        unheard_s = self.stream.unheard_s()
+        self._granting.over(line, told)
+        if self._is_told:
+            self._is_told = False
             self._warn(f"{self.name} is back after {unheard_s:.1f} s")
 
     def _on_trouble(self, why: str) -> None:
-        if self.is_cut and self._since_s is None:
-            self._since_s = time.monotonic()
+        if self.is_cut and not self._is_told:
+            self._is_told = True
             waits = f"waiting up to {self.stream.left_s():.0f} s"
             self._warn(f"connection to {self.name} lost ({why}), {waits}")
 

@@ -141,7 +141,7 @@ class Nodes:
             link.take_back(told, line)
         except HostError as error:
             refuse(line, ExitCode.HOST, str(error))
-        except OSError:
+        except (KeyError, OSError, TypeError, ValueError):
             line.close()
 
     def _in_the_way(self, told: Mapping[str, Any]) -> tuple[ExitCode, str] | None:

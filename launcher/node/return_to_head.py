@@ -14,6 +14,7 @@ from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import AuthError, HostError, PreflightError
 from torch_xdist.launcher.node.dialing import Dialer
 from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.resuming import Asking
 from torch_xdist.system.errors import FrameError
 
 # A first packet may be lost; a slow way needs several times its own delay.
@@ -40,9 +41,9 @@ class ReturnToHead:
         stream: PipeStream,
         say: Callable[[str], None],
     ) -> None:
-        self._dialer, self._node, self._session = dialer, node, session
-        self._stream, self._say = stream, say
-        self._tries, self._refusals = 0, 0
+        self._dialer, self._stream, self._say = dialer, stream, say
+        self._asking = Asking(stream, {"node": node, "session": session})
+        self._refusals = 0
         self._is_told = False
         self._turn, self._is_running = threading.Lock(), False
 
@@ -91,24 +92,7 @@ class ReturnToHead:
             return False
         self._refusals = 0
         try:
-            return self._resume(line, limit_s)
+            return self._asking.over(line, limit_s)
         except (FrameError, OSError, KeyError, TypeError, ValueError):
             line.break_off()
             return False
-
-    def _resume(self, line: Connection, limit_s: float) -> bool:
-        self._tries += 1
-        known = {"node": self._node, "session": self._session, "try": self._tries}
-        line.say({"op": "resume", **known, "came": self._stream.suspend()})
-        answer = line.first(limit_s)
-        if answer is None:
-            raise OSError("no answer")
-        if answer.message["op"] != "resumed":
-            line.close()
-            self._stream.give_up(str(answer.message["text"])[:2000])
-            return False
-        try:
-            self._stream.resume(line, int(answer.message["came"]))
-        except HostError as error:
-            self._stream.give_up(str(error))
-        return True
