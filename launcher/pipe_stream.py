@@ -351,8 +351,8 @@ class PipeStream:
             self._is_mute = True
 
     def _end_line(self, why: str, *, is_meant: bool = False, within_s: float = math.inf) -> None:
-        """The connection is not there any more."""
-        if is_meant or not self._within_s or self._is_closing:
+        """The connection is not there any more; one without a word was never one."""
+        if is_meant or not self._within_s or not self._first_line.has_begun or self._is_closing:
             self._verdict = self._verdict or why
         else:
             self._wait_for_another(why, min(self._within_s, within_s))
