@@ -76,7 +76,7 @@ class Connection:
         """
         if self.sealed is not None:
             return False
-        return self._tail.endswith(LAST_WORD) or is_read(self.write_fd)
+        return self._tail.endswith(LAST_WORD) or self.write_fd < 0 or is_read(self.write_fd)
 
     def begins(self, limit_s: float) -> bool:
         """Write what waits, then wait for the mark of the other side."""

@@ -160,12 +160,28 @@ def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
     os.write(theirs[1], pipe_stream.MARK)
     time.sleep(0.1)
     since_s = time.monotonic()
-    os.close(theirs[1])
+    for fd in theirs:
+        os.close(fd)
     assert troubles.get(timeout=5) == "its stream ended"
     assert 0 < head.left_s() <= 0.5 and head.needs_line
     assert closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
     assert 0.4 < time.monotonic() - since_s < 3
-    os.close(theirs[0])
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_process_that_has_ended_is_not_waited_for(is_killed: bool) -> None:
+    """Its carrier still reads, or has said its last word."""
+    ours, theirs = joined()
+    agent = PipeStream(*ours, is_head=False)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    agent.start(lambda *_: None, closed.put, beat_s=0.05, lost_s=5.0, within_s=20.0)
+    if not is_killed:
+        os.close(theirs[0])
+        os.write(theirs[1], connection.LAST_WORD)
+    os.close(theirs[1])
+    assert closed.get(timeout=5)
+    if is_killed:
+        os.close(theirs[0])
 
 
 def test_a_connection_without_a_word_is_given_up_before_the_other_side_is() -> None:
