@@ -45,7 +45,8 @@ class Connection:
         self, read_fd: int, write_fd: int, sealed: Sealed | None = None, *, awaits_mark: bool
     ) -> None:
         self.read_fd, self.write_fd, self.sealed = read_fd, write_fd, sealed
-        self._awaits_mark, self._noise, self._tail = awaits_mark, b"", b""
+        self._was_started_here = self._awaits_mark = awaits_mark
+        self._noise, self._tail = b"", b""
         self._decoder = Decoder()
         self._out = memoryview(b"")
         self.frames: deque[Frame] = deque()
@@ -72,9 +73,10 @@ class Connection:
     def ended_for_good(self) -> bool:
         """Whether an end means that of the other process, and not of what carries its pipes.
 
-        The end of a head comes behind the last word, or from a carrier that still reads.
+        The end of a head comes behind the last word, or from a carrier that still reads. An agent
+        that has lost its connection ends that, and lives: whether it does is seen at its host.
         """
-        if self.sealed is not None:
+        if self.sealed is not None or self._was_started_here:
             return False
         return self._tail.endswith(LAST_WORD) or self.write_fd < 0 or is_read(self.write_fd)
 

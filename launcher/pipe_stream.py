@@ -36,6 +36,8 @@ __all__ = ["LAST_WORD", "MARK", "PipeStream"]
 _ENDED = "its stream ended"
 # Unacknowledged by the other side, which keeps what it has sent until we say that it came.
 _MOST_UNTOLD_BYTES = 1 << 20
+# What a message is taken for beside its blob.
+_MESSAGE_BYTES = 4096
 # So much is written before it is looked what has come.
 _TURN_BYTES = 4 << 20
 _LONG_S = 3600.0
@@ -321,7 +323,7 @@ class PipeStream:
             self._replay.acknowledge(came if isinstance(came, int) else 0)
             return
         self._came += 1
-        self._untold_bytes += len(frame.blob) + 100
+        self._untold_bytes += len(frame.blob) + _MESSAGE_BYTES
         on_message(frame.message, frame.blob)
 
     def _write(self, line: Connection) -> None:

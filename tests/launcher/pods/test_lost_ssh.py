@@ -134,3 +134,20 @@ def test_without_a_grace_a_lost_ssh_is_a_lost_host(on_hosts: Callable) -> None:
     ended = job.end(limit_s=15)
     assert ended.code == ExitCode.HOST
     assert re.search(r"xla-run: host \w \(ranks \d, \d\) was lost: its stream ended", ended.err)
+
+
+def test_a_head_that_is_stopped_for_a_while_finds_its_agents_again(on_hosts: Callable) -> None:
+    """They have given their connections up, which their side of ssh has not."""
+    job = running(on_hosts, *SOON)
+    job.process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    job.process.send_signal(signal.SIGCONT)
+    is_whole(job.end())
+
+
+@pytest.mark.parametrize("body", [WAITS, COUNTS], ids=["quiet", "chatty"])
+def test_a_head_that_is_killed_is_known_from_an_ssh_that_is(on_hosts: Callable, body: str) -> None:
+    job = running(on_hosts, body=body)
+    job.process.kill()
+    job.process.wait()
+    assert job.gone(5.0), f"survivors: {job.alive()}"
