@@ -27,8 +27,6 @@ LAST_WORD = b"\xff\0xla-run: the head has died\0\xff"
 _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 20
 _MOST_NOISE_BYTES = 1 << 16
-# Whoever ends both directions of a connection does so within this time.
-_BOTH_S = 0.05
 # struct linger: what was not sent is given up, and the other side reads a reset, no end.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -45,8 +43,7 @@ class Connection:
         self, read_fd: int, write_fd: int, sealed: Sealed | None = None, *, awaits_mark: bool
     ) -> None:
         self.read_fd, self.write_fd, self.sealed = read_fd, write_fd, sealed
-        self._was_started_here = self._awaits_mark = awaits_mark
-        self._noise, self._tail = b"", b""
+        self._awaits_mark, self._noise, self._tail = awaits_mark, b"", b""
         self._decoder = Decoder()
         self._out = memoryview(b"")
         self.frames: deque[Frame] = deque()
@@ -71,14 +68,8 @@ class Connection:
 
     @property
     def ended_for_good(self) -> bool:
-        """Whether an end means that of the other process, and not of what carries its pipes.
-
-        The end of a head comes behind the last word, or from a carrier that still reads. An agent
-        that has lost its connection ends that, and lives: whether it does is seen at its host.
-        """
-        if self.sealed is not None or self._was_started_here:
-            return False
-        return self._tail.endswith(LAST_WORD) or self.write_fd < 0 or is_read(self.write_fd)
+        """Whether the end came behind the last word of a head that has died."""
+        return self._tail.endswith(LAST_WORD)
 
     def begins(self, limit_s: float) -> bool:
         """Write what waits, then wait for the mark of the other side."""
@@ -189,13 +180,6 @@ class Connection:
                 return
             self._noise, self._awaits_mark = before, False
         self.frames += self._decoder.feed(data)
-
-
-def is_read(fd: int) -> bool:
-    """Whether somebody reads what is written here, and goes on doing so."""
-    poll = select.poll()
-    poll.register(fd, 0)
-    return not poll.poll(_BOTH_S * 1000)
 
 
 def _is_readable(fd: int, limit_s: float) -> bool:

@@ -12,11 +12,12 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import pytest
+from slow_link import SlowLink
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
@@ -166,10 +167,19 @@ class PodHost:
         """The end of `misses`."""
         _run(["ip", "-n", self._space, *f"neigh del {other.address} dev eth0".split()])
 
-    def slow_down(self, delay: str, loss: str) -> str:
-        """Delay what it sends, and lose some; why that cannot be done here, "" where it is."""
-        words = f"qdisc replace dev eth0 root netem delay {delay} loss {loss}"
-        return _run(["tc", "-n", self._space, *words.split()]).stderr.strip()
+    @contextlib.contextmanager
+    def slow(self, delay_s: float, loss: float) -> Iterator[SlowLink]:
+        """Its link delays each frame, in either direction, and loses a share of them."""
+        end, tap = f"{self._space}v", f"{self._space}t"
+        bridge = _check(["ip", "-o", "link", "show", end]).stdout.split("master ")[1].split()[0]
+        _check(["ip", "link", "set", end, "nomaster"])
+        link = SlowLink(end, tap, delay_s, loss)
+        try:
+            _check(["ip", "link", "set", tap, "master", bridge, "up"])
+            yield link
+        finally:
+            link.close()
+            _check(["ip", "link", "set", end, "master", bridge])
 
     def has_link(self) -> bool:
         done = _check(["ip", "-br", "link", "show", f"{self._space}v"])
@@ -234,7 +244,6 @@ class Pod:
                 host.mend()
             for other in self.hosts.values():
                 host.finds(other)
-            _run(["tc", "-n", host._space, *"qdisc del dev eth0 root".split()])
             if host._process is None:
                 host.start()
             host._await_sshd()

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Protocol
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
+from torch_xdist.launcher.backends.last_word import LastWord
 from torch_xdist.launcher.backends.local import startable
 from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_place
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
@@ -152,6 +153,7 @@ class AgentOverCommand:
         self._way, self._host, self._python, self._first = way, host, python, first
         self._command, self._env = command, env
         self._way_back: ReturnToAgent | None = None
+        self._last_word: LastWord | None = None
         theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         ours_err, theirs_err = os.pipe2(os.O_CLOEXEC)
@@ -187,11 +189,12 @@ class AgentOverCommand:
         index, self._post = int(config["host_index"]), plane.post
         self._index, self._is_connected = index, True
         self._stream.send_bytes(self._first)
-        within_s, on_trouble = 0.0, _unheard
-        if self._way.comes_back and config.get("reconnect_s"):
+        within_s, on_trouble, line = 0.0, _unheard, self._stream.line
+        if self._way.comes_back and config.get("reconnect_s") and line is not None:
             within_s, config = config["reconnect_s"], {**config, "found_at": new_place()}
             self._way_back = self._way_back_to(config["found_at"])
             on_trouble = self._way_back.try_for
+            self._last_word = LastWord(line.write_fd)
         self._stream.send(config)
         self._listener.start()
         self._stream.start(
@@ -214,8 +217,10 @@ class AgentOverCommand:
             took=self._take,
         )
 
-    def _take(self, process: Child, stderr: int) -> None:
+    def _take(self, process: Child, stderr: int, last_word: LastWord) -> None:
         """Another process carries the stream now; the one before has nothing to do any more."""
+        self._keep_back()
+        self._last_word = last_word
         said = os.fdopen(stderr, "rb")
         threading.Thread(target=self._listen, args=(said,), daemon=True).start()
         before, self._process = self._process, process
@@ -254,6 +259,7 @@ class AgentOverCommand:
             self._way_back.stop()
         if self._is_connected:
             self._stream.close(min(_END_S, limit_s))
+        self._keep_back()
         # Where the connection is cut nobody can be waited for: the agent ends its ranks by itself.
         if not self._process.wait(0.1 if self._is_cut() else limit_s):
             if self._way.kills_all:
@@ -262,6 +268,10 @@ class AgentOverCommand:
             self._process.kill()
             self._process.wait()
         self._process.close()
+
+    def _keep_back(self) -> None:
+        if self._last_word is not None:
+            self._last_word.keep_back()
 
     def _is_cut(self) -> bool:
         """Whether it cannot be expected to end by itself: it is lost, or has never begun."""

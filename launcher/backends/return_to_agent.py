@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from torch_xdist.launcher.backends.last_word import LastWord
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.resuming import Asking
@@ -38,7 +39,7 @@ class ReturnToAgent:
         env: variables for the interpreter there.
         at: where the agent is found, and what it is told, as of `new_place`.
         note: shows a line.
-        took: gets the process of a connection that is used now, and its stderr.
+        took: gets the process of a connection that is used now, its stderr, and its last word.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ReturnToAgent:
         at: Mapping[str, str],
         stream: PipeStream,
         note: Callable[[str], None],
-        took: Callable[[Child, int], None],
+        took: Callable[[Child, int, LastWord], None],
     ) -> None:
         self._name, self._command, self._environ = name, command, environ
         self._stream = stream
@@ -116,12 +117,14 @@ class ReturnToAgent:
             line.close()
             os.close(said)
             return False
+        last_word = LastWord(ours_in)
         is_back = self._goes_over(line, limit_s)
         with self._turn:
             self._process = None
             if is_back and not self._is_stopped:
-                self._took(process, said)
+                self._took(process, said, last_word)
                 return True
+        last_word.keep_back()
         process.kill()
         process.wait()
         process.close()

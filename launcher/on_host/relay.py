@@ -12,7 +12,7 @@ import select
 import socket
 import sys
 
-from torch_xdist.launcher.connection import LAST_WORD, MARK, is_read
+from torch_xdist.launcher.connection import MARK
 from torch_xdist.system import frames
 from torch_xdist.system.process import credentials
 
@@ -84,11 +84,6 @@ class _Relay:
         except BlockingIOError:
             return True
         sink = self._to[source]
-        if not data and source == _IN and is_read(_OUT):
-            data = LAST_WORD
-            with contextlib.suppress(OSError):
-                os.write(sink, data)
-            return False
         self._waiting[sink] += data
         self._flush(sink)
         return bool(data)

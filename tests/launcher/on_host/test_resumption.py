@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torch_xdist.launcher.connection import Connection
+from torch_xdist.launcher.connection import LAST_WORD, Connection
 from torch_xdist.launcher.on_host.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
 
@@ -69,7 +69,6 @@ def test_who_has_the_secret_goes_on(agent: Agent) -> None:
         pass
     assert frame is not None and frame.message["op"] == "news"
     relay.line.close()
-    # The relay tells the agent that it is the head which has ended, or that the way has.
     assert relay.process.wait(10) == 0
     relay.process.stdout.close()
 
@@ -84,13 +83,23 @@ def test_who_has_not_hears_nothing(agent: Agent, secret: str | None) -> None:
     relay.process.stdout.close()
 
 
-def test_a_head_that_has_ended_is_told_as_such(agent: Agent) -> None:
-    """Its end of stdin is closed, and its stdout is read on: so does ssh when its parent dies."""
+def test_the_last_word_of_a_head_comes_through(agent: Agent) -> None:
     relay = Relay(agent.name)
     assert relay.ask(secret=SECRET) is not None
+    os.write(relay.line.write_fd, LAST_WORD)
     relay.line.end_writing()
     assert agent.over.wait(10)
     assert relay.process.wait(10) == 0
+    relay.line.close()
+    relay.process.stdout.close()
+
+
+def test_an_end_without_it_is_that_of_the_connection(agent: Agent) -> None:
+    relay = Relay(agent.name)
+    assert relay.ask(secret=SECRET) is not None
+    relay.line.end_writing()
+    assert relay.process.wait(10) == 0
+    assert not agent.over.wait(0.5)
     relay.line.close()
     relay.process.stdout.close()
 
