@@ -223,6 +223,9 @@ class PipeStream:
             self.abandon()
             return
         self._is_closing = True
+        if self.line is None and self._first_line.sealed is None:
+            # A head does not come back in so short a time, and an agent is not looked for any more.
+            self.give_up(_ENDED)
         self._rouse()
         if not self._flushed.wait(limit_s) and (self.line is None or self.line.sealed):
             self.give_up(_ENDED)

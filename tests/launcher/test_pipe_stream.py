@@ -210,3 +210,16 @@ def test_an_orderly_end_is_waited_for_no_longer_than_said() -> None:
     for fd in theirs:
         os.close(fd)
     assert closed.get(timeout=5) == "its stream ended, and there was no new connection for 0.3 s"
+
+
+def test_a_side_without_a_connection_is_closed_at_once() -> None:
+    ours, theirs = joined()
+    agent = PipeStream(*ours, is_head=False)
+    agent.start(lambda *_: None, lambda _: None, beat_s=0.05, lost_s=5.0, within_s=20.0)
+    agent.suspend()
+    agent.send({"op": "news"})
+    since_s = time.monotonic()
+    agent.close(5.0)
+    assert time.monotonic() - since_s < 1
+    for fd in theirs:
+        os.close(fd)
