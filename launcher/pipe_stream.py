@@ -249,6 +249,9 @@ class PipeStream:
                     if line is not None:
                         self._tend(line, on_message, has_news=has_news)
                     why = self._end_of(since_s, has_news=has_news)
+                else:
+                    # What has roused us may have been more than another connection.
+                    why = self._verdict
                 trouble, self._trouble = self._trouble, ""
             if trouble and not why:
                 on_trouble(trouble)
