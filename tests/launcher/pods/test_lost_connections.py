@@ -129,14 +129,17 @@ def test_hosts_whose_clocks_differ_work_together(two_hosts: TwoHosts, pod: Pod) 
     assert clocks[2] - clocks[0] > 80_000
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_slow_link_that_loses_packets_ends_no_job(
     two_hosts: TwoHosts, pod: Pod, undisturbed: list
 ) -> None:
     """300 ms there and back, 1 % of the frames lost each way."""
     if why := slow_link.missing():
         pytest.skip(why)
-    wanted = expected(two_hosts, undisturbed)
+    wanted = [one for one in expected(two_hosts, undisturbed) if int(one[1]) < 15]
     with pod.hosts["b"].slow(0.15, 0.01) as link:
-        head, _ = both_end(*two_hosts.both(TRAINS), limit_s=280)
+        jobs = two_hosts.both(TRAINS.replace("range(60)", "range(15)"))
+        head, _ = both_end(*jobs, limit_s=280)
     assert losses(head.out) == wanted
     assert link.lost > 5 and "lost" not in head.err
