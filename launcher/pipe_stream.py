@@ -8,7 +8,7 @@ Each side says something at least every `beat_s`, and takes the other one for lo
 without a word: a cut link ends no connection by itself. One thread per stream; who sends never
 waits.
 
-A stream may outlive its connection. Where that ends, or says nothing for half of `lost_s`, the
+A stream may outlive its connection. Where that ends, or is silent for half of `lost_s`, the
 stream tells of its trouble; whoever can makes a new connection, `suspend`s the stream, tells the
 other side how many messages have come, hears the same of it, and lets the stream `resume`. A
 connection without a word for `lost_s` is broken off. The other side is lost `within_s` after its
@@ -297,7 +297,7 @@ class PipeStream:
         if line.has_begun:
             due_s = min(due_s, self._heard_s + self._lost_s)
             if self._within_s and not self._is_told_silent:
-                due_s = min(due_s, self._heard_s + self._lost_s / 2)
+                due_s = min(due_s, self._heard_s + self._doubtful_s)
         return due_s
 
     def _tend(self, line: Connection, on_message: OnMessage, *, has_news: bool) -> None:
@@ -391,10 +391,15 @@ class PipeStream:
             return ""
         if silent_s >= self._lost_s:
             return self._end_silence(silent_s)
-        if self._within_s and silent_s >= self._lost_s / 2 and not self._is_told_silent:
+        if self._within_s and silent_s >= self._doubtful_s and not self._is_told_silent:
             self._is_told_silent = True
             self._trouble = f"no word from it for {silent_s:.0f} s"
         return ""
+
+    @property
+    def _doubtful_s(self) -> float:
+        """So long a silence is trouble: one word may be late, two are missing."""
+        return max(self._lost_s / 2, 2 * self._beat_s)
 
     def _end_silence(self, silent_s: float) -> str:
         """No word for too long: the connection is given up, or with it the other side."""

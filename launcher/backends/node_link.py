@@ -17,7 +17,7 @@ from torch_xdist.launcher.resuming import Granting
 from torch_xdist.system.errors import FrameError
 
 # A process that lives and whose connection was ended in order is back within this time, if at all.
-_ORDERLY_S = 3.0
+_ORDERLY_S = 1.5
 _REFUSAL_S = 2.0
 LEFT = "its stream ended"
 
