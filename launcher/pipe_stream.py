@@ -1,39 +1,49 @@
 """The control plane inside a pair of pipes, such as the stdin and stdout that ssh gives a command.
 
 Whoever started the other side has vouched for it (ssh has authenticated and encrypts), so nothing
-is said about tokens here. The messages are those of `control`, one frame each. The side that was
-started begins with a mark: what a login shell prints before it is no message, and is kept for
-whoever wants to know why no mark came.
+is said about tokens here. The messages are those of `control`, one frame each. A TCP connection
+whose two ends have proven one secret (`sealed`) carries the same.
 
 Each side says something at least every `beat_s`, and takes the other one for lost after `lost_s`
-without a word: a cut link ends no connection by itself. Two threads per stream; who sends never
+without a word: a cut link ends no connection by itself. One thread per stream; who sends never
 waits.
 
-A TCP connection whose two ends have proven one secret (`sealed`) carries the same: it is read and
-written through its seals, and needs no mark.
+A stream may outlive its connection. Where that ends, or is silent for half of `lost_s`, the
+stream tells of its trouble; whoever can makes a new connection, `suspend`s the stream, tells the
+other side how many messages have come, hears the same of it, and lets the stream `resume`. A
+connection without a word for `lost_s` is broken off. The other side is lost `within_s` after its
+connection has ended, or after its last word.
 """
 
 import contextlib
+import math
 import os
-import queue
 import select
-import socket
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch_xdist.launcher.connection import LAST_WORD, MARK, Connection
+from torch_xdist.launcher.replay import Replay
 from torch_xdist.launcher.sealed import Sealed
 from torch_xdist.system import frames
 from torch_xdist.system.errors import FrameError
-from torch_xdist.system.frames import Decoder, Frame, Message
+from torch_xdist.system.frames import Frame, Message
 
-MARK = b"\0xla-run agent\n"
-_READ_BYTES = 1 << 18
-_MOST_NOISE_BYTES = 1 << 16
-# Says only that its sender lives.
-_HERE = frames.encode({"op": "here"})
+__all__ = ["LAST_WORD", "MARK", "PipeStream"]
+
+_ENDED = "its stream ended"
+# Unacknowledged by the other side, which keeps what it has sent until we say that it came.
+_MOST_UNTOLD_BYTES = 1 << 20
+# What a message is taken for beside its blob.
+_MESSAGE_BYTES = 4096
+# So much is written before it is looked what has come.
+_TURN_BYTES = 4 << 20
+_LONG_S = 3600.0
+
+OnMessage = Callable[[Message, bytes], None]
+Tell = Callable[[str], None]
 
 
 class PipeStream:
@@ -48,173 +58,360 @@ class PipeStream:
     def __init__(
         self, read_fd: int, write_fd: int, *, is_head: bool, sealed: Sealed | None = None
     ) -> None:
-        self._read_fd, self._write_fd, self._sealed = read_fd, write_fd, sealed
-        self._awaits_mark = is_head and sealed is None
-        self._noise = b""
-        self._decoder = Decoder()
-        self._frames: list[Frame] = []
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self.pending_bytes = 0
-        """Of the messages that the pipe has not taken yet."""
-        self._heard_s = 0.0
+        awaits_mark = is_head and sealed is None
+        self.line: Connection | None = Connection(
+            read_fd, write_fd, sealed, awaits_mark=awaits_mark
+        )
+        """The connection, until `start` and between `resume` and its end."""
+        self._first_line = self.line
+        self._replay = Replay()
+        self._turn = threading.Lock()
+        self._wake_lock, self._wake = threading.Lock(), os.eventfd(0, os.EFD_NONBLOCK)
+        self._flushed, self._over = threading.Event(), threading.Event()
+        self._is_started = self._is_closing = self._is_mute = False
+        self._came = self._untold_bytes = 0
+        self._heard_s, self._until_s, self._beat_s, self._lost_s = 0.0, 0.0, 1.0, math.inf
+        self._within_s, self._orderly_s, self._waited_s, self._next_here_s = 0.0, math.inf, 0.0, 0.0
+        self._why = self._verdict = self._trouble = ""
+        self._is_told_silent = False
         self.is_lost = False
-        """Whether the other side was silent for too long."""
+        """Whether the other side, or its last connection, was silent for too long."""
         if not is_head and sealed is None:
             self.send_bytes(MARK)
 
     @classmethod
-    def over(cls, sock: socket.socket, sealed: Sealed, *, is_head: bool) -> "PipeStream":
-        """One end of a connection, which then belongs to it."""
-        sock.settimeout(None)
-        fd = sock.detach()
-        return cls(os.dup(fd), fd, is_head=is_head, sealed=sealed)
+    def over(cls, line: Connection, *, came: int = 0) -> "PipeStream":
+        """One end of a sealed connection, of which `came` messages were taken already."""
+        made = cls(line.read_fd, line.write_fd, is_head=True, sealed=line.sealed)
+        made.line = made._first_line = line
+        made._came = came
+        return made
 
     @property
     def noise(self) -> str:
         """What the other side printed instead of the mark, or before it."""
-        return self._noise.decode(errors="replace")
+        return self._first_line.noise
 
     @property
     def has_begun(self) -> bool:
         """Whether the mark of the other side has come."""
-        return not self._awaits_mark
+        return self._first_line.has_begun
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of the messages that no connection has taken yet."""
+        return self._replay.pending_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._over.is_set() or bool(self._verdict)
 
     def first(self) -> Frame | None:
         """Wait for the first message, before `start`; None where the stream ends before it."""
-        while not self._frames:
-            data = os.read(self._read_fd, _READ_BYTES)
-            if not data:
-                return None
-            self._frames += self._taken(self._opened(data))
-        return self._frames.pop(0)
+        assert self.line is not None
+        found = self.line.first()
+        if found is not None and found.message.get("op") != "here":
+            self._came += 1
+        return found
 
     def start(
         self,
-        on_message: Callable[[Message, bytes], None],
-        on_close: Callable[[str], None],
+        on_message: OnMessage,
+        on_close: Tell,
         *,
         beat_s: float,
         lost_s: float,
+        within_s: float = 0.0,
+        orderly_s: float = math.inf,
+        on_trouble: Tell = lambda why: None,
     ) -> None:
-        """Begin to send and to hear; both functions are called on the thread that reads.
+        """Begin to send and to hear; all functions are called on the thread that reads.
 
         Args:
             on_close: called once, with the reason, when nothing more will come.
             lost_s: how long the other side may be silent, once it has said something.
+            within_s: how long there may be no connection; 0: the end of the first is the end.
+            orderly_s: the same where the connection has ended as by the end of the other process.
+            on_trouble: called with the reason when the connection says nothing, and again when it
+                has ended, and another one is waited for.
         """
-        self._beat_s, self._lost_s = beat_s, lost_s
-        for action, name in ((self._write, "pipe-write"), (self._read, "pipe-read")):
-            threading.Thread(
-                target=action, args=(on_message, on_close), daemon=True, name=name
-            ).start()
+        assert self.line is not None
+        self.keep_to(beat_s, lost_s, within_s)
+        self._orderly_s = orderly_s
+        self._next_here_s, self._is_started = time.monotonic() + beat_s, True
+        if self.line.has_begun:
+            self._heard_s = time.monotonic()
+        _unblock(self.line)
+        threading.Thread(
+            target=self._run, args=(on_message, on_close, on_trouble), daemon=True, name="stream"
+        ).start()
 
-    def keep_to(self, beat_s: float, lost_s: float) -> None:
+    def keep_to(self, beat_s: float, lost_s: float, within_s: float = 0.0) -> None:
         """Other limits than those of `start`, from now on."""
         self._beat_s, self._lost_s = beat_s, lost_s
+        # Never to give up a side that is gone would be no limit.
+        self._within_s = within_s if within_s < math.inf else 0.0
+        self._replay.keep(self._within_s > 0)
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
         """Queue a message."""
-        self.send_bytes(frames.encode(message, *((blob,) if blob else ())))
+        self._replay.add(frames.encode(message, *((blob,) if blob else ())))
+        self._rouse()
 
     def send_bytes(self, data: bytes) -> None:
-        """Queue bytes that are no message: what the other side reads before it knows of any."""
-        with self._lock:
-            self.pending_bytes += len(data)
-        self._outbox.put(data)
+        """Bytes that are no message, before `start`: what is read before anybody knows of any."""
+        assert self.line is not None
+        self.line.put(data)
 
     def silent_s(self) -> float:
-        """For how long the other side has said nothing, once it has said something."""
+        """For how long the other side has said nothing, once it has; without a connection: ever."""
+        return math.inf if self._is_started and self.line is None else self.unheard_s()
+
+    def unheard_s(self) -> float:
+        """How long ago the other side has said something, over whatever connection."""
         return time.monotonic() - self._heard_s if self._heard_s else 0.0
+
+    def left_s(self) -> float:
+        """Without a connection: how long another one is still waited for."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    @property
+    def why(self) -> str:
+        """Why there is no connection; "" where there is one."""
+        return self._why
+
+    @property
+    def needs_line(self) -> bool:
+        """Whether another connection would be of use: there is none, or it says nothing."""
+        return not self.is_over and (self.line is None or self._is_told_silent)
+
+    def suspend(self) -> int:
+        """Read nothing more of the connection; how many messages have come, for the other side."""
+        with self._turn:
+            if self.line is not None:
+                self._wait_for_another("its connection was replaced", self._within_s)
+                self._rouse()
+            return self._came
+
+    def resume(self, line: Connection, came: int) -> None:
+        """Go on over another connection, whose other side has got `came` messages of ours.
+
+        Raises:
+            HostError: it lacks some that are not kept any more, or the stream is over.
+        """
+        with self._turn:
+            if self.is_over:
+                line.close()
+                return
+            self._replay.rewind(came)
+            self._drop_line()
+            _unblock(line)
+            self.line, self._is_mute, self._is_told_silent, self.is_lost = line, False, False, False
+            self._heard_s, self._why = time.monotonic(), ""
+            self._next_here_s = 0.0
+        self._rouse()
+
+    def give_up(self, why: str) -> None:
+        """Whoever could make a connection knows that there will be none."""
+        self._verdict = self._verdict or why
+        self._rouse()
 
     def close(self, limit_s: float = 2.0) -> None:
         """Send what is queued, at most for `limit_s`, then end this side's stream."""
-        self._outbox.put(None)
-        end_s = time.monotonic() + limit_s
-        while self._write_fd >= 0 and time.monotonic() < end_s:
-            time.sleep(0.005)
-        if self._sealed and self._write_fd >= 0:
-            _shut(self._write_fd, socket.SHUT_RDWR)
+        if not self._is_started:
+            self.abandon()
+            return
+        self._is_closing = True
+        if self.line is None and self._first_line.sealed is None:
+            # A head does not come back in so short a time, and an agent is not looked for any more.
+            self.give_up(_ENDED)
+        self._rouse()
+        if not self._flushed.wait(limit_s) and (self.line is None or self.line.sealed):
+            self.give_up(_ENDED)
 
     def abandon(self) -> None:
         """Give up a stream that was never started."""
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
-    # ---- on threads ----------------------------------------------------------------------------
+    # ---- the thread ----------------------------------------------------------------------------
 
-    def _write(self, *_: object) -> None:
-        frame: bytes | None = b""
-        with contextlib.suppress(OSError):
-            while frame is not None:
-                sealed = self._sealed.sealer.sealed(frame) if self._sealed else frame
-                view = memoryview(sealed)
-                while view:
-                    view = view[os.write(self._write_fd, view) :]
-                with self._lock:
-                    self.pending_bytes -= len(frame)
-                try:
-                    frame = self._outbox.get(timeout=self._beat_s)
-                except queue.Empty:
-                    self.send_bytes(_HERE)
-                    frame = self._outbox.get()
-        fd, self._write_fd = self._write_fd, -1
-        _shut(fd, socket.SHUT_WR)
-        os.close(fd)
-
-    def _read(
-        self, on_message: Callable[[Message, bytes], None], on_close: Callable[[str], None]
-    ) -> None:
-        why = "its stream ended"
-        try:
-            for frame in self._heard():
-                if frame.message["op"] != "here":
-                    on_message(frame.message, frame.blob)
-        except TimeoutError:
-            self.is_lost = True
-            why = f"no word from it for {self._lost_s:g} s"
-        except ConnectionResetError:
-            pass  # a connection whose other process has died with something unread
-        except (OSError, FrameError) as error:
-            why = str(error)
-        if self._sealed:
-            # Who waits for the other side to read waits no more.
-            _shut(self._read_fd, socket.SHUT_RDWR)
-        os.close(self._read_fd)
+    def _run(self, on_message: OnMessage, on_close: Tell, on_trouble: Tell) -> None:
+        why = ""
+        while not why:
+            # A process that was stopped reads what has come meanwhile before it misses anything.
+            since_s, line = time.monotonic(), self.line
+            has_news = self._wait(line, since_s)
+            with self._turn:
+                if line is self.line:
+                    if line is not None:
+                        self._tend(line, on_message, has_news=has_news)
+                    why = self._end_of(since_s, has_news=has_news)
+                else:
+                    # What has roused us may have been more than another connection.
+                    why = self._verdict
+                trouble, self._trouble = self._trouble, ""
+            if trouble and not why:
+                on_trouble(trouble)
+        self._over.set()
+        self._flushed.set()
+        with self._turn:
+            if self.line is not None:
+                self.line.close()
+                self.line = None
+        with self._wake_lock:
+            os.close(self._wake)
+            self._wake = -1
         on_close(why)
 
-    def _heard(self) -> Iterator[Frame]:
-        yield from self._frames
-        ready = select.poll()
-        ready.register(self._read_fd, select.POLLIN)
+    def _rouse(self) -> None:
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def _wait(self, line: Connection | None, now_s: float) -> bool:
+        """Until something has come, can be written, or is due; whether something has come."""
+        if line is not None and line.frames:
+            return True
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if line is not None:
+            with contextlib.suppress(ValueError):  # it was closed just now
+                poll.register(line.read_fd, select.POLLIN)
+                if line.is_stuck:
+                    poll.register(line.write_fd, select.POLLOUT)
+        due_s = min(max(0.0, self._next_due_s() - now_s), _LONG_S)
+        ready = {fd for fd, _ in poll.poll(math.ceil(due_s * 1000))}
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+        return line is not None and line.read_fd in ready
+
+    def _next_due_s(self) -> float:
+        line = self.line
+        if line is None:
+            return self._until_s
+        due_s = math.inf if line.is_stuck or self._is_mute else self._next_here_s
+        if line.has_begun:
+            due_s = min(due_s, self._heard_s + self._lost_s)
+            if self._within_s and not self._is_told_silent:
+                due_s = min(due_s, self._heard_s + self._doubtful_s)
+        return due_s
+
+    def _tend(self, line: Connection, on_message: OnMessage, *, has_news: bool) -> None:
+        """Read, hear and write; what goes wrong ends the connection, or the stream."""
+        try:
+            if has_news:
+                is_open = True
+                try:
+                    is_open = line.read()
+                finally:
+                    self._heard_s, self._is_told_silent = time.monotonic(), False
+                    while line.frames:
+                        self._hear(line.frames.popleft(), on_message)
+                if not is_open:
+                    self._end_line(_ENDED, is_meant=line.ended_for_good, within_s=self._orderly_s)
+            if self.line is line:
+                self._write(line)
+        except FrameError as error:
+            self._verdict = self._verdict or str(error)
+        except ConnectionResetError:
+            # A connection whose other process has died with something unread, or that was cut.
+            self._end_line(_ENDED)
+        except OSError as error:
+            self._end_line(str(error))
+
+    def _hear(self, frame: Frame, on_message: OnMessage) -> None:
+        if frame.message.get("op") == "here":
+            came = frame.message.get("came")
+            self._replay.acknowledge(came if isinstance(came, int) else 0)
+            return
+        self._came += 1
+        self._untold_bytes += len(frame.blob) + _MESSAGE_BYTES
+        on_message(frame.message, frame.blob)
+
+    def _write(self, line: Connection) -> None:
+        """What is queued, and a sign of life where one is due."""
+        if self._is_mute:
+            if self._is_closing:
+                self._flushed.set()
+            return
+        try:
+            written = 0
+            while line.flush() and written < _TURN_BYTES:
+                if time.monotonic() >= self._next_here_s or self._untold_bytes > _MOST_UNTOLD_BYTES:
+                    self._next_here_s, self._untold_bytes = time.monotonic() + self._beat_s, 0
+                    line.put(frames.encode({"op": "here", "came": self._came}))
+                if (data := self._replay.take()) is None:
+                    break
+                line.put(data)
+                written += len(data)
+            if line.flush() and self._is_closing and not self._replay.pending_bytes:
+                self._is_mute = True
+                line.end_writing()
+                self._flushed.set()
+            elif written >= _TURN_BYTES:
+                self._rouse()
+        except (BrokenPipeError, ConnectionResetError):
+            # The end of what can be read is still to come, and says why.
+            self._is_mute = True
+
+    def _end_line(self, why: str, *, is_meant: bool = False, within_s: float = math.inf) -> None:
+        """The connection is not there any more; one without a word was never one."""
+        if is_meant or not self._within_s or not self._first_line.has_begun or self._is_closing:
+            self._verdict = self._verdict or why
+        else:
+            self._wait_for_another(why, min(self._within_s, within_s))
+            self._trouble = why
+
+    def _wait_for_another(self, why: str, within_s: float) -> None:
+        self._drop_line()
+        self._why, self._waited_s = why, within_s
+        self._until_s = time.monotonic() + within_s
+
+    def _drop_line(self) -> None:
+        if self.line is not None:
+            self.line.break_off()
+            self.line = None
+
+    def _end_of(self, now_s: float, *, has_news: bool) -> str:
+        """Why nothing more will come; "" where something may."""
+        if self._verdict:
+            return self._verdict
+        if self.line is None:
+            if now_s < self._until_s:
+                return ""
+            waited_s = round(self._waited_s, 1)
+            return f"{self._why}, and there was no new connection for {waited_s:g} s"
+        silent_s = now_s - self._heard_s
         # The limit begins with the first word: until then the rendezvous keeps the time.
-        while self._awaits_mark or ready.poll(self._lost_s * 1000):
-            data = os.read(self._read_fd, _READ_BYTES)
-            if not data:
-                return
-            self._heard_s = time.monotonic()
-            yield from self._taken(self._opened(data))
-        raise TimeoutError
+        if has_news or not self.line.has_begun:
+            return ""
+        if silent_s >= self._lost_s:
+            return self._end_silence(silent_s)
+        if self._within_s and silent_s >= self._doubtful_s and not self._is_told_silent:
+            self._is_told_silent = True
+            self._trouble = f"no word from it for {silent_s:.0f} s"
+        return ""
 
-    def _opened(self, data: bytes) -> bytes:
-        return self._sealed.opener.opened(data) if self._sealed else data
+    @property
+    def _doubtful_s(self) -> float:
+        """So long a silence is trouble: one word may be late, two are missing."""
+        return max(self._lost_s / 2, 2 * self._beat_s)
 
-    def _taken(self, data: bytes) -> Iterator[Frame]:
-        """The messages that these bytes complete."""
-        if self._awaits_mark:
-            self._noise += data
-            before, mark, data = self._noise.partition(MARK)
-            if not mark:
-                if len(self._noise) > _MOST_NOISE_BYTES:
-                    raise FrameError(f"{len(self._noise)} bytes came, and no agent among them")
-                return
-            self._noise, self._awaits_mark = before, False
-        yield from self._decoder.feed(data)
+    def _end_silence(self, silent_s: float) -> str:
+        """No word for too long: the connection is given up, or with it the other side."""
+        self.is_lost = True
+        why = f"no word from it for {self._lost_s:g} s"
+        left_s = self._within_s - silent_s
+        if left_s <= 0 or self._is_closing:
+            return why
+        self._end_line(why, within_s=left_s)
+        return ""
 
 
-def _shut(fd: int, how: int) -> None:
-    """End one direction of a connection, or both, whoever else has a descriptor of it."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISSOCK(os.fstat(fd).st_mode):
-            with socket.socket(fileno=os.dup(fd)) as sock:
-                sock.shutdown(how)
+def _unblock(line: Connection) -> None:
+    os.set_blocking(line.read_fd, False)
+    os.set_blocking(line.write_fd, False)

@@ -12,16 +12,19 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import pytest
+from slow_link import SlowLink
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
 NEEDED = ("ip", "unshare", "setpriv", "sshd", "ssh", "ssh-keygen")
 
+# A link address that nobody has.
+_NOWHERE = ("lladdr", "02:00:00:00:fe:ff", "nud", "permanent", "dev", "eth0")
 # Home is the host's own /tmp: what the user's shell does at a login (such as taking a lock that a
 # killed host would leave behind) is none of a test's business.
 _SSHD = """
@@ -156,6 +159,28 @@ class PodHost:
         words = f"rule {action} ipproto tcp sport {first}-{last} blackhole"
         _check(["ip", "-n", self._space, *words.split()])
 
+    def misses(self, other: "PodHost") -> None:
+        """What it sends to another host arrives nowhere, and what that sends arrives."""
+        _check(["ip", "-n", self._space, *f"neigh replace {other.address}".split(), *_NOWHERE])
+
+    def finds(self, other: "PodHost") -> None:
+        """The end of `misses`."""
+        _run(["ip", "-n", self._space, *f"neigh del {other.address} dev eth0".split()])
+
+    @contextlib.contextmanager
+    def slow(self, delay_s: float, loss: float) -> Iterator[SlowLink]:
+        """Its link delays each frame, in either direction, and loses a share of them."""
+        end, tap = f"{self._space}v", f"{self._space}t"
+        bridge = _check(["ip", "-o", "link", "show", end]).stdout.split("master ")[1].split()[0]
+        _check(["ip", "link", "set", end, "nomaster"])
+        link = SlowLink(end, tap, delay_s, loss)
+        try:
+            _check(["ip", "link", "set", tap, "master", bridge, "up"])
+            yield link
+        finally:
+            link.close()
+            _check(["ip", "link", "set", end, "master", bridge])
+
     def has_link(self) -> bool:
         done = _check(["ip", "-br", "link", "show", f"{self._space}v"])
         return "DOWN" not in done.stdout
@@ -217,6 +242,8 @@ class Pod:
         for host in self.hosts.values():
             if not host.has_link():
                 host.mend()
+            for other in self.hosts.values():
+                host.finds(other)
             if host._process is None:
                 host.start()
             host._await_sshd()

@@ -211,7 +211,10 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
 PROCESSES = [
     "facts",
     "sealed",
+    "replay",
+    "connection",
     "pipe_stream",
+    "resuming",
     "control",
     "log_ends",
     "shipping",

@@ -34,6 +34,7 @@ class Gcloud:
 
     advice = "install the Google Cloud CLI"
     kills_all = True
+    comes_back = False
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program, self._places = program[0], list(program[1:])

@@ -18,11 +18,12 @@ def name_of(node: int) -> str:
     return f"node{node}"
 
 
-def introduction(job: Job, node: int, machine: str) -> dict[str, Any]:
-    """What node `node` tells: as JSON."""
+def introduction(job: Job, node: int, machine: str, session: str) -> dict[str, Any]:
+    """What node `node` tells: as JSON. By `session` this process of it is known again."""
     return {
         "op": "node",
         "node": node,
+        "session": session,
         "nodes": len(job.hosts),
         "ranks": job.hosts[node].slots,
         "version": __version__,

@@ -7,13 +7,12 @@ connection has a thread and a limit of its own, and only so many are heard at a 
 import contextlib
 import errno
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import DuplicateJobError, HostError, LauncherError
-from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.sealed import as_head, as_node
 from torch_xdist.system.frames import Message
 
@@ -21,14 +20,12 @@ _MEET_S = 10.0
 _LOOK_S = 2.0
 _MOST_AT_ONCE = 64
 _MOST_NOTES = 20
-# struct timeval: a node that has proven the secret and then says nothing is not waited for.
-_PATIENCE = struct.pack("ll", int(_MEET_S), 0)
 
 
 class Admit(Protocol):
     """Takes a node that has proven the secret, or refuses it; on the thread of its connection."""
 
-    def __call__(self, told: Message, stream: PipeStream, address: str) -> None: ...
+    def __call__(self, told: Message, line: Connection, address: str) -> None: ...
 
 
 class Door:
@@ -87,10 +84,9 @@ class Door:
     def _meet(self, sock: socket.socket, address: str) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
             sealed = as_head(sock, self._secret, self._job_id, _MEET_S)
-            stream = PipeStream.over(sock, sealed, is_head=True)
-            self._admit(_introduced(stream), stream, address)
+            line = Connection.over(sock, sealed)
+            self._admit(_introduced(line), line, address)
         except (LauncherError, OSError, ValueError) as error:
             sock.close()
             self.refused(address, str(error))
@@ -104,14 +100,14 @@ class Door:
             self._warn(f"warning: a connection from {address} was refused: {why}")
 
 
-def _introduced(stream: PipeStream) -> Message:
-    """The first message of a node."""
+def _introduced(line: Connection) -> Message:
+    """The first message of a node; one that says nothing is not waited for."""
     try:
-        first = stream.first()
+        first = line.first(_MEET_S)
         if first is None:
-            raise HostError("it has hung up")
+            raise HostError("it has hung up, or says nothing")
     except (OSError, ValueError):
-        stream.abandon()
+        line.close()
         raise
     return first.message
 

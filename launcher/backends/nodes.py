@@ -12,17 +12,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch_xdist.launcher.backends import introduction
 from torch_xdist.launcher.backends.backend import AgentProcess, Gone, Plane, Send
 from torch_xdist.launcher.backends.local import ThisHost
 from torch_xdist.launcher.backends.node_door import Door
+from torch_xdist.launcher.backends.node_link import LEFT, Link, refuse
+from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts import placement, settings
-from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.job import Job
-from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.sealed import rank_secret
 from torch_xdist.system.frames import Message
 
@@ -35,15 +35,6 @@ class Ask(Protocol):
     """Stops the job as if by a signal; a second time by the same source without any grace."""
 
     def __call__(self, number: int, *, source: str) -> None: ...
-
-
-@dataclass
-class Link:
-    """A node that is there."""
-
-    node: int
-    machine: str
-    stream: PipeStream
 
 
 class Nodes:
@@ -110,40 +101,54 @@ class Nodes:
 
     # ---- on threads of connections ---------------------------------------------------------------
 
-    def _admit(self, told: Message, stream: PipeStream, address: str) -> None:
+    def _admit(self, told: Message, line: Connection, address: str) -> None:
+        if told.get("op") == "resume":
+            self._take_back(told, line)
+            return
         why = introduction.refusal(told, self._job)
         with self._lock:
             if why is None:
                 why = self._in_the_way(told)
             if why is None:
-                node = int(told["node"])
-                link = Link(node, str(told.get("machine")), stream)
-                self._links[node] = link
-                agent = self._agents.get(node)
+                link = Link(told, line, self._warn)
+                earlier = self._links.pop(link.node, None)
+                self._links[link.node] = link
+                agent = self._agents.get(link.node)
         if why is not None:
-            code, text = why
-            stream.send({"op": "refused", "exit_code": int(code), "text": text})
-            _open(stream, self._job, lambda *_: None, lambda _: None)
-            stream.close(_CLOSE_S)
+            refuse(line, *why)
             if self._door is not None:
-                self._door.refused(address, f"node {told.get('node')}: {text}")
+                self._door.refused(address, f"node {told.get('node')}: {why[1]}")
             return
-        limits = self._job.timeouts
-        stream.send({"op": "welcome", "beat_s": limits.beat_s, "lost_s": limits.lost_s})
-        _open(
-            stream,
-            self._job,
+        if earlier is not None:
+            # Whoever types it again knows that the one before is not there any more.
+            earlier.stream.give_up("another process has come in its place")
+        link.open(
+            self._job.timeouts,
             lambda message, blob: self._take(link, message, blob),
             lambda gone: self._lose(link, gone),
         )
         if agent is not None:
             agent.attach(link)
 
+    def _take_back(self, told: Message, line: Connection) -> None:
+        """A node whose connection was lost has made another one."""
+        with self._lock:
+            link = None if self._is_over else self._links.get(int(told["node"]))
+        if link is None or not link.is_of(told):
+            refuse(line, ExitCode.HOST, "it was lost to the job, which has gone on without it")
+            return
+        try:
+            link.take_back(told, line)
+        except HostError as error:
+            refuse(line, ExitCode.HOST, str(error))
+        except (KeyError, OSError, TypeError, ValueError):
+            line.close()
+
     def _in_the_way(self, told: Mapping[str, Any]) -> tuple[ExitCode, str] | None:
         node = int(told["node"])
         if self._is_over:
             return ExitCode.HOST, "the job is over"
-        if (other := self._links.get(node)) is not None:
+        if (other := self._links.get(node)) is not None and not other.is_cut:
             return ExitCode.DUPLICATE, (
                 f"node {node} is there already ({other.machine}); give every node its own "
                 "--node-rank"
@@ -153,7 +158,9 @@ class Nodes:
     def _take(self, link: Link, message: Message, blob: bytes) -> None:
         """What a node says: of itself, or of its agent in the attempt that it names."""
         agent, number = self._agents.get(link.node), message.get("signal")
-        if message.get("op") == "ask" and number in _SIGNALS:
+        if message.get("op") == "leave":
+            link.stream.give_up(LEFT)
+        elif message.get("op") == "ask" and number in _SIGNALS:
             name = introduction.name_of(link.node)
             self._warn(f"{name} was told to stop by {signal.Signals(number).name}")
             self._ask(number, source=name)
@@ -162,7 +169,8 @@ class Nodes:
 
     def _lose(self, link: Link, why: str) -> None:
         with self._lock:
-            self._links.pop(link.node, None)
+            if self._links.get(link.node) is link:
+                del self._links[link.node]
             agent = self._agents.get(link.node)
         if agent is not None:
             agent.lose(link, why)
@@ -185,7 +193,7 @@ class Nodes:
             if agent is None:
                 self._early.append(text)
         if agent is not None:
-            agent.take({"op": "note", "text": text}, b"")
+            agent.take({"op": "note", "text": text, "again": True}, b"")
 
 
 class AgentOnNode:
@@ -269,12 +277,3 @@ def _without_command(message: Mapping[str, Any]) -> Message:
     kept = {name: value for name, value in message.items() if name not in _OWN_TO_A_NODE}
     folder = os.path.basename(os.path.dirname(message["log_dir"]))
     return {**kept, "ranks": ranks, "log_folder": folder}
-
-
-def _open(
-    stream: PipeStream,
-    job: Job,
-    on_message: Callable[[Message, bytes], None],
-    on_close: Callable[[str], None],
-) -> None:
-    stream.start(on_message, on_close, beat_s=job.timeouts.beat_s, lost_s=job.timeouts.lost_s)

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Protocol
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
+from torch_xdist.launcher.backends.last_word import LastWord
 from torch_xdist.launcher.backends.local import startable
+from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_place
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.pipe_stream import PipeStream
@@ -45,6 +47,8 @@ class Way(Protocol):
     """What to do where it cannot be started here."""
     kills_all: bool
     """Whether what it has started on this machine is to be killed with it."""
+    comes_back: bool
+    """Whether what it has started there lives on without it, and is found by it again."""
 
     def prepare(self, hosts: Sequence[Host]) -> None:
         """What must be done once before the first agent is started.
@@ -123,7 +127,8 @@ class HostsOverCommand:
             self._way.prepare(self._hosts)
         first = self.first_line(host_index, job_id, warmth, mark)
         command = self.command(host_index)
-        return AgentOverCommand(self._way, self._hosts[host_index], command, self._python, first)
+        host = self._hosts[host_index]
+        return AgentOverCommand(self._way, host, command, self._python, first, self.env)
 
     def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
         """What the command reads there: the variables and the arguments of the agent."""
@@ -137,9 +142,18 @@ class AgentOverCommand:
     """An agent at the other end of a process of ours."""
 
     def __init__(
-        self, way: Way, host: Host, command: Sequence[str], python: str, first: bytes
+        self,
+        way: Way,
+        host: Host,
+        command: Sequence[str],
+        python: str,
+        first: bytes,
+        env: Mapping[str, str],
     ) -> None:
         self._way, self._host, self._python, self._first = way, host, python, first
+        self._command, self._env = command, env
+        self._way_back: ReturnToAgent | None = None
+        self._last_word: LastWord | None = None
         theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         ours_err, theirs_err = os.pipe2(os.O_CLOEXEC)
@@ -175,6 +189,12 @@ class AgentOverCommand:
         index, self._post = int(config["host_index"]), plane.post
         self._index, self._is_connected = index, True
         self._stream.send_bytes(self._first)
+        within_s, on_trouble, line = 0.0, _unheard, self._stream.line
+        if self._way.comes_back and config.get("reconnect_s") and line is not None:
+            within_s, config = config["reconnect_s"], {**config, "found_at": new_place()}
+            self._way_back = self._way_back_to(config["found_at"])
+            on_trouble = self._way_back.try_for
+            self._last_word = LastWord(line.write_fd)
         self._stream.send(config)
         self._listener.start()
         self._stream.start(
@@ -182,8 +202,31 @@ class AgentOverCommand:
             self._tell_gone,
             beat_s=config["beat_s"],
             lost_s=config["lost_s"],
+            within_s=within_s,
+            on_trouble=on_trouble,
         )
         return self._stream.send
+
+    def _way_back_to(self, found_at: Mapping[str, str]) -> ReturnToAgent:
+        environ, name = self._way.environ(), self._host.name
+        return ReturnToAgent(
+            *(name, self._command, environ, self._env, found_at, self._stream),
+            note=lambda text: self._post(
+                self._index, {"op": "note", "text": text, "again": True}, b""
+            ),
+            took=self._take,
+        )
+
+    def _take(self, process: Child, stderr: int, last_word: LastWord) -> None:
+        """Another process carries the stream now; the one before has nothing to do any more."""
+        self._keep_back()
+        self._last_word = last_word
+        said = os.fdopen(stderr, "rb")
+        threading.Thread(target=self._listen, args=(said,), daemon=True).start()
+        before, self._process = self._process, process
+        before.kill()
+        before.wait()
+        before.close()
 
     def why_gone(self) -> str | None:
         return None  # the end of its stream says it
@@ -212,8 +255,11 @@ class AgentOverCommand:
         return Gone(f"host {name}: {text}", int(ExitCode.HOST))
 
     def end(self, limit_s: float = 10.0) -> None:
+        if self._way_back is not None:
+            self._way_back.stop()
         if self._is_connected:
             self._stream.close(min(_END_S, limit_s))
+        self._keep_back()
         # Where the connection is cut nobody can be waited for: the agent ends its ranks by itself.
         if not self._process.wait(0.1 if self._is_cut() else limit_s):
             if self._way.kills_all:
@@ -222,6 +268,10 @@ class AgentOverCommand:
             self._process.kill()
             self._process.wait()
         self._process.close()
+
+    def _keep_back(self) -> None:
+        if self._last_word is not None:
+            self._last_word.keep_back()
 
     def _is_cut(self) -> bool:
         """Whether it cannot be expected to end by itself: it is lost, or has never begun."""
@@ -258,3 +308,7 @@ class AgentOverCommand:
         """The last line of what ran there, else of the command itself."""
         theirs = [line for line in said if not self._way.is_own(line)]
         return (theirs or said)[-1]
+
+
+def _unheard(why: str) -> None:
+    """Of trouble that nobody can do anything about."""

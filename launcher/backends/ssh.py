@@ -31,6 +31,7 @@ class Ssh:
 
     advice = "install OpenSSH's client, or name yours by --ssh-command"
     kills_all = False
+    comes_back = True
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = list(program)

@@ -82,6 +82,7 @@ class Timeouts:
     notice_s: float = 10.0
     beat_s: float = 2.0
     lost_s: float = 10.0
+    reconnect_s: float = 30.0
     grace_s: float = 3.0
     graceful_s: float = 30.0
     exit_barrier_s: float = 60.0
@@ -129,15 +130,15 @@ TIMEOUTS: tuple[TimeoutRow, ...] = (
     ),
     TimeoutRow("beat_s", "XLA_RUN_BEAT_EVERY", "--beat-every", "between two heartbeats"),
     TimeoutRow(
-        "lost_s",
-        "XLA_RUN_LOST_AFTER",
-        "--lost-after",
-        "a rank that sent no heartbeat this long is called silent, a host is lost",
+        *("lost_s", "XLA_RUN_LOST_AFTER", "--lost-after"),
+        "a rank that sent no heartbeat this long is called silent, a connection is lost",
     ),
     TimeoutRow(
-        "grace_s",
-        "XLA_RUN_GRACE",
-        "--grace",
+        *("reconnect_s", "XLA_RUN_RECONNECT_WITHIN", "--reconnect-within"),
+        "a host whose connection is lost may come back; 0: it is lost with its connection",
+    ),
+    TimeoutRow(
+        *("grace_s", "XLA_RUN_GRACE", "--grace"),
         "between SIGTERM and SIGKILL when the job has failed",
     ),
     TimeoutRow(

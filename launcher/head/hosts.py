@@ -82,6 +82,7 @@ class Hosts:
             "device": job.device,
             "beat_s": job.timeouts.beat_s,
             "lost_s": job.timeouts.lost_s,
+            "reconnect_s": job.timeouts.reconnect_s,
         }
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:

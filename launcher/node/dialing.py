@@ -55,7 +55,7 @@ class Dialer:
         since_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
-                return self._try()
+                return self.once(_TRY_S)
             except HostError as error:
                 why = str(error)
             waited_s = time.monotonic() - since_s
@@ -75,29 +75,32 @@ class Dialer:
         """Try no more."""
         self._stop.set()
 
-    def _try(self) -> tuple[socket.socket, Sealed]:
-        sock = self._connected()
+    def once(self, limit_s: float) -> tuple[socket.socket, Sealed]:
+        """One try, of which each half ends within the limit.
+
+        Raises:
+            HostError: nobody is there; its cause is a ConnectionRefusedError where that is certain.
+            AuthError: it has another secret.
+            PreflightError: it speaks another version.
+        """
+        sock = self._connected(limit_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock, as_node(sock, self._secret, _TRY_S)
+            return sock, as_node(sock, self._secret, limit_s)
         except BaseException:
             sock.close()
             raise
 
-    def _connected(self) -> socket.socket:
-        """To the first of its addresses that answers.
-
-        Raises:
-            HostError: none does.
-        """
+    def _connected(self, limit_s: float) -> socket.socket:
+        """To the first of its addresses that answers."""
         try:
             found = socket.getaddrinfo(*self._where, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:
             raise HostError(f"the name does not resolve ({error.strerror})") from None
-        why = "it has no address"
+        why, cause = "it has no address", None
         for *_, address in dict.fromkeys(found):
             try:
-                return socket.create_connection(address[:2], _TRY_S)  # type: ignore[arg-type]
+                return socket.create_connection(address[:2], limit_s)  # type: ignore[arg-type]
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
-        raise HostError(why)
+                why, cause = (error.strerror or str(error)).lower(), error
+        raise HostError(why) from cause

@@ -2,14 +2,15 @@
 
 It comes to node 0 with its secret, introduces itself, and then passes on: orders to the agent (as
 `own_orders` translates them), news to the head. In each attempt the agent is a new one; the
-connection stays. Where the connection ends, the agent does, and with it all ranks; where this
-process is killed, the agent sees the end of its stdin. Signals are told to the head, which ends the
-job on all nodes.
+connection stays, or is made anew (`return_to_head`). Where none can be made, the agent ends, and
+with it all ranks; where this process is killed, the agent sees the end of its stdin. Signals are
+told to the head, which ends the job on all nodes.
 
 The main thread owns all state; other threads and signal handlers put what they have into a queue.
 """
 
 import queue
+import secrets
 import socket
 import sys
 import threading
@@ -20,11 +21,13 @@ from typing import Any
 from torch_xdist.launcher.backends import introduction
 from torch_xdist.launcher.backends.backend import Plane, Send
 from torch_xdist.launcher.backends.over_command import AgentOverCommand, HostsOverCommand
+from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, ProtocolError
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.node.dialing import Dialer
 from torch_xdist.launcher.node.here import Here
 from torch_xdist.launcher.node.own_orders import OwnOrders
+from torch_xdist.launcher.node.return_to_head import ReturnToHead
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.sealed import rank_secret
 from torch_xdist.system.frames import Message
@@ -56,7 +59,9 @@ class Node:
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = (
             queue.SimpleQueue()
         )
+        self._session = secrets.token_hex(16)
         self._head: PipeStream | None = None
+        self._return: ReturnToHead | None = None
         self._agent: AgentOverCommand | None = None
         self._send: Send = lambda *_: None
         self._orders: OwnOrders | None = None
@@ -82,6 +87,8 @@ class Node:
             if self._agent is not None:
                 self._agent.end()
             if self._head is not None:
+                # Without that word it would be waited for.
+                self._head.send({"op": "leave"})
                 self._head.close(_CLOSE_S)
 
     def asked(self, number: int) -> None:
@@ -116,16 +123,25 @@ class Node:
 
     def _on_connected(self, sock: socket.socket, sealed: Any) -> None:
         self._address, self._job_id = sock.getsockname()[0], sealed.job_id
-        self._head = PipeStream.over(sock, sealed, is_head=False)
-        self._head.send(introduction.introduction(self._job, self._node, socket.gethostname()))
+        self._head = PipeStream.over(Connection.over(sock, sealed))
+        known = self._job, self._node, socket.gethostname(), self._session
+        self._head.send(introduction.introduction(*known))
+        self._return = ReturnToHead(self._dialer, self._node, self._session, self._head, self._say)
         self._head.start(
             lambda *said: self._inbox.put((self._on_head, said)),
             lambda why: self._inbox.put((self._on_lost, (why,))),
             beat_s=self._job.timeouts.beat_s,
             lost_s=self._job.timeouts.lost_s,
+            within_s=self._job.timeouts.reconnect_s,
+            # What it has said on the connection that ended comes first: it may be the end.
+            on_trouble=lambda why: self._inbox.put((self._on_trouble, (why,))),
         )
         for number in self._asked:
             self._head.send({"op": "ask", "signal": number})
+
+    def _on_trouble(self, why: str) -> None:
+        if self._return is not None:
+            self._return.try_for(why)
 
     def _on_lost(self, why: str) -> None:
         if self._code is None:
@@ -155,7 +171,8 @@ class Node:
         match message["op"]:
             case "welcome":
                 assert self._head is not None
-                self._head.keep_to(float(message["beat_s"]), float(message["lost_s"]))
+                limits = (float(message[name]) for name in ("beat_s", "lost_s", "within_s"))
+                self._head.keep_to(*limits)
                 nodes = len(self._job.hosts)
                 name = f"job {self._job_id} of {self._dialer.name}"
                 self._say(f"node {self._node} of {nodes} is in {name}")

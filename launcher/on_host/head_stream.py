@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch_xdist.launcher.facts.host import VERSION
+from torch_xdist.launcher.on_host.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.system.frames import Frame, Link, Message
 
@@ -23,7 +24,8 @@ Post = Callable[[Message, bytes], None]
 class Stream(Protocol):
     """What carries messages to the head."""
 
-    pending_bytes: int
+    @property
+    def pending_bytes(self) -> int: ...
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None: ...
 
@@ -90,6 +92,9 @@ class PipesToHead:
         """The stream; `post` gets every order, and "lost" where it ends, or is silent too long."""
         self._pipes.send({**hello, "op": "hello", "version": VERSION})
         limits = {"beat_s": config["beat_s"], "lost_s": config["lost_s"]}
+        if found_at := config.get("found_at"):
+            limits["within_s"] = config["reconnect_s"]
+            Resumption(found_at["name"], found_at["secret"], self._pipes)
         self._pipes.start(post, _lost(post), **limits)
         return self._pipes
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import ray_cluster
 import slurm_cluster
+from node_jobs import Nodes
 from processes import kill_marked
 from ray_cluster import Cluster
 
@@ -218,3 +219,9 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(why)
     with ray_cluster.running() as found:
         yield found
+
+
+@pytest.fixture
+def nodes(start: Callable[..., Running], tmp_path: Path) -> Nodes:
+    """Nodes of one job on this machine."""
+    return Nodes(start, tmp_path / "shared")

@@ -10,18 +10,16 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from node_jobs import SECRET, WAITS, Nodes, ends, shown
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
 
-SECRET = "5e" * 32
 HERE = socket.gethostname()
-WAITS = "say('on%d' % RANK); time.sleep(200)"
+SOON = ("--lost-after", "2", "--beat-every", "0.5", "--reconnect-within", "0")
 SAVES = """
     def save(number, frame):
         say("saved%d" % RANK)
@@ -37,64 +35,6 @@ FACTS = """
     told = [os.environ[name] for name in names]
     say("rank%d" % RANK, json.dumps([*told, os.getcwd(), sys.argv[0], os.environ["OWN"]]))
 """
-
-
-class Nodes:
-    """Starts nodes of one job; all of their ranks write into `folder`."""
-
-    def __init__(self, start: Callable, folder: Path) -> None:
-        self._start, self.folder = start, folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-
-    def node(self, rank: int, body: str, *options: str, nnodes: int = 2, **more: Any) -> Any:
-        """Start one; options that stand twice are as the last one says."""
-        where = ("--master-addr", "127.0.0.1", "--master-port", str(self.port))
-        words = ("--nnodes", str(nnodes), "--node-rank", str(rank), *where, "-n", "2", *options)
-        own = {"FOLDER": str(self.folder), "XLA_RUN_SECRET": SECRET, "OWN": f"of {rank}"}
-        env = {name: value for name, value in {**own, **more.pop("env", {})}.items() if value}
-        return self._start(body, *words, env=env, **more)
-
-    def both(self, body: str, *options: str) -> tuple[Any, Any]:
-        return self.node(0, body, *options), self.node(1, body, *options)
-
-    def running(self, body: str = WAITS, *options: str) -> tuple[Any, Any]:
-        """Both, whose four ranks are all at work."""
-        jobs = self.both(body, *options)
-        self.all_on(jobs)
-        return jobs
-
-    def all_on(self, jobs: tuple[Any, ...], ranks: int = 4) -> None:
-        for rank in range(ranks):
-            self.wait_for(f"on{rank}", jobs)
-
-    def wait_for(self, name: str, jobs: tuple[Any, ...], limit_s: float = 60.0) -> str:
-        end_s = time.monotonic() + limit_s
-        while not (self.folder / name).exists():
-            told = "\n".join(job.texts() for job in jobs)
-            assert time.monotonic() < end_s, f"{name} did not appear: {told}"
-            time.sleep(0.02)
-        return (self.folder / name).read_text()
-
-
-@pytest.fixture
-def nodes(start: Callable, tmp_path: Path) -> Nodes:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    return Nodes(start, folder)
-
-
-def ends(*jobs: Any, limit_s: float = 60.0) -> list[Any]:
-    return [job.end(limit_s=limit_s) for job in jobs]
-
-
-def shown(job: Any, line: str, limit_s: float = 30.0) -> None:
-    """Wait until it has said this."""
-    end_s = time.monotonic() + limit_s
-    while line not in job.texts():
-        assert time.monotonic() < end_s, job.texts()
-        time.sleep(0.02)
 
 
 def test_ranks_are_numbered_over_the_nodes_and_each_runs_its_own_command(nodes: Nodes) -> None:
@@ -199,7 +139,7 @@ def test_a_node_that_is_killed_is_lost_and_leaves_nothing(nodes: Nodes) -> None:
 
 
 def test_a_node_that_is_stopped_is_lost_in_time(nodes: Nodes) -> None:
-    head, node = nodes.running(WAITS, "--lost-after", "2", "--beat-every", "0.5")
+    head, node = nodes.running(WAITS, *SOON)
     node.process.send_signal(signal.SIGSTOP)
     ended = head.end(limit_s=10)
     assert ended.code == ExitCode.HOST
@@ -209,7 +149,7 @@ def test_a_node_that_is_stopped_is_lost_in_time(nodes: Nodes) -> None:
 
 
 def test_how_long_a_side_may_be_silent_is_what_node_0_says(nodes: Nodes) -> None:
-    often = nodes.node(0, WAITS, "--lost-after", "2", "--beat-every", "0.5")
+    often = nodes.node(0, WAITS, *SOON)
     node = nodes.node(1, WAITS)
     nodes.all_on((often, node))
     # A node that kept to its own 2 s between two words would be lost by now.

@@ -2,14 +2,16 @@
 
 import os
 import queue
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from torch_xdist.launcher import pipe_stream
+from torch_xdist.launcher import connection, pipe_stream
 from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.system import frames
 
 LIMITS = {"beat_s": 0.05, "lost_s": 0.4}
 
@@ -70,7 +72,7 @@ def test_what_is_printed_before_the_mark_is_kept_and_no_message(pair: Pair) -> N
 def test_a_flood_without_a_mark_ends_the_stream(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipe_stream, "_MOST_NOISE_BYTES", 10)
+    monkeypatch.setattr(connection, "_MOST_NOISE_BYTES", 10)
     os.write(pair.to_head, b"no agent at all")
     pair.start(pair.head)
     assert pair.closed.get(timeout=5) == "15 bytes came, and no agent among them"
@@ -120,3 +122,104 @@ def test_large_messages_arrive_whole(pair: Pair) -> None:
     while pair.agent.pending_bytes >= 8 << 20 and time.monotonic() < end_s:
         time.sleep(0.01)
     assert pair.agent.pending_bytes < 8 << 20
+
+
+def test_a_stream_goes_on_over_another_connection_without_a_loss_or_a_repetition() -> None:
+    at_ours, at_theirs = joined()
+    ours, theirs = PipeStream(*at_ours, is_head=False), PipeStream(*at_theirs, is_head=True)
+    heard: queue.SimpleQueue = queue.SimpleQueue()
+    again = {**LIMITS, "lost_s": 20.0, "within_s": 20.0}
+    for stream, take in ((ours, lambda *_: None), (theirs, lambda *said: heard.put(said))):
+        stream.start(take, lambda why: None, **again)
+    for number in range(300):
+        ours.send({"op": "count", "number": number})
+        if number in (100, 200):
+            came = ours.suspend(), theirs.suspend()
+            lines = [connection.Connection(*ends, awaits_mark=False) for ends in joined()]
+            ours.resume(lines[0], came[1])
+            theirs.resume(lines[1], came[0])
+    numbers = [heard.get(timeout=10)[0]["number"] for _ in range(300)]
+    assert numbers == [*range(300)] and heard.empty()
+    for stream in (ours, theirs):
+        stream.close(0.2)
+
+
+def joined() -> tuple[tuple[int, int], tuple[int, int]]:
+    """The two ends of a pair of pipes."""
+    read, their_write = os.pipe()
+    their_read, write = os.pipe()
+    return (read, write), (their_read, their_write)
+
+
+def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
+    ours, theirs = joined()
+    head = PipeStream(*ours, is_head=True)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    troubles: queue.SimpleQueue = queue.SimpleQueue()
+    limits = {"beat_s": 0.05, "lost_s": 5.0, "within_s": 0.5}
+    head.start(lambda *_: None, closed.put, **limits, on_trouble=troubles.put)
+    os.write(theirs[1], pipe_stream.MARK)
+    time.sleep(0.1)
+    since_s = time.monotonic()
+    for fd in theirs:
+        os.close(fd)
+    assert troubles.get(timeout=5) == "its stream ended"
+    assert 0 < head.left_s() <= 0.5 and head.needs_line
+    assert closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
+    assert 0.4 < time.monotonic() - since_s < 3
+
+
+def test_a_head_that_has_died_is_not_waited_for() -> None:
+    """Its last word may stand in the middle of a message."""
+    ours, theirs = joined()
+    agent = PipeStream(*ours, is_head=False)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    agent.start(lambda *_: None, closed.put, beat_s=0.05, lost_s=5.0, within_s=20.0)
+    os.write(theirs[1], frames.encode({"op": "news", "text": "x" * 1000})[:500])
+    os.write(theirs[1], connection.LAST_WORD)
+    os.close(theirs[1])
+    assert closed.get(timeout=5) == "its stream ended"
+    os.close(theirs[0])
+
+
+def test_a_connection_without_a_word_is_given_up_before_the_other_side_is() -> None:
+    ours, theirs = joined()
+    head = PipeStream(*ours, is_head=True)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    troubles: queue.SimpleQueue = queue.SimpleQueue()
+    limits = {"beat_s": 0.05, "lost_s": 0.4, "within_s": 1.0}
+    head.start(lambda *_: None, closed.put, **limits, on_trouble=troubles.put)
+    since_s = time.monotonic()
+    os.write(theirs[1], pipe_stream.MARK)
+    assert troubles.get(timeout=5) == "no word from it for 0 s" and head.line is not None
+    assert troubles.get(timeout=5) == "no word from it for 0.4 s" and head.line is None
+    told = r"no word from it for 0\.4 s, and there was no new connection for 0\.6 s"
+    assert re.fullmatch(told, closed.get(timeout=5)) and head.is_lost
+    assert 0.9 < time.monotonic() - since_s < 3
+    for fd in theirs:
+        os.close(fd)
+
+
+def test_an_orderly_end_is_waited_for_no_longer_than_said() -> None:
+    ours, theirs = joined()
+    head = PipeStream(*ours, is_head=True)
+    closed: queue.SimpleQueue = queue.SimpleQueue()
+    limits = {"beat_s": 0.05, "lost_s": 5.0, "within_s": 20.0, "orderly_s": 0.3}
+    head.start(lambda *_: None, closed.put, **limits)
+    os.write(theirs[1], pipe_stream.MARK)
+    for fd in theirs:
+        os.close(fd)
+    assert closed.get(timeout=5) == "its stream ended, and there was no new connection for 0.3 s"
+
+
+def test_a_side_without_a_connection_is_closed_at_once() -> None:
+    ours, theirs = joined()
+    agent = PipeStream(*ours, is_head=False)
+    agent.start(lambda *_: None, lambda _: None, beat_s=0.05, lost_s=5.0, within_s=20.0)
+    agent.suspend()
+    agent.send({"op": "news"})
+    since_s = time.monotonic()
+    agent.close(5.0)
+    assert time.monotonic() - since_s < 1
+    for fd in theirs:
+        os.close(fd)

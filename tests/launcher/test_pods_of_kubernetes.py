@@ -92,7 +92,9 @@ def test_ctrl_c_lets_the_ranks_of_all_pods_save(start) -> None:
 
 @pytest.mark.long
 def test_a_pod_that_is_lost_is_told_and_all_pods_are_started_again(start) -> None:
-    job = start(_COUNTS, "--env", "SLEEPS=8", "--lost-after", "3")
+    # Kubernetes starts again at once, before a node that may come back is given up.
+    limits = ("--lost-after", "3", "--reconnect-within", "0")
+    job = start(_COUNTS, "--env", "SLEEPS=8", *limits)
     wait_for_line(job, "rank 3 of 4")
     # Its processes are gone without a word, as those of a node that has no power.
     lost = next(job.folder.glob("pods/*-1-00000"))

@@ -17,7 +17,7 @@ JOB = Job("script", ["/data/train.py", "--lr", "1"], 6, hosts=HOSTS, way="nodes"
 
 def test_the_same_command_in_another_folder_fits() -> None:
     there = replace(JOB, argv=["/data/me/train.py", "--lr", "1"], cwd="/data/me", job_id="other")
-    assert refusal(introduction(there, 2, "b"), JOB) is None
+    assert refusal(introduction(there, 2, "b", "5e"), JOB) is None
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_the_same_command_in_another_folder_fits() -> None:
     ],
 )
 def test_what_differs_is_named(told: dict[str, Any], code: int, words: str) -> None:
-    found = refusal({**introduction(JOB, 1, "b"), **told}, JOB)
+    found = refusal({**introduction(JOB, 1, "b", "5e"), **told}, JOB)
     assert found is not None and found[0] == code
     assert found[1].startswith(words)
 
 
 def test_a_password_in_a_command_is_not_shown() -> None:
-    told = {**introduction(JOB, 1, "b"), "command": ["train.py", "pg://me:hush@db"]}
+    told = {**introduction(JOB, 1, "b", "5e"), "command": ["train.py", "pg://me:hush@db"]}
     found = refusal(told, JOB)
     assert found is not None and "pg://***@db" in found[1]

@@ -103,7 +103,7 @@ def test_what_an_agent_is_to_know_comes_on_its_stdin(tmp_path: Path, told: Told)
     backend = HostsOverCommand(way, [HOST], sys.executable, {"TOKEN": "hush"})
     line = {"env": backend.env, "argv": ["-c", "import os; print(os.environ['TOKEN'])"]}
     first = json.dumps(line).encode() + b"\n"
-    ended(AgentOverCommand(way, HOST, backend.command(0), sys.executable, first), told)
+    ended(AgentOverCommand(way, HOST, backend.command(0), sys.executable, first, {}), told)
     assert (tmp_path / "out").read_text() == "hush\n"
 
 

@@ -27,7 +27,9 @@ def test_what_is_no_duration_is_refused_with_its_name(text):
 
 
 def test_the_timeouts_have_the_defaults_of_the_contract():
-    assert settings.timeouts({}) == Timeouts(300, 10, 2, 10, 3, 30, 60, math.inf, 60, 300, math.inf)
+    assert settings.timeouts({}) == Timeouts(
+        *(300, 10, 2, 10, 30, 3, 30, 60, math.inf, 60, 300, math.inf)
+    )
 
 
 def test_flags_win_over_variables_and_variables_over_defaults():

@@ -1,10 +1,12 @@
 """Two hosts, a and b, on which jobs of `xla-run --hosts` run."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pod import Pod
+from pod_nodes import TwoHosts
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,9 @@ def on_hosts(start: Callable, pod: Pod) -> Callable:
         return start(body, *own, *options, **more)
 
     return begin
+
+
+@pytest.fixture
+def two_hosts(start: Callable, pod: Pod, tmp_path: Path) -> TwoHosts:
+    """Nodes on the hosts of the pod, all of whose ranks write into one folder."""
+    return TwoHosts(start, pod, tmp_path / "shared")

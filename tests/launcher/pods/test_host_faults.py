@@ -18,6 +18,8 @@ from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
 
 TWO = ("--hosts", "a,b", "-n", "2")
+# Nobody is to come back over another connection: that is `test_lost_ssh`.
+AT_ONCE = ("--reconnect-within", "0")
 WAITS = "say('on%d' % RANK); time.sleep(200)"
 
 
@@ -40,7 +42,7 @@ def test_a_host_that_is_killed_is_named_and_the_others_end(on_hosts: Callable, p
 
 
 def test_a_cut_link_is_noticed_and_each_side_ends_its_ranks(on_hosts: Callable, pod: Pod) -> None:
-    job = running(on_hosts)
+    job = running(on_hosts, *AT_ONCE)
     pod.hosts["b"].cut()
     since_s = time.monotonic()
     job.process.wait(15)
@@ -53,7 +55,7 @@ def test_a_cut_link_is_noticed_and_each_side_ends_its_ranks(on_hosts: Callable, 
 
 
 def test_how_long_a_host_may_be_silent_is_an_option(on_hosts: Callable, pod: Pod) -> None:
-    job = running(on_hosts, "--lost-after", "3", "--beat-every", "0.5")
+    job = running(on_hosts, "--lost-after", "3", "--beat-every", "0.5", *AT_ONCE)
     pod.hosts["b"].cut()
     job.process.wait(8)
     assert "host b (ranks 2, 3) was lost: no word from it for 3 s" in job.texts()
@@ -81,7 +83,7 @@ def test_ranks_in_a_collective_end_with_a_host_that_is_lost(on_hosts: Callable, 
                 say("on%d" % RANK)
             time.sleep(0.05)
     """
-    job = running(on_hosts, body=body)
+    job = running(on_hosts, *AT_ONCE, body=body)
     pod.hosts["b"].cut()
     job.process.wait(20)
     assert job.process.returncode == ExitCode.HOST, job.texts()
@@ -141,7 +143,7 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(on_hosts: Callable) -> Non
 
 
 def test_a_killed_connection_loses_its_host(on_hosts: Callable) -> None:
-    job = running(on_hosts)
+    job = running(on_hosts, *AT_ONCE)
     connections = [pid for pid in process_tree.children(job.process.pid) if is_ssh(pid)]
     assert len(connections) == 2
     os.kill(connections[1], signal.SIGKILL)

@@ -4,17 +4,15 @@ import json
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+from node_jobs import WAITS
 from pod import ROOT, Pod
+from pod_nodes import PORT, TwoHosts
 
 from torch_xdist.launcher.facts.errors import ExitCode
-from torch_xdist.system import process_tree
 
-PORT = "29401"
-WAITS = "say('on%d' % RANK); time.sleep(200)"
+CUT = ("--lost-after", "3", "--beat-every", "0.5", "--reconnect-within", "0")
 FACTS = """
     import json, socket
     import torch, torch_xla, torch_xla.core.xla_model as xm
@@ -22,43 +20,6 @@ FACTS = """
     say("rank%d" % RANK, json.dumps(told))
     print("sum", xm.all_reduce("sum", torch.ones(1, device="xla")).item())
 """
-
-
-class TwoHosts:
-    """Starts nodes on the hosts of a pod; node 0 is to be on host a. All write into one folder."""
-
-    def __init__(self, start: Callable, pod: Pod, folder: Path) -> None:
-        self._start, self._pod, self.folder = start, pod, folder
-        self.address = pod.hosts["a"].address
-
-    def on(self, name: str, rank: int, body: str, *options: str) -> Any:
-        """Start a node on a host."""
-        (first,) = process_tree.children(self._pod.hosts[name]._process.pid)
-        inside = ("nsenter", "-t", str(first), "-m", "-u", "-i", "-n", "-p")
-        where = ("--master-addr", self.address, "--master-port", PORT)
-        words = ("--nnodes", "2", "--node-rank", str(rank), *where, "-n", "2", *options)
-        env = {"FOLDER": str(self.folder), "XLA_RUN_SECRET": "5e" * 32}
-        before = (*inside, "--", "env", "-C", str(self.folder))
-        return self._start(body, *words, env=env, before=before)
-
-    def both(self, body: str, *options: str) -> tuple[Any, Any]:
-        return self.on("a", 0, body, *options), self.on("b", 1, body, *options)
-
-
-@pytest.fixture
-def two_hosts(start: Callable, pod: Pod, tmp_path: Path) -> TwoHosts:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    return TwoHosts(start, pod, folder)
-
-
-def running(two_hosts: TwoHosts, *options: str) -> tuple[Any, Any]:
-    jobs = two_hosts.both(WAITS, *options)
-    end_s = time.monotonic() + 60
-    while not all((two_hosts.folder / f"on{rank}").exists() for rank in range(4)):
-        assert time.monotonic() < end_s, "\n".join(job.texts() for job in jobs)
-        time.sleep(0.05)
-    return jobs
 
 
 def test_ranks_of_nodes_meet_at_the_address_of_node_0(two_hosts: TwoHosts, pod: Pod) -> None:
@@ -74,7 +35,7 @@ def test_ranks_of_nodes_meet_at_the_address_of_node_0(two_hosts: TwoHosts, pod: 
 
 
 def test_a_cut_between_nodes_ends_the_ranks_of_both_sides(two_hosts: TwoHosts, pod: Pod) -> None:
-    head, node = running(two_hosts, "--lost-after", "3", "--beat-every", "0.5")
+    head, node = two_hosts.running(*CUT)
     pod.hosts["b"].cut()
     since_s = time.monotonic()
     ended = [job.end(limit_s=12) for job in (head, node)]
@@ -97,7 +58,7 @@ def test_a_second_node_0_is_told_that_there_is_one(two_hosts: TwoHosts) -> None:
 
 
 def test_the_host_of_a_node_that_is_killed_is_lost(two_hosts: TwoHosts, pod: Pod) -> None:
-    head, _ = running(two_hosts)
+    head, _ = two_hosts.running()
     pod.hosts["b"].kill()
     ended = head.end(limit_s=15)
     assert ended.code == ExitCode.HOST

@@ -1,0 +1,167 @@
+"""The head's way back to an agent behind a command such as ssh, where the connection is lost.
+
+The command is started anew, as for the agent itself; what it runs there is a relay to the agent,
+which listens for it (`on_host/resumption.py`). The secret by which the agent knows its head goes
+over the command's stdin.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from torch_xdist.launcher.backends.last_word import LastWord
+from torch_xdist.launcher.connection import Connection
+from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.resuming import Asking
+from torch_xdist.system.errors import FrameError
+from torch_xdist.system.process import Child
+
+_MODULE = "torch_xdist.launcher.on_host.relay"
+# A login takes several times the delay of the way, and an interpreter starts there.
+_TRIES_S = (5.0, 10.0, 15.0)
+_PAUSES_S = (0.2, 0.5, 1.0)
+_REFUSED = b"Connection refused"
+# A server that starts again refuses for a moment.
+_REFUSALS_S = 3.0
+_MOST_SAID = 4096
+
+
+class ReturnToAgent:
+    """One for each agent.
+
+    Args:
+        name: of the host.
+        command: what reaches its host, and starts an interpreter there.
+        environ: that of the command; None: that of this process.
+        env: variables for the interpreter there.
+        at: where the agent is found, and what it is told, as of `new_place`.
+        note: shows a line.
+        took: gets the process of a connection that is used now, its stderr, and its last word.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str] | None,
+        env: Mapping[str, str],
+        at: Mapping[str, str],
+        stream: PipeStream,
+        note: Callable[[str], None],
+        took: Callable[[Child, int, LastWord], None],
+    ) -> None:
+        self._name, self._command, self._environ = name, command, environ
+        self._stream = stream
+        argv = ["-P", "-m", _MODULE, at["name"]]
+        self._first = (json.dumps({"env": dict(env), "argv": argv}) + "\n").encode()
+        self._asking = Asking(stream, {"secret": at["secret"]})
+        self._note, self._took = note, took
+        self._turn, self._is_running, self._is_told = threading.Lock(), False, False
+        self._refused_s: float | None = None
+        self._process: Child | None = None
+        self._is_stopped = False
+
+    def try_for(self, why: str) -> None:
+        """There is trouble with the connection: see that there is another one, on a thread."""
+        if self._stream.line is None and not self._is_told and not self._stream.is_over:
+            self._is_told = True
+            waits = f"waiting up to {self._stream.left_s():.0f} s"
+            self._note(f"connection to host {self._name} lost ({why}), {waits}")
+        with self._turn:
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, daemon=True, name="return").start()
+
+    def _run(self) -> None:
+        number = 0
+        while self._goes_on():
+            since_s = time.monotonic() - self._stream.unheard_s()
+            if self._once(_TRIES_S[min(number, len(_TRIES_S) - 1)]):
+                if self._is_told:
+                    self._is_told = False
+                    self._note(
+                        f"host {self._name} is back after {time.monotonic() - since_s:.1f} s"
+                    )
+                number = 0
+            else:
+                time.sleep(_PAUSES_S[min(number, len(_PAUSES_S) - 1)])
+                number += 1
+
+    def stop(self) -> None:
+        """Try no more: nothing that it has started is left, or is taken later."""
+        with self._turn:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _goes_on(self) -> bool:
+        with self._turn:
+            self._is_running = self._stream.needs_line and not self._is_stopped
+            return self._is_running
+
+    def _once(self, limit_s: float) -> bool:
+        """Whether there is a connection again; where there can be none, the stream is over."""
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        said, said_write = os.pipe2(os.O_CLOEXEC)
+        line = Connection(ours_out, ours_in, awaits_mark=True)
+        try:
+            process = self._started(theirs_in, theirs_out, said_write)
+        finally:
+            for fd in (theirs_in, theirs_out, said_write):
+                os.close(fd)
+        if process is None:
+            line.close()
+            os.close(said)
+            return False
+        last_word = LastWord(ours_in)
+        is_back = self._goes_over(line, limit_s)
+        with self._turn:
+            self._process = None
+            if is_back and not self._is_stopped:
+                self._took(process, said, last_word)
+                return True
+        last_word.keep_back()
+        process.kill()
+        process.wait()
+        process.close()
+        self._judge(said)
+        return False
+
+    def _started(self, stdin: int, stdout: int, stderr: int) -> Child | None:
+        ends = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "env": self._environ}
+        with self._turn, contextlib.suppress(OSError):
+            if not self._is_stopped:
+                self._process = Child.start(self._command, **ends, start_new_session=True)
+            return self._process
+        return None
+
+    def _goes_over(self, line: Connection, limit_s: float) -> bool:
+        try:
+            line.put(self._first)
+            if line.begins(limit_s) and self._stream.needs_line:
+                return self._asking.over(line, limit_s)
+        except (FrameError, OSError, KeyError, TypeError, ValueError):
+            pass
+        line.break_off()
+        return False
+
+    def _judge(self, said: int) -> None:
+        """Where its machine refuses for long enough, nothing of it is left to come back to."""
+        with os.fdopen(said, "rb") as stderr:
+            text = stderr.read(_MOST_SAID)
+        now_s = time.monotonic()
+        if _REFUSED not in text:
+            self._refused_s = None
+        elif self._refused_s is None:
+            self._refused_s = now_s
+        elif now_s - self._refused_s >= _REFUSALS_S:
+            self._stream.give_up(self._stream.why)
+
+
+def new_place() -> dict[str, str]:
+    """Where an agent is found again, and what it is to be told then."""
+    return {"name": f"xla-run-{os.urandom(16).hex()}", "secret": os.urandom(32).hex()}

@@ -1,0 +1,80 @@
+"""How a stream goes on over another connection: one side asks for it, the other one grants it.
+
+Who asks has made the connection, and says what it is known by, the number of its try, and how many
+messages have come to it; the other side answers with its own count. A later try is always the one
+that holds: a connection may be slower than the next one.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torch_xdist.launcher.connection import Connection
+from torch_xdist.launcher.facts.errors import HostError
+from torch_xdist.launcher.pipe_stream import PipeStream
+
+_MOST_TEXT = 2000
+
+
+class Asking:
+    """The side that makes connections.
+
+    Args:
+        known: what the other side knows it by.
+    """
+
+    def __init__(self, stream: PipeStream, known: Mapping[str, Any]) -> None:
+        self._stream, self._known, self._tries = stream, known, 0
+
+    def over(self, line: Connection, limit_s: float) -> bool:
+        """Whether the stream goes on over this connection, which then belongs to it.
+
+        The stream is given up where the other side refuses it, or lacks what is not kept any more.
+
+        Raises:
+            OSError, FrameError, KeyError, TypeError, ValueError: the connection is of no use.
+        """
+        self._tries += 1
+        known = {**self._known, "try": self._tries}
+        line.say({"op": "resume", **known, "came": self._stream.suspend()})
+        answer = line.first(limit_s)
+        if answer is None:
+            raise OSError("no answer")
+        if answer.message["op"] != "resumed":
+            line.close()
+            text = str(answer.message["text"])[:_MOST_TEXT]
+            self._stream.give_up(f"{self._stream.why}, and {text}")
+            return False
+        try:
+            self._stream.resume(line, int(answer.message["came"]))
+        except HostError as error:
+            self._stream.give_up(str(error))
+        return True
+
+
+class Granting:
+    """The side that is come to, once it knows who asks."""
+
+    def __init__(self, stream: PipeStream) -> None:
+        self._stream = stream
+        self._turn, self._tries = threading.Lock(), 0
+
+    def over(self, line: Connection, told: Mapping[str, Any]) -> None:
+        """Go on over another connection, on which `told` has come.
+
+        Raises:
+            OSError: that connection is broken, or older than the one there is.
+            HostError: the other side cannot be told what it has missed; the stream is given up.
+            KeyError, TypeError, ValueError: it does not ask as it should.
+        """
+        number, came = int(told["try"]), int(told["came"])
+        with self._turn:
+            if number <= self._tries:
+                raise OSError("there is a newer connection")
+            self._tries = number
+            line.say({"op": "resumed", "came": self._stream.suspend()})
+            try:
+                self._stream.resume(line, came)
+            except HostError as error:
+                self._stream.give_up(str(error))
+                raise
