@@ -219,6 +219,7 @@ PROCESSES = [
     "backends",
     "node",
     "on_ray",
+    "attempts",
     "head",
     "preflight",
     "k8s",

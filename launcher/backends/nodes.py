@@ -21,6 +21,7 @@ from torch_xdist.launcher.backends.local import ThisHost
 from torch_xdist.launcher.backends.node_door import Door
 from torch_xdist.launcher.facts import placement, settings
 from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.sealed import rank_secret
@@ -64,9 +65,24 @@ class Nodes:
         self._door: Door | None = None
         self._is_over = False
         self._early: list[str] = []
+        self._nodes = list(range(len(job.hosts)))  # of the attempt
 
     def hosts(self) -> Sequence[str]:
-        return [host.name for host in self._job.hosts]
+        return [self._job.hosts[node].name for node in self._nodes]
+
+    def take(self, hosts: Sequence[Host]) -> None:
+        names = [host.name for host in self._job.hosts]
+        self._nodes = [names.index(host.name) for host in hosts]
+
+    def there(self) -> Sequence[int]:
+        """This node, and those that have come; from now on they may.
+
+        Raises:
+            HostError: the port cannot be listened on.
+        """
+        self._open_door()
+        with self._lock:
+            return [0, *sorted(self._links)]
 
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> AgentProcess:
         """Start the agent of this host, or expect a node.
@@ -77,14 +93,12 @@ class Nodes:
         if host_index == 0:
             self._attempt += 1
             self._agents.clear()
-            if self._door is None:
-                name, port = self._job.way_command
-                facts = name, int(port), self._secret, job_id
-                self._door = Door(*facts, self._admit, self._warn)
+            self._open_door()
             return ThisHost(self._environ()).start(0, job_id, warmth, mark)
         salt = self._salt.hex()
         order = {"op": "attempt", "number": self._attempt, "salt": salt}
-        return AgentOnNode(host_index, self._attempt, order, self._is_connected)
+        node = self._nodes[host_index]
+        return AgentOnNode(host_index, node, self._attempt, order, self._is_connected)
 
     def rank_secret(self, attempt: int) -> bytes:
         """What the ranks of an attempt seal with; every node makes it for itself."""
@@ -101,6 +115,12 @@ class Nodes:
         end_s = time.monotonic() + _CLOSE_S
         for link in links:
             link.stream.close(max(0.05, end_s - time.monotonic()))
+
+    def _open_door(self) -> None:
+        if self._door is None:
+            name, port = self._job.way_command
+            facts = name, int(port), self._secret, self._job.job_id
+            self._door = Door(*facts, self._admit, self._warn)
 
     def _environ(self) -> dict[str, str]:
         """For the agent of this host, whose ranks are not those of the others."""
@@ -138,6 +158,9 @@ class Nodes:
         )
         if agent is not None:
             agent.attach(link)
+        elif self._agents:
+            name = introduction.name_of(link.node)
+            self._warn(f"{name} ({link.machine}) has come, and takes part in the next attempt")
 
     def _in_the_way(self, told: Mapping[str, Any]) -> tuple[ExitCode, str] | None:
         node = int(told["node"])
@@ -177,6 +200,8 @@ class Nodes:
             agent.take({"op": "note", "text": text}, b"")
         if link is not None:
             agent.attach(link)
+        elif self._job.least_hosts:
+            agent.give_up()
 
     def _warn(self, text: str) -> None:
         """Show a line, as if an agent had said it; before there is one, it waits."""
@@ -189,16 +214,21 @@ class Nodes:
 
 
 class AgentOnNode:
-    """The agent of a node in one attempt; what it is told waits until the node is there."""
+    """The agent of a node in one attempt; what it is told waits until the node is there.
+
+    Args:
+        index: its number among the hosts of the attempt.
+    """
 
     def __init__(
         self,
+        index: int,
         node: int,
         attempt: int,
         order: Message,
         is_connected: Callable[["AgentOnNode"], None],
     ) -> None:
-        self.node, self.attempt = node, attempt
+        self._index, self.node, self.attempt = index, node, attempt
         self._is_connected = is_connected
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -233,13 +263,17 @@ class AgentOnNode:
         if message["op"] == "agent_ended":
             self._over.set()
         else:
-            self._post(self.node, message, blob)
+            self._post(self._index, message, blob)
+
+    def give_up(self) -> None:
+        """Its node, which was there a moment ago, is not any more, and is not waited for."""
+        self._post(self._index, {"op": "gone", "why": "it is not there any more"}, b"")
 
     def lose(self, link: Link, why: str) -> None:
         """Its node is gone."""
         if self._link is link:
             self._over.set()
-            self._post(self.node, {"op": "gone", "why": why}, b"")
+            self._post(self._index, {"op": "gone", "why": why}, b"")
 
     def why_gone(self) -> str | None:
         return None  # the end of the stream says it

@@ -102,6 +102,12 @@ class HostsOverCommand:
     def hosts(self) -> Sequence[str]:
         return [host.name for host in self._hosts]
 
+    def take(self, hosts: Sequence[Host]) -> None:
+        self._hosts = list(hosts)
+
+    def there(self) -> Sequence[int]:
+        return []
+
     def rank_secret(self, attempt: int) -> bytes:
         return b""
 

@@ -7,8 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Send
+from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.system.frames import Message
 
 
@@ -115,6 +117,21 @@ class Hosts:
             if not state.gone and (why := state.agent.why_gone()) is not None:
                 return state, why
         return None
+
+    def blamed(self, failures: Sequence[Failure], exit_code: int) -> tuple[int, ...]:
+        """Those to which an ending is due, and not to what the ranks run, by number.
+
+        They were lost, or could not start their ranks, or have not said a word in time; where all
+        have said hello in time, that the ranks have not come is nobody's fault in particular.
+        """
+        is_late = exit_code == ExitCode.RENDEZVOUS
+        kinds = ("host_lost",) if is_late else ("host_lost", "launch")
+        ranks = {failure.rank for failure in failures if failure.kind in kinds}
+        return tuple(
+            state.index
+            for state in self.states
+            if state.gone or (is_late and state.facts is None) or ranks.intersection(state.ranks)
+        )
 
     def ask_stacks(self) -> None:
         """Ask for the stacks of all ranks; `stacks` gives them when all hosts have answered."""

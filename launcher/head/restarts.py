@@ -1,7 +1,7 @@
 """Whether a job that failed is started again, and after what pause. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.records import Failure
@@ -18,6 +18,9 @@ HOPELESS_CODES = (int(ExitCode.USAGE), int(ExitCode.PREFLIGHT), int(ExitCode.DUP
 class Attempted:
     """One attempt that is over: its code, its root cause, and the step that it came to.
 
+    Where a host was lost, or a rank ended with the code for it, something was taken away from the
+    job: a preemption, and no failure of its own.
+
     `resumed` is the step of the checkpoint that it went on from (0: it found none), and `step`
     counts on from there. Where nothing is known of checkpoints it is None, and `step` counts from
     the start of the attempt.
@@ -28,12 +31,18 @@ class Attempted:
     step: int
     resumed: int | None = None
 
+    @property
+    def was_preempted(self) -> bool:
+        is_lost = self.root is not None and self.root.kind == "host_lost"
+        return is_lost or self.exit_code == ExitCode.PREEMPTED
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Start again after a pause."""
+    """Start again after a pause; `told` says so."""
 
     pause_s: float
+    told: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +53,20 @@ class Enough:
     why: str = ""
 
 
-def decide(attempts: Sequence[Attempted], budget: int) -> Again | Enough:
-    """What follows the last of `attempts`, with `budget` restarts allowed."""
-    last = attempts[-1]
+def decide(
+    attempts: Sequence[Attempted], budget: int, preemptions: int | None = None
+) -> Again | Enough:
+    """What follows the last of `attempts`.
+
+    Args:
+        budget: how many restarts are allowed after failures.
+        preemptions: and after preemptions; None: these count as failures.
+    """
+    last, used, of_what = attempts[-1], len(attempts), "restarts"
+    if preemptions is not None:
+        used = sum(one.was_preempted == last.was_preempted for one in attempts)
+        if last.was_preempted:
+            budget, of_what = preemptions, "restarts after preemptions and lost hosts"
     if last.exit_code == 0 or last.root is None or _is_hopeless(last) or budget == 0:
         return Enough(last.exit_code)
     if _without_progress(attempts) >= STUCK_ATTEMPTS:
@@ -54,10 +74,12 @@ def decide(attempts: Sequence[Attempted], budget: int) -> Again | Enough:
             int(ExitCode.RESTARTS_USED_UP),
             f"{STUCK_ATTEMPTS} attempts ended without progress beyond step {last.step}",
         )
-    if len(attempts) > budget:
+    if used > budget:
         code = int(ExitCode.RESTARTS_USED_UP)
-        return Enough(code, f"the budget of {budget} restarts is used up")
-    return Again(min(2.0 ** (len(attempts) - 1), LONGEST_PAUSE_S))
+        return Enough(code, f"the budget of {budget} {of_what} is used up")
+    pause_s = min(2.0 ** (used - 1), LONGEST_PAUSE_S)
+    kind = of_what.removeprefix("restarts")
+    return Again(pause_s, f"restart {used} of {budget}{kind} in {pause_s:g} s")
 
 
 def _is_hopeless(attempt: Attempted) -> bool:
