@@ -58,5 +58,7 @@ class Gathering:
         there, hosts = self._there(), self._job.hosts
         absent = [host.name for number, host in enumerate(hosts) if number not in there]
         where = ":".join(self._job.way_command)
-        text = f"{len(there)} of {len(hosts)} are there, at least {self._job.least_hosts} are needed"
+        text = (
+            f"{len(there)} of {len(hosts)} are there, at least {self._job.least_hosts} are needed"
+        )
         return f"{text} (not yet at {where}: {', '.join(absent)})" if absent else text
