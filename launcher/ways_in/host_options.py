@@ -1,7 +1,7 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Asked:
     ray: bool = False
     ray_address: str = ""
     ray_resources: str = ""
-    going_on: GoingOn = GoingOn()
+    going_on: GoingOn = field(default_factory=GoingOn)
 
     def given(self) -> list[str]:
         """Those options that were given for one way to other hosts, as typed."""

@@ -48,7 +48,7 @@ class Nodes:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
 
-    def node(self, rank: int, body: str, *options: str, nnodes: int = 2, **more: Any) -> Any:
+    def node(self, rank: int, body: str, *options: str, nnodes: int | str = 2, **more: Any) -> Any:
         """Start one; options that stand twice are as the last one says."""
         where = ("--master-addr", "127.0.0.1", "--master-port", str(self.port))
         words = ("--nnodes", str(nnodes), "--node-rank", str(rank), *where, "-n", "2", *options)
@@ -389,3 +389,22 @@ def test_a_port_that_is_taken_has_its_own_message(nodes: Nodes) -> None:
     assert ended.code == ExitCode.HOST
     told = f"xla-run: node 0 cannot listen on 127.0.0.1:{nodes.port}: Address already in use; end"
     assert told in ended.err
+
+
+def test_a_job_of_1_to_2_nodes_goes_on_without_one_that_is_killed(nodes: Nodes) -> None:
+    body = """
+        attempt = os.environ["XLA_RUN_ATTEMPT"]
+        say("on%d" % RANK)
+        print("attempt", attempt, "world", os.environ["WORLD_SIZE"])
+        if attempt == "0":
+            time.sleep(200)
+    """
+    options = ("--elastic-wait", "2")
+    jobs = [nodes.node(rank, body, *options, nnodes="1:2") for rank in (0, 1)]
+    nodes.all_on(tuple(jobs))
+    jobs[1].process.kill()
+    jobs[1].process.wait()
+    ended = jobs[0].end(limit_s=60)
+    assert ended.code == 0, ended.err
+    assert "host node1 was lost; the job goes on with 1 of 2 hosts" in ended.err
+    assert "[node0/1] attempt 1 world 2\n" in ended.out
