@@ -3,7 +3,7 @@
 On the head's thread, between attempts; what `roster` decides is done here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from torch_xdist.launcher.attempts import roster
 from torch_xdist.launcher.attempts.gathering import Gathering
@@ -17,6 +17,7 @@ class Crew:
 
     Attributes:
         job: as the next attempt sees it.
+        changes: what has become of its hosts, one text for each change.
 
     Args:
         note: shows a line.
@@ -34,6 +35,7 @@ class Crew:
         self._backend, self._note, self._is_stopped = backend, note, is_stopped
         comes = job.way == "nodes"
         self._roster = Roster(job.hosts, job.spares, job.least_hosts, first_stays=comes)
+        self.changes: list[str] = []
         self._gathering: Gathering | None = None
         if comes and job.least_hosts:
             self._gathering = Gathering(job, self._roster, backend.there, note, is_stopped)
@@ -54,9 +56,9 @@ class Crew:
         """Why there are not enough; "" where none could be replaced."""
         return self._gathering.missing() if self._gathering else self._roster.shortage()
 
-    def goes_on_without(self, hosts: Sequence[int], text: str) -> bool:
+    def goes_on_without(self, hosts: Mapping[int, str], text: str) -> bool:
         """Whether the same attempt can begin without these hosts, to which it is due that no rank
-        has run; by their numbers in it. If so, `text` is shown.
+        has run; their numbers in it, and why. If so, `text` is shown.
         """
         if not hosts or not self._roster.is_flexible or self._is_stopped(0.0):
             return False
@@ -66,8 +68,8 @@ class Crew:
             self._note(text)
         return self._take(found)
 
-    def next_attempt(self, lost: Sequence[int]) -> None:
-        """An attempt is over, in which these hosts were lost; another follows."""
+    def next_attempt(self, lost: Mapping[int, str]) -> None:
+        """An attempt is over, in which these hosts were lost, and why; another follows."""
         self._roster.put_out(lost, roster.LOST)
         self._roster.next_attempt()
 
@@ -76,6 +78,7 @@ class Crew:
             return False
         for text in found.news:
             self._note(text)
+        self.changes += found.news
         self.job = self._whole.on(found.hosts)
         self._backend.take(found.hosts)
         return True

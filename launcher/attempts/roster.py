@@ -13,7 +13,7 @@ part, is out; how another one comes in its place, and when it is tried again:
 Nodes that come by themselves say themselves that they are there; these are taken at once.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch_xdist.launcher.facts.host_list import Host
@@ -62,11 +62,12 @@ class Roster:
         """Whether hosts can be replaced or left out."""
         return bool(self._spares) or self._least < len(self._places)
 
-    def put_out(self, indices: Collection[int], why: str) -> None:
-        """These hosts of the last line-up are out; by their numbers there."""
-        for index in indices:
+    def put_out(self, hosts: Mapping[int, str], what: str) -> None:
+        """These hosts of the last line-up are out: their numbers there, and why; "": unknown."""
+        for index, why in hosts.items():
             if index < len(self._lined_up):
-                self._out[self._lined_up[index]] = self._attempt, why
+                text = f"{what} ({why})" if why else what
+                self._out[self._lined_up[index]] = self._attempt, text
 
     def next_attempt(self) -> None:
         """An attempt is over; another follows."""
@@ -125,11 +126,13 @@ class Roster:
         there: Collection[int] | None,
     ) -> int | None:
         """Who comes to a place that is free, and was free or has been left."""
-        found = []
+        found, is_node = [], there is not None
         for host in range(len(self._named)):
             standing = None if host in places else self._standing(host, there)
-            # Nodes have numbers of their own, which are those of their places.
-            if standing is None or standing > worst or (there is not None and host != place):
+            # Nodes have numbers of their own, which are those of their places; and who comes back
+            # to a place of its own takes no other.
+            has_another = host != place and host < len(places) and places[host] is None
+            if standing is None or standing > worst or has_another or (is_node and host != place):
                 continue
             found.append((standing, host != place, self._out.get(host, (0, ""))[0], host))
         return min(found)[-1] if found else None

@@ -9,7 +9,7 @@ from torch_xdist.launcher.facts.records import Failure
 
 @dataclass
 class Ending:
-    """How an attempt ended; `blamed` are the hosts that it is due to, by number."""
+    """How an attempt ended; `blamed`: the hosts that it is due to, by number, and why."""
 
     exit_code: int
     failures: tuple[Failure, ...] = ()
@@ -20,7 +20,7 @@ class Ending:
     judged: bool = False
     step: int = 0
     resumed: int | None = None
-    blamed: tuple[int, ...] = ()
+    blamed: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def stopped(cls, number: int) -> "Ending":

@@ -118,20 +118,21 @@ class Hosts:
                 return state, why
         return None
 
-    def blamed(self, failures: Sequence[Failure], exit_code: int) -> tuple[int, ...]:
-        """Those to which an ending is due, and not to what the ranks run, by number.
+    def blamed(self, failures: Sequence[Failure], exit_code: int) -> dict[int, str]:
+        """Those to which an ending is due, and not to what the ranks run, by number, and why.
 
         They were lost, or could not start their ranks, or have not said a word in time; where all
         have said hello in time, that the ranks have not come is nobody's fault in particular.
         """
         is_late = exit_code == ExitCode.RENDEZVOUS
         kinds = ("host_lost",) if is_late else ("host_lost", "launch")
-        ranks = {failure.rank for failure in failures if failure.kind in kinds}
-        return tuple(
-            state.index
-            for state in self.states
-            if state.gone or (is_late and state.facts is None) or ranks.intersection(state.ranks)
-        )
+        why = {one.rank: one.message for one in reversed(failures) if one.kind in kinds}
+        found = {}
+        for state in self.states:
+            told = [why[rank] for rank in state.ranks if rank in why]
+            if told or state.gone or (is_late and state.facts is None):
+                found[state.index] = next(iter(told), "").partition("\n")[0]
+        return found
 
     def ask_stacks(self) -> None:
         """Ask for the stacks of all ranks; `stacks` gives them when all hosts have answered."""

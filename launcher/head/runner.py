@@ -233,7 +233,8 @@ class _Run:
             history.append(restarts.Attempted(ending.exit_code, root, ending.step, ending.resumed))
             if self._requests.wait():
                 return ending
-            match restarts.decide(history, self._job.max_restarts, self._job.max_preemptions):
+            budgets = self._job.max_restarts, self._job.max_preemptions
+            match restarts.decide(history, *budgets, fence_s=self._job.timeouts.beat_s):
                 case restarts.Again(pause_s, told):
                     self._note(f"{ending.text}\n{told}")
                     if self._requests.wait(pause_s):
@@ -245,6 +246,8 @@ class _Run:
                 case restarts.Enough(exit_code, why):
                     ending.exit_code = exit_code
                     ending.text = f"{ending.text}\n{why}" if why else ending.text
+                    if self._crew.changes:
+                        self._note(f"{len(history)} attempts: {'; '.join(self._crew.changes)}")
                     return ending
 
     def _line_up_first(self) -> None:
@@ -275,7 +278,7 @@ class _Run:
             try:
                 ending = self._headed(first)
             except LauncherError as error:
-                if not self._crew.goes_on_without(error.hosts, str(error)):
+                if not self._crew.goes_on_without(dict.fromkeys(error.hosts, ""), str(error)):
                     short = self._crew.shortage() if error.hosts else ""
                     raise type(error)(f"{error}; {short}" if short else str(error)) from error
             else:
