@@ -53,10 +53,11 @@ class Nodes:
     Args:
         secret: what all nodes know.
         ask: called where a node was told to stop.
+        note: shows a line; from any thread.
     """
 
-    def __init__(self, job: Job, secret: bytes, ask: Ask) -> None:
-        self._job, self._secret, self._ask = job, secret, ask
+    def __init__(self, job: Job, secret: bytes, ask: Ask, note: Callable[[str], None]) -> None:
+        self._job, self._secret, self._ask, self._note = job, secret, ask, note
         self._salt = os.urandom(32)
         self._lock = threading.RLock()
         self._links: dict[int, Link] = {}
@@ -64,7 +65,6 @@ class Nodes:
         self._attempt = -1
         self._door: Door | None = None
         self._is_over = False
-        self._early: list[str] = []
         self._nodes = list(range(len(job.hosts)))  # of the attempt
 
     def hosts(self) -> Sequence[str]:
@@ -120,7 +120,7 @@ class Nodes:
         if self._door is None:
             name, port = self._job.way_command
             facts = name, int(port), self._secret, self._job.job_id
-            self._door = Door(*facts, self._admit, self._warn)
+            self._door = Door(*facts, self._admit, self._note)
 
     def _environ(self) -> dict[str, str]:
         """For the agent of this host, whose ranks are not those of the others."""
@@ -137,7 +137,7 @@ class Nodes:
                 why = self._in_the_way(told)
             if why is None:
                 node = int(told["node"])
-                link = Link(node, str(told.get("machine")), stream)
+                link, in_attempt = Link(node, str(told.get("machine")), stream), self._nodes
                 self._links[node] = link
                 agent = self._agents.get(node)
         if why is not None:
@@ -158,9 +158,9 @@ class Nodes:
         )
         if agent is not None:
             agent.attach(link)
-        elif self._agents:
-            name = introduction.name_of(link.node)
-            self._warn(f"{name} ({link.machine}) has come, and takes part in the next attempt")
+        elif self._attempt >= 0 and node not in in_attempt:
+            name = introduction.name_of(node)
+            self._note(f"{name} ({link.machine}) has come, and takes part in the next attempt")
 
     def _in_the_way(self, told: Mapping[str, Any]) -> tuple[ExitCode, str] | None:
         node = int(told["node"])
@@ -178,7 +178,7 @@ class Nodes:
         agent, number = self._agents.get(link.node), message.get("signal")
         if message.get("op") == "ask" and number in _SIGNALS:
             name = introduction.name_of(link.node)
-            self._warn(f"{name} was told to stop by {signal.Signals(number).name}")
+            self._note(f"{name} was told to stop by {signal.Signals(number).name}")
             self._ask(number, source=name)
         elif agent is not None and message.pop("of_attempt", None) == agent.attempt:
             agent.take({"op": "", **message}, blob)
@@ -194,23 +194,11 @@ class Nodes:
         """The head knows it now: its node may be there already."""
         with self._lock:
             self._agents[agent.node] = agent
-            link, early = self._links.get(agent.node), [*self._early]
-            self._early.clear()
-        for text in early:
-            agent.take({"op": "note", "text": text}, b"")
+            link = self._links.get(agent.node)
         if link is not None:
             agent.attach(link)
         elif self._job.least_hosts:
             agent.give_up()
-
-    def _warn(self, text: str) -> None:
-        """Show a line, as if an agent had said it; before there is one, it waits."""
-        with self._lock:
-            agent = next(iter(self._agents.values()), None)
-            if agent is None:
-                self._early.append(text)
-        if agent is not None:
-            agent.take({"op": "note", "text": text}, b"")
 
 
 class AgentOnNode:

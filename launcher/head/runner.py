@@ -54,7 +54,7 @@ class Events:
         folder: of this job; None where no logs are kept, and `why_none` says why.
 
     Args:
-        show: called with every event, on the thread of the head; must not block.
+        show: called with every event, on the thread of the head, notes on any; must not block.
     """
 
     def __init__(self, job: Job, show: Callable[..., None]) -> None:
@@ -141,7 +141,7 @@ def run_job(
     """Run the job to its end and say how it was; never leaves a process behind.
 
     Args:
-        show: called with every event; must not block.
+        show: called with every event, notes from any thread; must not block.
         stdin: a descriptor for the rank that `job.stdin_rank` names.
 
     Raises:
@@ -168,8 +168,13 @@ def run_job(
         registration.close(code)
 
 
-def backend_of(job: Job, requests: Requests | None = None) -> Backend:
-    """Where the agents of a job run; what its hosts ask for goes to `requests`.
+def backend_of(
+    job: Job,
+    requests: Requests | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Backend:
+    """Where the agents of a job run; what its hosts ask for goes to `requests`, and `note` shows
+    what it has to tell.
 
     Raises:
         SettingError: XLA_RUN_SECRET, which nodes need, is not set or too short.
@@ -177,7 +182,7 @@ def backend_of(job: Job, requests: Requests | None = None) -> Backend:
     if not job.hosts:
         return ThisHost({**job.env, **placement.shared_environ(job)})
     if job.way == "nodes":
-        return Nodes(job, settings.taken_secret(), (requests or Requests()).ask)
+        return Nodes(job, settings.taken_secret(), (requests or Requests()).ask, note)
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
     if job.way == "ray":
@@ -203,7 +208,7 @@ class _Run:
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
         self._shipment = Shipment.of(job)
-        self._backend = backend_of(job, requests)
+        self._backend = backend_of(job, requests, self._note)
         self._crew = Crew(job, self._backend, self._note, requests.wait)
         self._begun = 0
 
@@ -223,7 +228,8 @@ class _Run:
     def attempts(self, first: FirstAgent | None) -> Ending:
         """One after the other, until one is the last."""
         history: list[restarts.Attempted] = []
-        self._line_up_first()
+        if (stopped := self._line_up_first()) is not None:
+            return stopped
         while True:
             ending = self._attempt(first)
             first = None
@@ -241,7 +247,8 @@ class _Run:
                         return ending
                     self._crew.next_attempt(ending.blamed)
                     if not self._crew.line_up(self._wait_s()):
-                        ending.text += f"\nno further attempt: {self._crew.shortage()}"
+                        if not self._requests.wait():
+                            ending.text += f"\nno further attempt: {self._crew.shortage()}"
                         return ending
                 case restarts.Enough(exit_code, why):
                     ending.exit_code = exit_code
@@ -250,14 +257,16 @@ class _Run:
                         self._note(f"{len(history)} attempts: {'; '.join(self._crew.changes)}")
                     return ending
 
-    def _line_up_first(self) -> None:
-        """The hosts of the first attempt; where the job was told to stop meanwhile, some of them.
+    def _line_up_first(self) -> Ending | None:
+        """Settle on the hosts of the first attempt; the end, where the job is told to stop first.
 
         Raises:
             RendezvousError: too few have come.
         """
-        if self._crew.line_up(self._wait_s()) or self._requests.wait():
-            return
+        if self._crew.line_up(self._wait_s()):
+            return None
+        for number, _ in self._requests.new():
+            return Ending.stopped(number)
         raise RendezvousError(
             f"rendezvous: {self._crew.shortage()}, after {self._wait_s():.0f} s; start the others, "
             "or raise --rendezvous-timeout"

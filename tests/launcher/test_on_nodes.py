@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nodes import SECRET, Nodes, shown
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
 
-SECRET = "5e" * 32
 HERE = socket.gethostname()
 WAITS = "say('on%d' % RANK); time.sleep(200)"
 SAVES = """
@@ -39,45 +39,6 @@ FACTS = """
 """
 
 
-class Nodes:
-    """Starts nodes of one job; all of their ranks write into `folder`."""
-
-    def __init__(self, start: Callable, folder: Path) -> None:
-        self._start, self.folder = start, folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-
-    def node(self, rank: int, body: str, *options: str, nnodes: int | str = 2, **more: Any) -> Any:
-        """Start one; options that stand twice are as the last one says."""
-        where = ("--master-addr", "127.0.0.1", "--master-port", str(self.port))
-        words = ("--nnodes", str(nnodes), "--node-rank", str(rank), *where, "-n", "2", *options)
-        own = {"FOLDER": str(self.folder), "XLA_RUN_SECRET": SECRET, "OWN": f"of {rank}"}
-        env = {name: value for name, value in {**own, **more.pop("env", {})}.items() if value}
-        return self._start(body, *words, env=env, **more)
-
-    def both(self, body: str, *options: str) -> tuple[Any, Any]:
-        return self.node(0, body, *options), self.node(1, body, *options)
-
-    def running(self, body: str = WAITS, *options: str) -> tuple[Any, Any]:
-        """Both, whose four ranks are all at work."""
-        jobs = self.both(body, *options)
-        self.all_on(jobs)
-        return jobs
-
-    def all_on(self, jobs: tuple[Any, ...], ranks: int = 4) -> None:
-        for rank in range(ranks):
-            self.wait_for(f"on{rank}", jobs)
-
-    def wait_for(self, name: str, jobs: tuple[Any, ...], limit_s: float = 60.0) -> str:
-        end_s = time.monotonic() + limit_s
-        while not (self.folder / name).exists():
-            told = "\n".join(job.texts() for job in jobs)
-            assert time.monotonic() < end_s, f"{name} did not appear: {told}"
-            time.sleep(0.02)
-        return (self.folder / name).read_text()
-
-
 @pytest.fixture
 def nodes(start: Callable, tmp_path: Path) -> Nodes:
     folder = tmp_path / "shared"
@@ -87,14 +48,6 @@ def nodes(start: Callable, tmp_path: Path) -> Nodes:
 
 def ends(*jobs: Any, limit_s: float = 60.0) -> list[Any]:
     return [job.end(limit_s=limit_s) for job in jobs]
-
-
-def shown(job: Any, line: str, limit_s: float = 30.0) -> None:
-    """Wait until it has said this."""
-    end_s = time.monotonic() + limit_s
-    while line not in job.texts():
-        assert time.monotonic() < end_s, job.texts()
-        time.sleep(0.02)
 
 
 def test_ranks_are_numbered_over_the_nodes_and_each_runs_its_own_command(nodes: Nodes) -> None:
@@ -389,22 +342,3 @@ def test_a_port_that_is_taken_has_its_own_message(nodes: Nodes) -> None:
     assert ended.code == ExitCode.HOST
     told = f"xla-run: node 0 cannot listen on 127.0.0.1:{nodes.port}: Address already in use; end"
     assert told in ended.err
-
-
-def test_a_job_of_1_to_2_nodes_goes_on_without_one_that_is_killed(nodes: Nodes) -> None:
-    body = """
-        attempt = os.environ["XLA_RUN_ATTEMPT"]
-        say("on%d" % RANK)
-        print("attempt", attempt, "world", os.environ["WORLD_SIZE"])
-        if attempt == "0":
-            time.sleep(200)
-    """
-    options = ("--elastic-wait", "2")
-    jobs = [nodes.node(rank, body, *options, nnodes="1:2") for rank in (0, 1)]
-    nodes.all_on(tuple(jobs))
-    jobs[1].process.kill()
-    jobs[1].process.wait()
-    ended = jobs[0].end(limit_s=60)
-    assert ended.code == 0, ended.err
-    assert "host node1 was lost; the job goes on with 1 of 2 hosts" in ended.err
-    assert "[node0/1] attempt 1 world 2\n" in ended.out
