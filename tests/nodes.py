@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "5e" * 32
+WAITS = "say('on%d' % RANK); time.sleep(200)"
 
 
 class Nodes:
@@ -29,7 +30,7 @@ class Nodes:
     def both(self, body: str, *options: str) -> tuple[Any, Any]:
         return self.node(0, body, *options), self.node(1, body, *options)
 
-    def running(self, body: str, *options: str) -> tuple[Any, Any]:
+    def running(self, body: str = WAITS, *options: str) -> tuple[Any, Any]:
         """Both, whose four ranks are all at work."""
         jobs = self.both(body, *options)
         self.all_on(jobs)

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import SECRET, Nodes, shown
+from nodes import SECRET, WAITS, Nodes, shown
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
 
 HERE = socket.gethostname()
-WAITS = "say('on%d' % RANK); time.sleep(200)"
 SAVES = """
     def save(number, frame):
         say("saved%d" % RANK)
