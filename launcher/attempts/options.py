@@ -11,6 +11,8 @@ from torch_xdist.launcher.facts.host_list import Host
 
 # Where going on without a host is what was asked for.
 _PREEMPTIONS = 10
+# As of torchrun's last call.
+_ELASTIC_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class GoingOn:
     max_preemptions: int | None = None
     spares: int = 0
     min_hosts: int = 0
-    elastic_wait: float = 30.0
+    elastic_wait: float | None = None
 
     def given(self) -> list[str]:
         """Those that were given, as typed."""
@@ -38,6 +40,19 @@ class GoingOn:
         default = _PREEMPTIONS if is_flexible else None
         return default if self.max_preemptions is None else self.max_preemptions
 
+    def elastic_wait_s(self, least_nodes: int) -> float:
+        """How long enough nodes wait for the others.
+
+        Args:
+            least_nodes: how many are enough; 0: all are needed.
+
+        Raises:
+            UsageError: then there is no such wait.
+        """
+        if self.elastic_wait is not None and not least_nodes:
+            raise UsageError("--elastic-wait: for fewer nodes than all; give --nnodes MIN:MAX")
+        return _ELASTIC_WAIT_S if self.elastic_wait is None else self.elastic_wait
+
     def shared_out(
         self, hosts: Sequence[Host], *, are_named: bool
     ) -> tuple[list[Host], list[Host]]:
@@ -53,7 +68,7 @@ class GoingOn:
         if asked and not are_named:
             raise UsageError(
                 f"{asked[0]}: for hosts that are named by --hosts, --hostfile, --slurm or --tpu; "
-                "nodes that come by themselves have --nnodes MIN:MAX"
+                "nodes that come by themselves have --nnodes MIN:MAX, and Ray chooses its own"
             )
         if asked and any(host.worker > 0 for host in hosts):
             raise UsageError(
@@ -101,8 +116,9 @@ def _made(seconds: click.ParamType) -> Sequence[Callable[..., Any]]:
         click.option(
             "--max-preemptions",
             type=click.IntRange(0),
-            help="after a lost host, or code 75, start it again, at most this often [as "
-            f"failures; {_PREEMPTIONS} with --spares, --min-hosts or --nnodes MIN:MAX]",
+            help="after a lost host, or a rank that ended by SIGTERM or with code 75, start it "
+            "again, at most this often [these count as failures; "
+            f"{_PREEMPTIONS} with --spares, --min-hosts or --nnodes MIN:MAX]",
         ),
         click.option(
             "--spares",
@@ -114,13 +130,13 @@ def _made(seconds: click.ParamType) -> Sequence[Callable[..., Any]]:
             "--min-hosts",
             type=click.IntRange(0),
             default=0,
-            help="go on with fewer hosts, as long as there are so many",
+            help="go on with fewer of the named hosts, as long as there are so many",
         ),
         click.option(
             "--elastic-wait",
             type=seconds,
-            default=30.0,
-            help="with --nnodes MIN:MAX: how long fewer than MAX wait for the others [30 s]",
+            help="with --nnodes MIN:MAX: how long fewer than MAX wait for the others "
+            f"[{_ELASTIC_WAIT_S:g} s]",
         ),
     )
 

@@ -22,17 +22,16 @@ class Job:
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
     `max_preemptions` is how often the job is started again after a lost host or a preemption; None:
     these count as failures. `hosts` are other machines, which have `nprocs` ranks together; empty:
-    this one. There `device` may be "", for what they have; `way` ("ssh", "slurm", "gcloud")
-    reaches them, by the program and
-    options of `way_command`, and `python` is their interpreter, which
+    this one. There `device` may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches
+    them, by the program and options of `way_command`, and `python` is their interpreter, which
     the words of `inside` start there (`docker run IMAGE`). On Ray ("ray") `way_command` is an
     address and the resources of each. Where they come by themselves ("nodes") it is the address and
-    the port of node 0. An empty `cwd`: where a login begins.
+    the port of node 0. An empty `cwd`: where a login begins. An attempt begins with `least_hosts`
+    of them (0: all), nodes after a wait of `elastic_wait_s`; `spares` may stand in for others.
     `ship` is a folder that every host gets a copy of, in which its ranks start: its real path, with
     `cwd` and the script in it; `ship_limit_bytes` is the most that its files may have.
-    An attempt begins with `least_hosts` of them (0: all), nodes after a wait of `elastic_wait_s`;
-    `spares` may stand in for others. With a `part` these are the ranks of one host
-    among others that each start their own, as many as here; all are numbered host by host.
+    With a `part` these are the ranks of one host among others that each start their own, as many as
+    here; all are numbered host by host.
     """
 
     kind: str

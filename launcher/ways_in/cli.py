@@ -221,7 +221,7 @@ def _job(
         python=python or ("" if reached.way == "ray" else sys.executable),
         spares=spares,
         least_hosts=asked.nodes.least or going_on.min_hosts,
-        elastic_wait_s=going_on.elastic_wait,
+        elastic_wait_s=going_on.elastic_wait_s(asked.nodes.least),
     )
 
 
