@@ -66,7 +66,7 @@ class Roster:
         """These hosts of the last line-up are out: their numbers there, and why; "": unknown."""
         for index, why in hosts.items():
             if index < len(self._lined_up):
-                text = f"{what} ({why})" if why else what
+                text = f"{what} ({why.rstrip('.')})" if why else what
                 self._out[self._lined_up[index]] = self._attempt, text
 
     def next_attempt(self) -> None:
