@@ -45,6 +45,7 @@ class Link:
     node: int
     machine: str
     stream: PipeStream
+    is_leaving: bool = False
 
 
 class Nodes:
@@ -82,7 +83,8 @@ class Nodes:
         """
         self._open_door()
         with self._lock:
-            return [0, *sorted(self._links)]
+            links = self._links.values()
+            return [0, *sorted(link.node for link in links if not link.is_leaving)]
 
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> AgentProcess:
         """Start the agent of this host, or expect a node.
@@ -179,9 +181,29 @@ class Nodes:
         if message.get("op") == "ask" and number in _SIGNALS:
             name = introduction.name_of(link.node)
             self._note(f"{name} was told to stop by {signal.Signals(number).name}")
-            self._ask(number, source=name)
+            # Who types Ctrl-C wants the job to end; SIGTERM says that this machine is taken away.
+            if number == signal.SIGTERM and self._job.least_hosts:
+                self._let_go(link, agent)
+            else:
+                self._ask(number, source=name)
         elif agent is not None and message.pop("of_attempt", None) == agent.attempt:
             agent.take({"op": "", **message}, blob)
+            if link.is_leaving and agent.is_over:
+                self._dismiss(link)
+
+    def _let_go(self, link: Link, agent: "AgentOnNode | None") -> None:
+        """A node takes part in no further attempt, and leaves when this one has ended."""
+        with self._lock:
+            is_again, link.is_leaving = link.is_leaving, True
+        if agent is None or agent.is_over:
+            self._dismiss(link)
+        elif not is_again:
+            agent.leave()
+
+    def _dismiss(self, link: Link) -> None:
+        text = f"{introduction.name_of(link.node)} has left the job, which may go on without it"
+        code = 128 + signal.SIGTERM
+        link.stream.send({"op": "ended", "exit_code": int(code), "text": text})
 
     def _lose(self, link: Link, why: str) -> None:
         with self._lock:
@@ -195,7 +217,7 @@ class Nodes:
         with self._lock:
             self._agents[agent.node] = agent
             link = self._links.get(agent.node)
-        if link is not None:
+        if link is not None and not link.is_leaving:
             agent.attach(link)
         elif self._job.least_hosts:
             agent.give_up()
@@ -252,6 +274,14 @@ class AgentOnNode:
             self._over.set()
         else:
             self._post(self._index, message, blob)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def leave(self) -> None:
+        """Its node is taken away soon."""
+        self._post(self._index, {"op": "leaves", "why": "it was told to stop by SIGTERM"}, b"")
 
     def give_up(self) -> None:
         """Its node, which was there a moment ago, is not any more, and is not waited for."""

@@ -92,6 +92,7 @@ class Head:
             "all_ended": self._on_all_ended,
             "broken": self._on_broken,
             "gone": self._on_gone,
+            "leaves": self._on_leaves,
         }
         self._fellows = NoFellows(job)
         self._log_ends = LogEnds(self._log_dir)
@@ -263,6 +264,12 @@ class Head:
             raise error_of(gone.exit_code, gone.text).due_to(state.index)
         else:
             self._on_broken(state, {"text": gone.text}, b"")
+
+    def _on_leaves(self, state: HostState, message: Message, _: bytes) -> None:
+        """The host is taken away soon: all ranks may save, as at a stop."""
+        if self._ending is None:
+            self._asked = int(signal.SIGTERM)
+            self.sight.lose(state.ranks, message["why"])
 
     def _on_fellow(self, message: Message) -> None:
         """Another host says something that has a head of its own."""

@@ -77,6 +77,52 @@ def test_a_job_goes_on_without_a_node_that_is_killed_and_takes_it_when_it_is_bac
     assert "[node1/3] attempt 2 world 4\n" in ended[0].out
 
 
+def test_a_node_that_is_told_to_end_leaves_when_all_ranks_have_saved(elastic: Elastic) -> None:
+    body = """
+        attempt = os.environ["XLA_RUN_ATTEMPT"]
+        def save(number, frame):
+            say("saved%s-%d" % (attempt, RANK))
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        say("on%s-%d" % (attempt, RANK))
+        while attempt == "0":
+            time.sleep(0.02)
+    """
+    head, node = (elastic.node(rank, body, *QUICK, nnodes="1:2") for rank in (0, 1))
+    elastic.on(0, 4, head, node)
+    os.kill(node.process.pid, signal.SIGTERM)
+    since_s = time.monotonic()
+    left, ended = node.end(limit_s=20), head.end(limit_s=30)
+    assert time.monotonic() - since_s < 30
+    assert all((elastic.folder / f"saved0-{rank}").exists() for rank in range(4))
+    assert left.code == 143, left.err
+    assert "xla-run: node1 has left the job, which may go on without it\n" in left.err
+    assert ended.code == 0, ended.err
+    told = "host node1 was lost (it was told to stop by SIGTERM); the job goes on with 1 of 2 hosts"
+    assert told in ended.err
+
+
+def test_a_node_that_is_told_to_end_while_it_takes_no_part_leaves_at_once(
+    elastic: Elastic,
+) -> None:
+    head = elastic.begin(0)
+    elastic.on(0, 2, head)
+    node = elastic.begin(1)
+    shown(head, "has come, and takes part in the next attempt\n")
+    os.kill(node.process.pid, signal.SIGTERM)
+    assert node.end(limit_s=10).code == 143
+    elastic.tell("go")
+    ended = head.end(limit_s=20)
+    assert ended.code == 0, ended.err
+
+
+def test_sigterm_to_node_0_ends_the_job_of_all(elastic: Elastic) -> None:
+    jobs = elastic.begin(0), elastic.begin(1)
+    elastic.on(0, 4, *jobs)
+    os.kill(jobs[0].process.pid, signal.SIGTERM)
+    assert [job.end(limit_s=20).code for job in jobs] == [143, 143]
+
+
 def test_a_job_begins_with_the_nodes_that_have_come_after_a_wait(elastic: Elastic) -> None:
     elastic.tell("go")
     since_s = time.monotonic()
