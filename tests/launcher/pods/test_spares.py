@@ -154,6 +154,16 @@ def test_a_host_that_cannot_be_reached_at_the_start_is_replaced(
     assert "[c/1] ran\n" in ended.out
 
 
+def test_a_spare_that_cannot_be_reached_either_ends_the_job(begun: Callable, three: Pod) -> None:
+    for name in ("b", "c"):
+        three.hosts[name].kill()
+    ended = begun("print('ran')", "--hosts", "a,b,c", "--spares", "1").end(limit_s=40)
+    assert ended.code == ExitCode.HOST
+    assert "host b could not take part; spare c takes its place" in ended.err
+    assert re.search(r"^xla-run: host c: .*; no spare is left$", ended.err, re.MULTILINE)
+    assert "ran" not in ended.out
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "world", "told"),
