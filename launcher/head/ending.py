@@ -9,7 +9,10 @@ from torch_xdist.launcher.facts.records import Failure
 
 @dataclass
 class Ending:
-    """How an attempt ended; `blamed`: the hosts that it is due to, by number, and why."""
+    """How an attempt ended; `blamed`: the hosts that it is due to, by number, and why.
+
+    For `fence_s` seconds ranks of hosts that were lost may still run.
+    """
 
     exit_code: int
     failures: tuple[Failure, ...] = ()
@@ -20,6 +23,7 @@ class Ending:
     judged: bool = False
     step: int = 0
     resumed: int | None = None
+    fence_s: float = 0.0
     blamed: dict[int, str] = field(default_factory=dict)
 
     @classmethod

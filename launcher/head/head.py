@@ -403,6 +403,7 @@ class Head:
             step=max(self.sight.steps(), default=0),
             resumed=self.sight.resumed(),
             blamed=self._hosts.blamed(failures, ending.exit_code),
+            fence_s=self._hosts.fence_s(self.job.timeouts),
         )
 
     def _tear_down(self, ending: Ending) -> None:

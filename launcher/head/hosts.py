@@ -1,5 +1,6 @@
 """What the head knows of each host of an attempt, and how it speaks to their agents."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.records import Failure
+from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.system.frames import Message
 
 
@@ -133,6 +135,18 @@ class Hosts:
             if told or state.gone or (is_late and state.facts is None):
                 found[state.index] = next(iter(told), "").partition("\n")[0]
         return found
+
+    def fence_s(self, limits: Timeouts) -> float:
+        """For how long ranks of hosts that were lost may still run.
+
+        That a connection has ended does not say that the other end knows it. The agent there has
+        heard our last word at most one beat after we have heard its own.
+        """
+        most_s = limits.lost_s + limits.beat_s
+        if math.isinf(most_s):
+            return 0.0  # they end by no silence
+        left_s = [most_s - state.agent.silent_s() for state in self.states if state.gone]
+        return max([0.0, *left_s])
 
     def ask_stacks(self) -> None:
         """Ask for the stacks of all ranks; `stacks` gives them when all hosts have answered."""

@@ -1,5 +1,6 @@
 """Whether a job that failed is started again, and after what pause. Pure."""
 
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,11 +38,8 @@ class Attempted:
         if self.root is None:
             return False
         was_told = self.root.kind == "signal" and self.root.signal == signal.SIGTERM
-        return self.has_lost_a_host or was_told or self.exit_code == ExitCode.PREEMPTED
-
-    @property
-    def has_lost_a_host(self) -> bool:
-        return self.root is not None and self.root.kind == "host_lost"
+        is_lost = self.root.kind == "host_lost"
+        return is_lost or was_told or self.exit_code == ExitCode.PREEMPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def decide(
         budget: how many restarts are allowed after failures.
         preemptions: and after preemptions; None: these count as failures.
         fence_s: until the agent of a host that was lost, which hears nothing any more either, has
-            ended its ranks; the next attempt begins later.
+            ended its ranks; the next attempt does not begin before.
     """
     last, used, of_what = attempts[-1], len(attempts), "restarts"
     if preemptions is not None:
@@ -89,9 +87,7 @@ def decide(
     if used > budget:
         code = int(ExitCode.RESTARTS_USED_UP)
         return Enough(code, f"the budget of {budget} {of_what} is used up")
-    pause_s = min(2.0 ** (used - 1), LONGEST_PAUSE_S)
-    if last.has_lost_a_host:
-        pause_s = max(pause_s, fence_s)
+    pause_s = max(min(2.0 ** (used - 1), LONGEST_PAUSE_S), float(math.ceil(fence_s)))
     kind = of_what.removeprefix("restarts")
     return Again(pause_s, f"restart {used} of {budget}{kind} in {pause_s:g} s")
 

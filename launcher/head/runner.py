@@ -240,7 +240,7 @@ class _Run:
             if self._requests.wait():
                 return ending
             budgets = self._job.max_restarts, self._job.max_preemptions
-            match restarts.decide(history, *budgets, fence_s=self._job.timeouts.beat_s):
+            match restarts.decide(history, *budgets, fence_s=ending.fence_s):
                 case restarts.Again(pause_s, told):
                     self._note(f"{ending.text}\n{told}")
                     if self._requests.wait(pause_s):

@@ -25,7 +25,7 @@ WAITS = """
         if os.path.exists(os.path.join(FOLDER, "fail" + attempt)):
             sys.exit(1)
 """
-QUICK = ("--elastic-wait", "2")
+QUICK = ("--elastic-wait", "2", "--lost-after", "4", "--beat-every", "1")
 
 
 class Elastic(Nodes):
@@ -71,7 +71,7 @@ def test_a_job_goes_on_without_a_node_that_is_killed_and_takes_it_when_it_is_bac
     elastic.tell("go")
     ended = [job.end(limit_s=30) for job in (head, again)]
     assert [one.code for one in ended] == [0, 0], ended[0].err + ended[1].err
-    assert "restart 1 of 10 after preemptions and lost hosts in 2 s\n" in ended[0].err
+    assert "restart 1 of 10 after preemptions and lost hosts in 5 s\n" in ended[0].err
     assert "restart 1 of 1 in 1 s\n" in ended[0].err
     assert "[node0/1] attempt 1 world 2\n" in ended[0].out
     assert "[node1/3] attempt 2 world 4\n" in ended[0].out

@@ -112,8 +112,8 @@ def test_preemptions_without_progress_are_no_sign_of_a_job_that_is_stuck() -> No
 
 
 def test_after_a_lost_host_the_pause_is_long_enough_for_the_old_ranks_to_end() -> None:
-    assert decide([Attempted(73, LOST, 1)], 5, fence_s=7.0) == Again(7.0)
-    assert decide(_crashes(1), 5, fence_s=7.0) == Again(1.0)
+    assert decide([Attempted(73, LOST, 1)], 5, fence_s=6.1) == Again(7.0)
+    assert decide(_crashes(1), 5, fence_s=0.5) == Again(1.0)
 
 
 def test_a_success_or_a_stop_is_the_end() -> None:

@@ -99,13 +99,14 @@ def losses() -> dict[int, float]:
 
 
 def test_a_host_that_is_killed_is_replaced_by_a_spare(begun: Callable, three: Pod) -> None:
-    job = running(begun(WAITS, "--hosts", "a,b,c", "--spares", "1"), 2)
+    job = running(begun(WAITS, "--hosts", "a,b,c", "--spares", "1", *SHORT), 2)
     three.hosts["b"].kill()
     since_s = time.monotonic()
     ended = job.end(limit_s=40)
     assert time.monotonic() - since_s < 40
     assert ended.code == 0, ended.err
-    assert "restart 1 of 10 after preemptions and lost hosts in 2 s" in ended.err
+    # Nobody knows that its ranks are dead; they may run for as long as they could on a cut link.
+    assert "restart 1 of 10 after preemptions and lost hosts in 4 s" in ended.err
     why = r"host b was lost \(its stream ended.*\); spare c takes its place \(0 of 1 spares left\)"
     assert re.search(f"^{why}$", ended.err, re.MULTILINE), ended.err
     assert re.search(f"^2 attempts: {why}$", ended.err, re.MULTILINE), ended.err
@@ -127,7 +128,7 @@ def test_no_rank_of_a_host_that_was_cut_off_runs_beside_the_next_attempt(
 
 
 def test_a_job_goes_on_with_fewer_hosts(begun: Callable, three: Pod) -> None:
-    job = running(begun(WAITS, "--hosts", "a,b,c", "--min-hosts", "2"), 3)
+    job = running(begun(WAITS, "--hosts", "a,b,c", "--min-hosts", "2", *SHORT), 3)
     three.hosts["b"].kill()
     ended = job.end(limit_s=40)
     assert ended.code == 0, ended.err
@@ -175,7 +176,7 @@ def test_a_spare_that_cannot_be_reached_either_ends_the_job(begun: Callable, thr
 def test_training_goes_on_from_its_checkpoint_with_the_same_losses(
     begun: Callable, three: Pod, options: tuple[str, ...], world: int, told: str
 ) -> None:
-    job = running(begun(TRAINS, *options, "-n", "2"), 4)
+    job = running(begun(TRAINS, *options, *SHORT, "-n", "2"), 4)
     three.hosts["b"].kill()
     ended = job.end(limit_s=90)
     assert ended.code == 0, ended.err
