@@ -172,6 +172,14 @@ class PipeStream:
         """How long ago the other side has said something, over whatever connection."""
         return time.monotonic() - self._heard_s if self._heard_s else 0.0
 
+    def lives_on_s(self) -> float:
+        """For how long the other side, which may not know that this is the end, still goes on.
+
+        It has heard our last word at most one beat after we have heard its own.
+        """
+        most_s = max(self._lost_s, self._within_s) + self._beat_s
+        return 0.0 if math.isinf(most_s) else max(0.0, most_s - self.unheard_s())
+
     def left_s(self) -> float:
         """Without a connection: how long another one is still waited for."""
         return max(0.0, self._until_s - time.monotonic())
@@ -369,7 +377,9 @@ class PipeStream:
     def _wait_for_another(self, why: str, within_s: float) -> None:
         self._drop_line()
         self._why, self._waited_s = why, within_s
-        self._until_s = time.monotonic() + within_s
+        # Both sides count from the last word: neither waits much longer than the other one.
+        now_s = time.monotonic()
+        self._until_s = max(now_s, min(now_s + within_s, self._heard_s + self._within_s))
 
     def _drop_line(self) -> None:
         if self.line is not None:

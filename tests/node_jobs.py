@@ -20,7 +20,7 @@ class Nodes:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
 
-    def node(self, rank: int, body: str, *options: str, nnodes: int = 2, **more: Any) -> Any:
+    def node(self, rank: int, body: str, *options: str, nnodes: int | str = 2, **more: Any) -> Any:
         """Start one; options that stand twice are as the last one says."""
         where = ("--master-addr", "127.0.0.1", "--master-port", str(self.port))
         words = ("--nnodes", str(nnodes), "--node-rank", str(rank), *where, "-n", "2", *options)

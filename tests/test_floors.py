@@ -222,6 +222,7 @@ PROCESSES = [
     "backends",
     "node",
     "on_ray",
+    "attempts",
     "head",
     "preflight",
     "k8s",

@@ -3,10 +3,11 @@
 Everything else is the control plane's. `local` is the smallest one; see CONTRIBUTING.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.system.frames import Message
 
 if TYPE_CHECKING:  # gRPC takes 0.2 s to import
@@ -52,6 +53,9 @@ class AgentProcess(Protocol):
     def silent_s(self) -> float:
         """For how long it has said nothing, though it should; 0 where that tells nothing."""
 
+    def lives_on_s(self) -> float:
+        """For how long its ranks may still run where it is gone for us, but not for itself."""
+
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         """What it means that it is gone; `why` is what its stream or `why_gone` said."""
 
@@ -63,7 +67,13 @@ class Backend(Protocol):
     """Starts agents; an agent is what `launcher/on_host/agent.py` runs."""
 
     def hosts(self) -> Sequence[str]:
-        """The hosts of the job as the user knows them, host 0 first."""
+        """The hosts of an attempt as the user knows them, host 0 first."""
+
+    def take(self, hosts: Sequence[Host]) -> None:
+        """The next attempt runs on these: some of those that the job names."""
+
+    def there(self) -> Collection[int]:
+        """The numbers of the job's hosts that are known to be there before they are asked."""
 
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> AgentProcess:
         """Start the agent of one host, with its stdin attached.

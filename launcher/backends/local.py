@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
 from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import LOOPBACK, environment
 from torch_xdist.system import process_tree
 from torch_xdist.system.frames import Link, Message
@@ -31,6 +32,12 @@ class ThisHost:
 
     def hosts(self) -> Sequence[str]:
         return [LOOPBACK]
+
+    def take(self, hosts: Sequence[Host]) -> None:
+        """There is no other."""
+
+    def there(self) -> Sequence[int]:
+        return [0]
 
     def rank_secret(self, attempt: int) -> bytes:
         return b""
@@ -81,6 +88,9 @@ class AgentHere:
 
     def silent_s(self) -> float:
         return 0.0  # the end of its process is seen
+
+    def lives_on_s(self) -> float:
+        return 0.0
 
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         return Gone(f"the agent of host {name or '?'} has died ({why})", int(ExitCode.INTERNAL))

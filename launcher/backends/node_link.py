@@ -37,6 +37,8 @@ class Link:
         self.stream = PipeStream.over(line, came=1)
         self._granting = Granting(self.stream)
         self._is_told = False
+        self.is_leaving = False
+        """Whether its machine is taken away: it takes part in no further attempt."""
 
     @property
     def name(self) -> str:

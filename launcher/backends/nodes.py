@@ -22,6 +22,7 @@ from torch_xdist.launcher.backends.node_link import LEFT, Link, refuse
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts import placement, settings
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.sealed import rank_secret
 from torch_xdist.system.frames import Message
@@ -43,10 +44,11 @@ class Nodes:
     Args:
         secret: what all nodes know.
         ask: called where a node was told to stop.
+        note: shows a line; from any thread.
     """
 
-    def __init__(self, job: Job, secret: bytes, ask: Ask) -> None:
-        self._job, self._secret, self._ask = job, secret, ask
+    def __init__(self, job: Job, secret: bytes, ask: Ask, note: Callable[[str], None]) -> None:
+        self._job, self._secret, self._ask, self._note = job, secret, ask, note
         self._salt = os.urandom(32)
         self._lock = threading.RLock()
         self._links: dict[int, Link] = {}
@@ -54,10 +56,25 @@ class Nodes:
         self._attempt = -1
         self._door: Door | None = None
         self._is_over = False
-        self._early: list[str] = []
+        self._nodes = list(range(len(job.hosts)))  # of the attempt
 
     def hosts(self) -> Sequence[str]:
-        return [host.name for host in self._job.hosts]
+        return [self._job.hosts[node].name for node in self._nodes]
+
+    def take(self, hosts: Sequence[Host]) -> None:
+        names = [host.name for host in self._job.hosts]
+        self._nodes = [names.index(host.name) for host in hosts]
+
+    def there(self) -> Sequence[int]:
+        """This node, and those that have come; from now on they may.
+
+        Raises:
+            HostError: the port cannot be listened on.
+        """
+        self._open_door()
+        with self._lock:
+            links = self._links.values()
+            return [0, *sorted(link.node for link in links if not link.is_leaving)]
 
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> AgentProcess:
         """Start the agent of this host, or expect a node.
@@ -68,14 +85,12 @@ class Nodes:
         if host_index == 0:
             self._attempt += 1
             self._agents.clear()
-            if self._door is None:
-                name, port = self._job.way_command
-                facts = name, int(port), self._secret, job_id
-                self._door = Door(*facts, self._admit, self._warn)
+            self._open_door()
             return ThisHost(self._environ()).start(0, job_id, warmth, mark)
         salt = self._salt.hex()
         order = {"op": "attempt", "number": self._attempt, "salt": salt}
-        return AgentOnNode(host_index, self._attempt, order, self._is_connected)
+        node = self._nodes[host_index]
+        return AgentOnNode(host_index, node, self._attempt, order, self._is_connected)
 
     def rank_secret(self, attempt: int) -> bytes:
         """What the ranks of an attempt seal with; every node makes it for itself."""
@@ -92,6 +107,12 @@ class Nodes:
         end_s = time.monotonic() + _CLOSE_S
         for link in links:
             link.stream.close(max(0.05, end_s - time.monotonic()))
+
+    def _open_door(self) -> None:
+        if self._door is None:
+            name, port = self._job.way_command
+            facts = name, int(port), self._secret, self._job.job_id
+            self._door = Door(*facts, self._admit, self._note)
 
     def _environ(self) -> dict[str, str]:
         """For the agent of this host, whose ranks are not those of the others."""
@@ -110,7 +131,7 @@ class Nodes:
             if why is None:
                 why = self._in_the_way(told)
             if why is None:
-                link = Link(told, line, self._warn)
+                link, in_attempt = Link(told, line, self._note), self._nodes
                 earlier = self._links.pop(link.node, None)
                 self._links[link.node] = link
                 agent = self._agents.get(link.node)
@@ -129,6 +150,9 @@ class Nodes:
         )
         if agent is not None:
             agent.attach(link)
+        elif self._attempt >= 0 and link.node not in in_attempt:
+            name = introduction.name_of(link.node)
+            self._note(f"{name} ({link.machine}) has come, and takes part in the next attempt")
 
     def _take_back(self, told: Message, line: Connection) -> None:
         """A node whose connection was lost has made another one."""
@@ -162,10 +186,30 @@ class Nodes:
             link.stream.give_up(LEFT)
         elif message.get("op") == "ask" and number in _SIGNALS:
             name = introduction.name_of(link.node)
-            self._warn(f"{name} was told to stop by {signal.Signals(number).name}")
-            self._ask(number, source=name)
+            self._note(f"{name} was told to stop by {signal.Signals(number).name}")
+            # Who types Ctrl-C wants the job to end; SIGTERM says that this machine is taken away.
+            if number == signal.SIGTERM and self._job.least_hosts:
+                self._let_go(link, agent)
+            else:
+                self._ask(number, source=name)
         elif agent is not None and message.pop("of_attempt", None) == agent.attempt:
             agent.take({"op": "", **message}, blob)
+            if link.is_leaving and agent.is_over:
+                self._dismiss(link)
+
+    def _let_go(self, link: Link, agent: "AgentOnNode | None") -> None:
+        """A node takes part in no further attempt, and leaves when this one has ended."""
+        with self._lock:
+            is_again, link.is_leaving = link.is_leaving, True
+        if agent is None or agent.is_over:
+            self._dismiss(link)
+        elif not is_again:
+            agent.leave()
+
+    def _dismiss(self, link: Link) -> None:
+        text = f"{introduction.name_of(link.node)} has left the job, which may go on without it"
+        code = 128 + signal.SIGTERM
+        link.stream.send({"op": "ended", "exit_code": int(code), "text": text})
 
     def _lose(self, link: Link, why: str) -> None:
         with self._lock:
@@ -179,34 +223,29 @@ class Nodes:
         """The head knows it now: its node may be there already."""
         with self._lock:
             self._agents[agent.node] = agent
-            link, early = self._links.get(agent.node), [*self._early]
-            self._early.clear()
-        for text in early:
-            agent.take({"op": "note", "text": text}, b"")
-        if link is not None:
+            link = self._links.get(agent.node)
+        if link is not None and not link.is_leaving:
             agent.attach(link)
-
-    def _warn(self, text: str) -> None:
-        """Show a line, as if an agent had said it; before there is one, it waits."""
-        with self._lock:
-            agent = next(iter(self._agents.values()), None)
-            if agent is None:
-                self._early.append(text)
-        if agent is not None:
-            agent.take({"op": "note", "text": text, "again": True}, b"")
+        elif self._job.least_hosts:
+            agent.give_up()
 
 
 class AgentOnNode:
-    """The agent of a node in one attempt; what it is told waits until the node is there."""
+    """The agent of a node in one attempt; what it is told waits until the node is there.
+
+    Args:
+        index: its number among the hosts of the attempt.
+    """
 
     def __init__(
         self,
+        index: int,
         node: int,
         attempt: int,
         order: Message,
         is_connected: Callable[["AgentOnNode"], None],
     ) -> None:
-        self.node, self.attempt = node, attempt
+        self._index, self.node, self.attempt = index, node, attempt
         self._is_connected = is_connected
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -241,19 +280,34 @@ class AgentOnNode:
         if message["op"] == "agent_ended":
             self._over.set()
         else:
-            self._post(self.node, message, blob)
+            self._post(self._index, message, blob)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def leave(self) -> None:
+        """Its node is taken away soon."""
+        self._post(self._index, {"op": "leaves", "why": "it was told to stop by SIGTERM"}, b"")
+
+    def give_up(self) -> None:
+        """Its node, which was there a moment ago, is not any more, and is not waited for."""
+        self._post(self._index, {"op": "gone", "why": "it is not there any more"}, b"")
 
     def lose(self, link: Link, why: str) -> None:
         """Its node is gone."""
         if self._link is link:
             self._over.set()
-            self._post(self.node, {"op": "gone", "why": why}, b"")
+            self._post(self._index, {"op": "gone", "why": why}, b"")
 
     def why_gone(self) -> str | None:
         return None  # the end of the stream says it
 
     def silent_s(self) -> float:
         return self._link.stream.silent_s() if self._link is not None else 0.0
+
+    def lives_on_s(self) -> float:
+        return self._link.stream.lives_on_s() if self._link is not None else 0.0
 
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         machine = f" ({self._link.machine})" if self._link is not None else ""

@@ -106,6 +106,12 @@ class HostsOverCommand:
     def hosts(self) -> Sequence[str]:
         return [host.name for host in self._hosts]
 
+    def take(self, hosts: Sequence[Host]) -> None:
+        self._hosts = list(hosts)
+
+    def there(self) -> Sequence[int]:
+        return []
+
     def rank_secret(self, attempt: int) -> bytes:
         return b""
 
@@ -233,6 +239,9 @@ class AgentOverCommand:
 
     def silent_s(self) -> float:
         return self._stream.silent_s()
+
+    def lives_on_s(self) -> float:
+        return self._stream.lives_on_s()
 
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         code, said = self._process.poll(), self._said() or [why]

@@ -1,8 +1,8 @@
 """The head's way back to an agent behind a command such as ssh, where the connection is lost.
 
 The command is started anew, as for the agent itself; what it runs there is a relay to the agent,
-which listens for it (`on_host/resumption.py`). The secret by which the agent knows its head goes
-over the command's stdin.
+which listens for it (`on_host/reconnection/resumption.py`). The secret by which the agent knows its
+head goes over the command's stdin.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch_xdist.launcher.resuming import Asking
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.process import Child
 
-_MODULE = "torch_xdist.launcher.on_host.relay"
+_MODULE = "torch_xdist.launcher.on_host.reconnection.relay"
 # A login takes several times the delay of the way, and an interpreter starts there.
 _TRIES_S = (5.0, 10.0, 15.0)
 _PAUSES_S = (0.2, 0.5, 1.0)

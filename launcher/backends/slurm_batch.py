@@ -71,6 +71,8 @@ def script(
         *([] if own_share else ["--exclusive"]),
         *([f"--gpus-per-node={asked.gpus_per_node}"] if asked.gpus_per_node else []),
         *(["--requeue", "--open-mode=append"] if asked.requeue else ["--no-requeue"]),
+        # Else the loss of a node is the end of the job.
+        *(["--no-kill"] if spec.spares or spec.least_hosts else []),
         f"--signal=B:TERM@{lead_s}",
         f"--chdir={shlex.quote(spec.cwd)}",
         *([shlex.join(given)] if given else []),

@@ -21,6 +21,7 @@ Messages say: where: what was found, with values; what is needed; what to do.
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -33,6 +34,7 @@ class ExitCode(IntEnum):
     RENDEZVOUS = 72
     HOST = 73
     DUPLICATE = 74
+    PREEMPTED = 75
     HANG = 76
     RESTARTS_USED_UP = 77
     TIME_LIMIT = 124
@@ -49,6 +51,7 @@ EXIT_CODES: tuple[tuple[str, str], ...] = (
     ("72", "rendezvous: some ranks did not arrive in time"),
     ("73", "a host cannot be reached, or was lost; or a job's launcher does not answer `ps`, ..."),
     ("74", "the job is already running"),
+    ("75", "preempted: a rank ended with this code, to go on later or elsewhere"),
     ("76", "hang: killed because no rank went on"),
     ("77", "the restart budget is used up"),
     ("124", "the time limit has passed"),
@@ -58,9 +61,18 @@ EXIT_CODES: tuple[tuple[str, str], ...] = (
 
 
 class LauncherError(Exception):
-    """The root of every error raised by the launcher."""
+    """The root of every error raised by the launcher.
+
+    `hosts` are those of the attempt that it is due to, by number: without them it might do.
+    """
 
     exit_code: int = ExitCode.INTERNAL
+    hosts: tuple[int, ...] = ()
+
+    def due_to(self, *hosts: int) -> Self:
+        """The same error, due to these hosts."""
+        self.hosts = hosts
+        return self
 
 
 class UsageError(LauncherError, ValueError):

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch_xdist.launcher.facts.cluster import HostOfMany
@@ -20,12 +20,14 @@ class Job:
     `log_root` is where the folder of its logs is made; without `log_root_is_named` the launcher
     chose it, and removes the oldest folders there. Without `ranks_of_command` the command runs once
     and is no rank: it may spawn its own. `stdin_rank` is the rank that gets the launcher's stdin.
-    `hosts` are other machines, which have `nprocs` ranks together; empty: this one. There `device`
-    may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches them, by the program and
-    options of `way_command`, and `python` is their interpreter, which
+    `max_preemptions` is how often the job is started again after a lost host or a preemption; None:
+    these count as failures. `hosts` are other machines, which have `nprocs` ranks together; empty:
+    this one. There `device` may be "", for what they have; `way` ("ssh", "slurm", "gcloud") reaches
+    them, by the program and options of `way_command`, and `python` is their interpreter, which
     the words of `inside` start there (`docker run IMAGE`). On Ray ("ray") `way_command` is an
     address and the resources of each. Where they come by themselves ("nodes") it is the address and
-    the port of node 0. An empty `cwd`: where a login begins.
+    the port of node 0. An empty `cwd`: where a login begins. An attempt begins with `least_hosts`
+    of them (0: all), nodes after a wait of `elastic_wait_s`; `spares` may stand in for others.
     `ship` is a folder that every host gets a copy of, in which its ranks start: its real path, with
     `cwd` and the script in it; `ship_limit_bytes` is the most that its files may have.
     With a `part` these are the ranks of one host among others that each start their own, as many as
@@ -46,6 +48,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     tee: str = "all"
     max_restarts: int = 0
+    max_preemptions: int | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     keep_logs: bool = True
     ranks_of_command: bool = True
@@ -59,16 +62,19 @@ class Job:
     part: HostOfMany | None = None
     ship: str = ""
     ship_limit_bytes: int = 0
+    spares: list[Host] = field(default_factory=list)
+    least_hosts: int = 0
+    elastic_wait_s: float = 30.0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Job":
         """Read what `to_json` wrote."""
-        hosts = [Host(**host) for host in data["hosts"]]
+        hosts, spares = ([Host(**host) for host in data[name]] for name in ("hosts", "spares"))
         part = data["part"] and HostOfMany(
             **{**data["part"], "names": tuple(data["part"]["names"])}
         )
-        made = {"timeouts": timeouts(data["timeouts"]), "hosts": hosts, "part": part}
-        return cls(**{**data, **made})
+        made = {"timeouts": timeouts(data["timeouts"]), "hosts": hosts, "spares": spares}
+        return cls(**{**data, **made, "part": part})
 
     @property
     def warmth(self) -> str:
@@ -101,6 +107,10 @@ class Job:
         data = asdict(self)
         data["timeouts"] = self.timeouts.to_environ()
         return data
+
+    def on(self, hosts: list[Host]) -> "Job":
+        """The same job on these hosts, as one attempt sees it."""
+        return replace(self, hosts=hosts, nprocs=sum(host.slots for host in hosts))
 
     def teed(self) -> list[int]:
         """The ranks whose lines are shown: all, none, or "0,2"."""

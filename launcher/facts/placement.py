@@ -74,15 +74,16 @@ def device_of(job: Job, names: Sequence[str], hosts: Sequence[HostFacts]) -> dev
     """
     found: dict[str, list[str]] = {}
     choice = devices.Choice(job.device, "")
-    for name, facts, ranks in zip(names, hosts, job.shares(), strict=True):
+    shares = enumerate(zip(names, hosts, job.shares(), strict=True))
+    for index, (name, facts, ranks) in shares:
         environ = {**facts.environ, **job.env}
         try:
             choice = devices.choose(environ, facts.found)
             devices.local_ranks(ranks, choice, environ, facts.found)
         except LauncherError as error:
-            raise DevicesError(f"host {name}: {error}") from None
+            raise DevicesError(f"host {name}: {error}").due_to(index) from None
         if choice.kind == "TPU" and facts.trouble:
-            raise DevicesError(f"host {name}: {facts.trouble}")
+            raise DevicesError(f"host {name}: {facts.trouble}").due_to(index)
         found.setdefault(choice.kind, []).append(name)
     if len(found) > 1:
         told = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in found.items())
@@ -119,7 +120,7 @@ def rank_orders(
                 master_port=meeting.master_port,
                 job_id=job.job_id,
                 attempt=attempt,
-                max_restarts=job.max_restarts,
+                max_restarts=job.max_restarts + (job.max_preemptions or 0),
                 log_dir=place.log_dir,
                 error_file=f"{place.log_dir}/rank-{first + local}.error.json"
                 if place.log_dir

@@ -92,6 +92,7 @@ class Head:
             "all_ended": self._on_all_ended,
             "broken": self._on_broken,
             "gone": self._on_gone,
+            "leaves": self._on_leaves,
         }
         self._fellows = NoFellows(job)
         self._log_ends = LogEnds(self._log_dir)
@@ -263,9 +264,15 @@ class Head:
         if gone.is_lost:
             self.sight.lose(state.ranks, gone.text)
         elif gone.exit_code != ExitCode.INTERNAL:
-            raise error_of(gone.exit_code, gone.text)
+            raise error_of(gone.exit_code, gone.text).due_to(state.index)
         else:
             self._on_broken(state, {"text": gone.text}, b"")
+
+    def _on_leaves(self, state: HostState, message: Message, _: bytes) -> None:
+        """The host is taken away soon: all ranks may save, as at a stop."""
+        if self._ending is None:
+            self._asked = int(signal.SIGTERM)
+            self.sight.lose(state.ranks, message["why"])
 
     def _on_fellow(self, message: Message) -> None:
         """Another host says something that has a head of its own."""
@@ -298,9 +305,7 @@ class Head:
             if self._asked is not None or now:
                 self._hosts.send({"op": "stop", "signal": signal.SIGKILL, "grace_s": 0.0})
             self._asked = number
-            if self._ending is None:
-                code = ExitCode.INTERRUPTED if number == signal.SIGINT else 128 + number
-                self._ending = Ending(int(code), text=f"stopped by {signal.Signals(number).name}")
+            self._ending = self._ending or Ending.stopped(number)
 
     def _status(self) -> Message:
         return standing.status(self.job, self.number, self.sight)
@@ -346,10 +351,7 @@ class Head:
     def _check_time(self) -> None:
         if self._ends_at_s is not None and time.monotonic() >= self._ends_at_s:
             self._asked = int(signal.SIGTERM)
-            limit = f"{self.job.timeouts.time_limit_s:g} s"
-            self._ending = Ending(
-                int(ExitCode.TIME_LIMIT), text=f"the time limit of {limit} has passed"
-            )
+            self._ending = Ending.out_of_time(self.job.timeouts.time_limit_s)
 
     def _act_on_hang(self, found: standing.Hang) -> None:
         self._emit("note", text=found.sentence)
@@ -403,6 +405,8 @@ class Head:
             exception=exception if first and first.kind in ("exception", "pickle") else b"",
             step=max(self.sight.steps(), default=0),
             resumed=self.sight.resumed(),
+            blamed=self._hosts.blamed(failures, ending.exit_code),
+            fence_s=self._hosts.fence_s(),
         )
 
     def _tear_down(self, ending: Ending) -> None:

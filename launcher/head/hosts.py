@@ -7,8 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from torch_xdist.launcher.backends.backend import AgentProcess, Send
+from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.facts.records import Failure
 from torch_xdist.system.frames import Message
 
 
@@ -116,6 +118,29 @@ class Hosts:
             if not state.gone and (why := state.agent.why_gone()) is not None:
                 return state, why
         return None
+
+    def blamed(self, failures: Sequence[Failure], exit_code: int) -> dict[int, str]:
+        """Those to which an ending is due, and not to what the ranks run, by number, and why.
+
+        They were lost, or could not start their ranks, or have not said a word in time; where all
+        have said hello in time, that the ranks have not come is nobody's fault in particular.
+        """
+        is_late = exit_code == ExitCode.RENDEZVOUS
+        kinds = ("host_lost",) if is_late else ("host_lost", "launch")
+        why = {one.rank: one.message for one in reversed(failures) if one.kind in kinds}
+        found = {}
+        for state in self.states:
+            told = [why[rank] for rank in state.ranks if rank in why]
+            if told or state.gone or (is_late and state.facts is None):
+                found[state.index] = next(iter(told), "").partition("\n")[0]
+        return found
+
+    def fence_s(self) -> float:
+        """For how long ranks of hosts that were lost may still run.
+
+        That a connection has ended does not say that the other end knows it.
+        """
+        return max([0.0, *(state.agent.lives_on_s() for state in self.states if state.gone)])
 
     def ask_stacks(self) -> None:
         """Ask for the stacks of all ranks; `stacks` gives them when all hosts have answered."""

@@ -16,13 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_xdist.launcher.attempts.crew import Crew
 from torch_xdist.launcher.backends.backend import AgentProcess, Backend
 from torch_xdist.launcher.backends.local import ThisHost
 from torch_xdist.launcher.backends.nodes import Nodes
 from torch_xdist.launcher.backends.over_command import HostsOverCommand
 from torch_xdist.launcher.backends.ways import way_of
 from torch_xdist.launcher.facts import log_folders, placement, registry, settings
-from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, PreflightError
+from torch_xdist.launcher.facts.errors import (
+    ExitCode,
+    LauncherError,
+    PreflightError,
+    RendezvousError,
+)
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.facts.log_folders import LogFolder
 from torch_xdist.launcher.facts.registry import Registration
@@ -48,7 +54,7 @@ class Events:
         folder: of this job; None where no logs are kept, and `why_none` says why.
 
     Args:
-        show: called with every event, on the thread of the head; must not block.
+        show: called with every event, on the thread of the head, notes on any; must not block.
     """
 
     def __init__(self, job: Job, show: Callable[..., None]) -> None:
@@ -135,7 +141,7 @@ def run_job(
     """Run the job to its end and say how it was; never leaves a process behind.
 
     Args:
-        show: called with every event; must not block.
+        show: called with every event, notes from any thread; must not block.
         stdin: a descriptor for the rank that `job.stdin_rank` names.
 
     Raises:
@@ -162,8 +168,13 @@ def run_job(
         registration.close(code)
 
 
-def backend_of(job: Job, requests: Requests | None = None) -> Backend:
-    """Where the agents of a job run; what its hosts ask for goes to `requests`.
+def backend_of(
+    job: Job,
+    requests: Requests | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Backend:
+    """Where the agents of a job run; what its hosts ask for goes to `requests`, and `note` shows
+    what it has to tell.
 
     Raises:
         SettingError: XLA_RUN_SECRET, which nodes need, is not set or too short.
@@ -171,7 +182,7 @@ def backend_of(job: Job, requests: Requests | None = None) -> Backend:
     if not job.hosts:
         return ThisHost({**job.env, **placement.shared_environ(job)})
     if job.way == "nodes":
-        return Nodes(job, settings.taken_secret(), (requests or Requests()).ask)
+        return Nodes(job, settings.taken_secret(), (requests or Requests()).ask, note)
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
     if job.way == "ray":
@@ -197,7 +208,9 @@ class _Run:
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
         self._shipment = Shipment.of(job)
-        self._backend = backend_of(job, requests)
+        self._backend = backend_of(job, requests, self._note)
+        self._crew = Crew(job, self._backend, self._note, requests.wait)
+        self._begun = 0
 
     def whole(self, first: FirstAgent | None) -> Ending:
         """All attempts; then the backend is told how it ended, whatever the end is."""
@@ -215,8 +228,10 @@ class _Run:
     def attempts(self, first: FirstAgent | None) -> Ending:
         """One after the other, until one is the last."""
         history: list[restarts.Attempted] = []
+        if (stopped := self._line_up_first()) is not None:
+            return stopped
         while True:
-            ending = self._attempt(len(history), first)
+            ending = self._attempt(first)
             first = None
             root = ending.failures[0] if ending.failures else None
             for failure in ending.failures:
@@ -224,21 +239,68 @@ class _Run:
             history.append(restarts.Attempted(ending.exit_code, root, ending.step, ending.resumed))
             if self._requests.wait():
                 return ending
-            match restarts.decide(history, self._job.max_restarts):
-                case restarts.Again(pause_s):
-                    again = f"restart {len(history)} of {self._job.max_restarts} in {pause_s:g} s"
-                    self._events("note", text=f"{ending.text}\n{again}")
+            budgets = self._job.max_restarts, self._job.max_preemptions
+            match restarts.decide(history, *budgets, fence_s=ending.fence_s):
+                case restarts.Again(pause_s, told):
+                    self._note(f"{ending.text}\n{told}")
                     if self._requests.wait(pause_s):
+                        return ending
+                    self._crew.next_attempt(ending.blamed)
+                    if not self._crew.line_up(self._wait_s()):
+                        if not self._requests.wait():
+                            ending.text += f"\nno further attempt: {self._crew.shortage()}"
                         return ending
                 case restarts.Enough(exit_code, why):
                     ending.exit_code = exit_code
                     ending.text = f"{ending.text}\n{why}" if why else ending.text
+                    if self._crew.changes:
+                        self._note(f"{len(history)} attempts: {'; '.join(self._crew.changes)}")
                     return ending
 
-    def _attempt(self, number: int, first: FirstAgent | None) -> Ending:
+    def _line_up_first(self) -> Ending | None:
+        """Settle on the hosts of the first attempt; the end, where the job is told to stop first.
+
+        Raises:
+            RendezvousError: too few have come.
+        """
+        if self._crew.line_up(self._wait_s()):
+            return None
+        for number, _ in self._requests.new():
+            return Ending.stopped(number)
+        raise RendezvousError(
+            f"rendezvous: {self._crew.shortage()}, after {self._wait_s():.0f} s; start the others, "
+            "or raise --rendezvous-timeout"
+        )
+
+    def _wait_s(self) -> float:
+        """How long hosts may take that come by themselves."""
+        left_s = math.inf if self._ends_at_s is None else self._ends_at_s - time.monotonic()
+        return min(self._job.timeouts.rendezvous_s, left_s)
+
+    def _attempt(self, first: FirstAgent | None) -> Ending:
+        """One attempt, without the hosts to which it is due that it could not begin.
+
+        Raises:
+            LauncherError: it cannot begin.
+        """
+        while True:
+            try:
+                ending = self._headed(first)
+            except LauncherError as error:
+                if not self._crew.goes_on_without(dict.fromkeys(error.hosts, ""), str(error)):
+                    short = self._crew.shortage() if error.hosts else ""
+                    raise type(error)(f"{error}; {short}" if short else str(error)) from error
+            else:
+                has_begun = not ending.failures or ending.failures[0].kind != "launch"
+                if has_begun or not self._crew.goes_on_without(ending.blamed, ending.text):
+                    return ending
+            first = None
+
+    def _headed(self, first: FirstAgent | None) -> Ending:
+        number, self._begun = self._begun, self._begun + 1
         folder = self._events.folder
         head = Head(
-            self._job,
+            self._crew.job,
             number,
             self._payload,
             self._emit,
@@ -255,7 +317,12 @@ class _Run:
     def _emit(self, event: str, **facts: Any) -> None:
         if event == "attempt":
             self._publish(facts)
+            if self._job.hosts:
+                facts["labels"] = self._crew.job.labels()
         self._events(event, **facts)
+
+    def _note(self, text: str) -> None:
+        self._events("note", text=text)
 
     def _publish(self, facts: dict[str, Any]) -> None:
         """Write the record for `xla-run ps`; a disk without room for it is a warning."""
@@ -266,8 +333,8 @@ class _Run:
                 token=facts["token"],
                 log_dir=facts["log_dir"],
                 argv=self._job.argv,
-                ranks=self._job.nprocs,
-                hosts=[host.name for host in self._job.hosts],
+                ranks=self._crew.job.nprocs,
+                hosts=[host.name for host in self._crew.job.hosts],
                 graceful_s=self._job.timeouts.graceful_s,
                 started=time.time(),
             )

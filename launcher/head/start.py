@@ -106,7 +106,7 @@ class Start:
             PreflightError, DevicesError: the hosts cannot do this job together.
         """
         if why := refusal(hello):
-            raise PreflightError(f"host {state.name}: {why}")
+            raise PreflightError(f"host {state.name}: {why}").due_to(state.index)
         state.facts = HostFacts.from_json(hello["facts"])
         state.name = state.name or state.facts.name
         if self._job.way in ("nodes", "ray"):
@@ -131,7 +131,7 @@ class Start:
             raise HostError(
                 f"host {first}: {facts.address} is no address of it; name one that other hosts "
                 f"reach it at in a --hostfile: {first} address=ADDRESS"
-            )
+            ).due_to(0)
         self._meeting = replace(self._meeting, master_addr=facts.address, master_port=facts.port)
         if self._job.world_size > 1 and needs_coordinator:
             order = {"world_size": self._job.world_size, "host": facts.address}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch_xdist.launcher.facts.host import VERSION
-from torch_xdist.launcher.on_host.resumption import Resumption
+from torch_xdist.launcher.on_host.reconnection.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.system.frames import Frame, Link, Message
 

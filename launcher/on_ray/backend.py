@@ -19,6 +19,7 @@ from torch_xdist.launcher.backends.backend import Gone, Plane, Send
 from torch_xdist.launcher.backends.local import startable
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.on_ray.request import Request
 from torch_xdist.launcher.pipe_stream import PipeStream
@@ -48,6 +49,12 @@ class OnRay:
 
     def hosts(self) -> Sequence[str]:
         return [host.name for host in self._job.hosts]
+
+    def take(self, hosts: Sequence[Host]) -> None:
+        """Ray chooses for each attempt anew."""
+
+    def there(self) -> Sequence[int]:
+        return []
 
     def rank_secret(self, attempt: int) -> bytes:
         return b""
@@ -108,6 +115,9 @@ class AgentOnRay:
 
     def silent_s(self) -> float:
         return self._stream.silent_s()
+
+    def lives_on_s(self) -> float:
+        return self._stream.lives_on_s()
 
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
         told = self.why or self._driver.last_words()

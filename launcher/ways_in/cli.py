@@ -24,6 +24,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
+from torch_xdist.launcher.attempts import options as restart_options
 from torch_xdist.launcher.backends import slurm_batch
 from torch_xdist.launcher.facts import cluster, devices, job, settings
 from torch_xdist.launcher.facts.cluster import HostOfMany
@@ -107,13 +108,7 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @click.option("-m", "is_module", is_flag=True, help="COMMAND is a module, as for python -m")
 @click.option("--once", is_flag=True, help="run COMMAND once, as no rank (so without -n)")
 @click.option("--job-id", default="", help="a name; a second job of that name is refused")
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="after a failure start the whole job again, at most this often",
-)
+@restart_options.options(Seconds())
 @click.option("--log-dir", default="", help="where JOB/attempt-N/rank-R.log goes")
 @click.option(
     "--tee",
@@ -190,7 +185,10 @@ def _job(
     if nprocs is not None:
         _refuse_inside_others(merged, is_node=asked.nodes.are_several)
     reached = host_options.reached(asked, nprocs, merged, once=once)
-    if others := reached.hosts:
+    going_on = asked.going_on
+    named = bool(reached.hosts) and reached.way not in ("nodes", "ray")
+    others, spares = going_on.shared_out(reached.hosts, are_named=named)
+    if others:
         choice = devices.of_hosts(len(others), merged)
         ranks = sum(host.slots for host in others)
     else:
@@ -212,6 +210,7 @@ def _job(
         env=env,
         tee=_teed(tee, ranks),
         max_restarts=max_restarts,
+        max_preemptions=going_on.preemptions(asked.nodes.least or going_on.min_hosts),
         timeouts=settings.timeouts(merged, **limits_s),
         ranks_of_command=nprocs is not None or bool(others),
         needs_coordinator=not devices.meets_in_memory(choice.kind, 1, merged),
@@ -220,6 +219,9 @@ def _job(
         way=reached.way,
         way_command=[*reached.command],
         python=python or ("" if reached.way == "ray" else sys.executable),
+        spares=spares,
+        least_hosts=asked.nodes.least or going_on.min_hosts,
+        elastic_wait_s=going_on.elastic_wait_s(asked.nodes.least),
     )
 
 

@@ -1,12 +1,14 @@
 """The options of `xla-run` that name other hosts, and what they mean."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from torch_xdist.launcher.attempts import options as restart_options
+from torch_xdist.launcher.attempts.options import GoingOn
 from torch_xdist.launcher.backends import introduction, node_door
 from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.slurm_batch import Batch
@@ -15,6 +17,7 @@ from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
 from torch_xdist.launcher.on_ray.request import hosts_of, resources_of, way_command
+from torch_xdist.launcher.ways_in.param_types import NodeCount
 
 # torchrun's own.
 _MASTER_PORT = 29400
@@ -25,6 +28,7 @@ class NodesAsked:
     """The same command is started on each of `nnodes` machines; this is number `node_rank`."""
 
     nnodes: int | None = None
+    least: int = 0  # fewer than that are enough; 0: all are needed
     node_rank: int | None = None
     master_addr: str = ""
     master_port: int | None = None
@@ -73,6 +77,7 @@ class Asked:
     ray: bool = False
     ray_address: str = ""
     ray_resources: str = ""
+    going_on: GoingOn = field(default_factory=GoingOn)
 
     def given(self) -> list[str]:
         """Those options that were given for one way to other hosts, as typed."""
@@ -80,7 +85,8 @@ class Asked:
         named += ["ray", "ray_address", "ray_resources"]
         found = [name for name in named if getattr(self, name)]
         found += [name for name in ("requeue", "sbatch_options") if getattr(self.batch, name)]
-        return [f"--{name.replace('_', '-')}" for name in found]
+        typed = [f"--{name.replace('_', '-')}" for name in found]
+        return [*typed, *self.going_on.given()]
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,9 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option(
                 "--nnodes",
-                type=click.IntRange(1),
-                help="this same command is started by you on N machines (needs XLA_RUN_SECRET)",
+                type=NodeCount(),
+                help="this same command is started by you on N machines (needs XLA_RUN_SECRET); "
+                "MIN:MAX: it goes on with those that are there, at least MIN",
             ),
             click.option(
                 "--node-rank",
@@ -189,10 +196,15 @@ def taken_from(values: dict[str, Any]) -> Asked:
     """The values of our options; they are gone from `values` then."""
     given = {one.name: values.pop(one.name) for one in fields(Batch) if one.name in values}
     batch = Batch(**given)
+    going_on = restart_options.taken_from(values)
+    if (counts := values.get("nnodes")) is not None:
+        least, most = counts
+        values |= {"nnodes": most, "least": least if least < most else 0}
     of_nodes = [one.name for one in fields(NodesAsked) if one.name in values]
     nodes = NodesAsked(**{name: values.pop(name) for name in of_nodes})
-    names = [one.name for one in fields(Asked) if one.name not in ("batch", "nodes")]
-    return Asked(**{name: values.pop(name) for name in names}, batch=batch, nodes=nodes)
+    names = [one.name for one in fields(Asked) if one.name not in ("batch", "nodes", "going_on")]
+    plain = {name: values.pop(name) for name in names}
+    return Asked(**plain, batch=batch, nodes=nodes, going_on=going_on)
 
 
 def reached(asked: Asked, nprocs: int | None, environ: Environ, *, once: bool) -> Reached:

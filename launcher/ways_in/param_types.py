@@ -22,6 +22,24 @@ class Seconds(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class NodeCount(click.ParamType):
+    """A number of nodes, or MIN:MAX: (MIN, MAX), the same number twice where there is one."""
+
+    name = "N|MIN:MAX"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        least, _, most = str(value).partition(":")
+        numbers = [least, most or least]
+        if (":" in str(value) and not most) or not all(one.isdecimal() for one in numbers):
+            self.fail(f"{value!r}: a whole number is needed, or MIN:MAX, such as 2:4", param, ctx)
+        found = int(numbers[0]), int(numbers[1])
+        if not 1 <= found[0] <= found[1]:
+            self.fail(f"{value!r}: numbers from 1 up are needed, the smaller first", param, ctx)
+        return found
+
+
 class Count(click.ParamType):
     """A number of ranks, or a word of torchrun for "as many as there are devices" (0)."""
 

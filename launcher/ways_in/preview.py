@@ -57,9 +57,10 @@ def _orders(spec: Job) -> list[list[dict[str, Any]]]:
 def _on_node(spec: Job, words: Sequence[str], node: int) -> list[str]:
     where, nodes = ":".join(spec.way_command), len(spec.hosts)
     does = f"listens at {where} for the others" if node == 0 else f"comes to node 0 at {where}"
+    counts = f"{spec.least_hosts}:{nodes}" if spec.least_hosts else f"{nodes}"
     lines = [
-        f"{spec.nprocs} ranks on {nodes} nodes; their cores and devices, and where the ranks meet, "
-        "are found when all nodes are there",
+        f"{spec.nprocs} ranks on {counts} nodes; their cores and devices, and where the ranks "
+        "meet, are found when all nodes are there",
         f"this is node {node}: it {does}; both sides prove that they know XLA_RUN_SECRET",
         f"its ranks, in {spec.cwd}, have the variables of this command and these:",
         *_variables({**spec.env, **spec.timeouts.to_environ()}),
@@ -108,6 +109,19 @@ def _on_hosts(spec: Job, words: Sequence[str]) -> list[str]:
         for order in orders[index]:
             lines.append(f"rank {order['rank']}: {masked_text(' '.join(words))}")
             lines += _variables(order["env"])
+    return [*lines, *_spares(spec)]
+
+
+def _spares(spec: Job) -> list[str]:
+    """What stands in for a host, and with how many hosts the job goes on."""
+    backend = backend_of(spec)
+    assert isinstance(backend, HostsOverCommand)
+    backend.take(spec.spares)
+    lines = []
+    for index, host in enumerate(spec.spares):
+        lines += [f"spare {index}: {host.name}", f"  $ {shlex.join(backend.command(index))}"]
+    if spec.least_hosts:
+        lines.append(f"at least {spec.least_hosts} of {len(spec.hosts)} hosts are needed")
     return lines
 
 

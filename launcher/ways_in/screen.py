@@ -115,6 +115,10 @@ class Composer:
         self._prefix, self._timestamps, self._labels = prefix, timestamps, labels
         self._open: tuple[int, str] | None = None  # the unfinished line that stands there
 
+    def relabel(self, labels: Sequence[str]) -> None:
+        """From now on these stand for the ranks."""
+        self._labels = labels
+
     @property
     def is_open(self) -> bool:
         """Whether a prompt stands at the end of what was shown."""
@@ -228,10 +232,18 @@ class Screen:
         match event:
             case "log":
                 self._show_lines(facts["rank"], facts["lines"], facts.get("unfinished", ""))
+            case "attempt":
+                self._relabel(facts.get("labels"))
             case "start" | "note":
                 self.say(facts["text"])
             case "beats":
                 self._show_status(facts)
+
+    def _relabel(self, labels: Sequence[str] | None) -> None:
+        """An attempt may run on other hosts than the one before."""
+        if labels is not None:
+            self._ranks = len(labels)
+            self._writer.offer(lambda: self._composer.relabel(labels))
 
     def say(self, text: str) -> None:
         """A line of our own."""

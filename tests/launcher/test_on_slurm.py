@@ -280,3 +280,29 @@ def test_code_is_shipped_to_the_nodes(
     assert "shipped 1 file (29 bytes) to hosts n1, n2: " in ended.err
     assert ended.out.count(f"{tmp_path}/there/code/jobs/") == 2
     assert not list((tmp_path / "there/code/jobs").iterdir())
+
+
+def test_a_job_goes_on_without_a_node_that_fails(on_slurm: Callable, slurm: dict[str, str]) -> None:
+    body = """
+        attempt = os.environ["XLA_RUN_ATTEMPT"]
+        say("on%d" % RANK)
+        print("attempt", attempt, "world", os.environ["WORLD_SIZE"])
+        say("began%s-%d" % (attempt, RANK), str(time.monotonic()))
+        while attempt == "0":
+            say("alive-%d" % RANK, str(time.monotonic()))
+            time.sleep(0.02)
+    """
+    job = all_on(on_slurm(body, "--min-hosts", "1", before=(*IN_SALLOC, "--no-kill")))
+    asked(slurm, "scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    try:
+        code = job.process.wait(60)
+        assert job.gone(15.0), f"survivors: {job.alive()}"
+    finally:
+        asked(slurm, "scontrol", "update", "nodename=n2", "state=resume")
+        slurm_cluster.wait_until_idle(slurm)
+    assert code == 0, job.texts()
+    assert "; the job goes on with 1 of 2 hosts\n" in job.texts()
+    assert "[n1/1] attempt 1 world 2\n" in job.texts()
+    # The step that has ended here goes on there, until its agent has heard nothing for too long.
+    last_s = float((job.folder / "alive-3").read_text())
+    assert last_s < float((job.folder / "began1-0").read_text())

@@ -169,6 +169,15 @@ def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
     assert 0.4 < time.monotonic() - since_s < 3
 
 
+def test_the_other_side_lives_on_for_as_long_as_it_waits_for_us(pair: Pair) -> None:
+    assert pair.head.lives_on_s() == 0.0
+    limits = {"beat_s": 0.1, "lost_s": 0.4, "within_s": 2.0}
+    pair.head.start(lambda *_: None, pair.closed.put, **limits)
+    os.write(pair.to_head, pipe_stream.MARK)
+    time.sleep(0.2)
+    assert 1.0 < pair.head.lives_on_s() < 2.1
+
+
 def test_a_head_that_has_died_is_not_waited_for() -> None:
     """Its last word may stand in the middle of a message."""
     ours, theirs = joined()

@@ -1,6 +1,7 @@
 """Restarts: what is decided, and jobs that train, crash, and go on from their checkpoint."""
 
 import re
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -82,6 +83,39 @@ def test_what_another_attempt_would_repeat_is_not_repeated() -> None:
         assert decide([Attempted(code, root, 0)], 5) == Enough(code)
 
 
+LOST, TOLD = Failure(1, "host_lost"), Failure(1, "signal", signal=signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("code", "root"), [(73, LOST), (143, TOLD), (75, Failure(0, "exit"))])
+def test_preemptions_have_a_budget_of_their_own(code: int, root: Failure) -> None:
+    taken, crashed = Attempted(code, root, 5), Attempted(1, CRASH, 9)
+    assert decide([taken], 0, 3) == Again(1.0)
+    assert decide([crashed, taken], 1, 3) == Again(1.0)
+    assert decide([taken, crashed], 1, 3) == Again(1.0)
+    assert decide([taken], 5, 0) == Enough(code)
+    told = "the budget of 1 restarts after preemptions and lost hosts is used up"
+    assert decide([taken, crashed, taken], 5, 1) == Enough(77, told)
+    assert decide([taken], 0) == Enough(code), "without that budget it is a failure"
+
+
+def test_a_signal_that_is_not_sigterm_is_no_preemption() -> None:
+    killed = Attempted(137, Failure(1, "signal", signal=signal.SIGKILL), 5)
+    assert decide([killed], 0, 3) == Enough(137)
+
+
+def test_preemptions_without_progress_are_no_sign_of_a_job_that_is_stuck() -> None:
+    taken, crashed = Attempted(73, LOST, 0), Attempted(1, CRASH, 0)
+    assert isinstance(decide([taken] * 5, 0, 9), Again)
+    assert isinstance(decide([crashed, crashed, taken], 9, 9), Again)
+    assert decide([crashed, crashed, taken, crashed], 9, 9).exit_code == 77
+    assert decide([taken] * 3, 9).exit_code == 77, "without a budget of their own they are"
+
+
+def test_after_a_lost_host_the_pause_is_long_enough_for_the_old_ranks_to_end() -> None:
+    assert decide([Attempted(73, LOST, 1)], 5, fence_s=6.1) == Again(7.0)
+    assert decide(_crashes(1), 5, fence_s=0.5) == Again(1.0)
+
+
 def test_a_success_or_a_stop_is_the_end() -> None:
     assert decide([Attempted(0, None, 9)], 5) == Enough(0)
     assert decide([Attempted(143, None, 9)], 5) == Enough(143)
@@ -148,3 +182,27 @@ def test_a_job_that_always_crashes_ends_with_77_after_three(run: Callable) -> No
     assert ended.code == 77
     assert "3 attempts ended without progress beyond step 0" in ended.err
     assert len(list(ended.folder.glob("logs/*/attempt-*"))) == 3
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGTERM)", "sys.exit(75)"])
+def test_a_rank_that_is_preempted_uses_no_restart_of_failures(run: Callable, ending: str) -> None:
+    body = f"""
+        attempt = int(os.environ["XLA_RUN_ATTEMPT"])
+        print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"])
+        if attempt < 2 and RANK == 1:
+            {ending}
+        if attempt == 2 and RANK == 0:
+            raise RuntimeError("cosmic ray")
+    """
+    ended = run(body, *("--nprocs", "2", "--max-restarts", "1", "--max-preemptions", "3"))
+    assert ended.code == 0, ended.err
+    assert "restart 1 of 3 after preemptions and lost hosts in 1 s" in ended.err
+    assert "restart 2 of 3 after preemptions and lost hosts in 2 s" in ended.err
+    assert "restart 1 of 1 in 1 s" in ended.err
+    assert "[1] attempt 3 of 4\n" in ended.out
+
+
+def test_a_rank_that_is_preempted_too_often_ends_the_job_with_77(run: Callable) -> None:
+    ended = run("sys.exit(75)", "--nprocs", "2", "--max-restarts", "9", "--max-preemptions", "1")
+    assert ended.code == 77
+    assert "the budget of 1 restarts after preemptions and lost hosts is used up" in ended.err

@@ -233,3 +233,13 @@ def test_of_two_streams_the_one_that_is_a_terminal_is_cleaned(terminal: str) -> 
 def test_lines_of_several_hosts_begin_with_host_and_rank() -> None:
     told = composed(lambda screen: screen.lines(1, ["hello"]), labels=["a/0", "b/1"])
     assert told == "[b/1] hello\n"
+
+
+def test_an_attempt_on_other_hosts_has_other_labels() -> None:
+    out = io.StringIO()
+    screen = Screen(2, out, out, labels=["a/0", "b/1"])
+    for labels in (["a/0", "b/1"], ["c/0"]):
+        screen("attempt", number=0, labels=labels)
+        screen("log", rank=0, lines=["hello"])
+    screen.close()
+    assert out.getvalue() == "[a/0] hello\n[c/0] hello\n"

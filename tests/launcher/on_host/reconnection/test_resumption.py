@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from torch_xdist.launcher.connection import LAST_WORD, Connection
-from torch_xdist.launcher.on_host.resumption import Resumption
+from torch_xdist.launcher.on_host.reconnection.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
 
 LIMITS = {"beat_s": 0.1, "lost_s": 10.0, "within_s": 20.0}
-RELAY = (sys.executable, "-m", "torch_xdist.launcher.on_host.relay")
+RELAY = (sys.executable, "-m", "torch_xdist.launcher.on_host.reconnection.relay")
 SECRET = "5e" * 16
 
 

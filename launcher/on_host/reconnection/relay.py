@@ -21,7 +21,7 @@ _OUT, _IN = 1, 0
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.on_host.relay NAME`."""
+    """`python -m torch_xdist.launcher.on_host.reconnection.relay NAME`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     why = ""
     try:
