@@ -4,8 +4,10 @@ Times are measured from outside, and afterwards nothing of the job is alive on a
 """
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,9 +71,9 @@ def begun(start: Callable, three: Pod) -> Callable[..., Any]:
     """`begun(body, *options)`: a job whose hosts are all up."""
     three.make_whole()
 
-    def begin(body: str, *options: str) -> Any:
+    def begin(body: str, *options: str, **more: Any) -> Any:
         own = ("--ssh-command", three.ssh, "--env", "FOLDER", "--env", "XLA_RUN_TEST")
-        return start(body, *own, "-n", "1", *options)
+        return start(body, *own, "-n", "1", *options, **more)
 
     return begin
 
@@ -96,6 +98,32 @@ def losses() -> dict[int, float]:
         optimizer.step()
         found[step] = loss.item()
     return found
+
+
+SHIPPED = """
+import os, time
+attempt, folder = os.environ["XLA_RUN_ATTEMPT"], os.environ["FOLDER"]
+with open(os.path.join(folder, "on%s-%s" % (attempt, os.environ["RANK"])), "w") as on:
+    on.write("on")
+print("in", os.getcwd(), sorted(os.listdir()))
+while attempt == "0":
+    time.sleep(0.02)
+"""
+
+
+def test_a_spare_gets_the_code_that_is_shipped(begun: Callable, three: Pod, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(SHIPPED)
+    options = ("--hosts", "a,b,c", "--spares", "1", "--ship", ".", *SHORT)
+    words = (*options, "--", sys.executable, "train.py")
+    job = running(begun("", *words, dash=False, before=("env", "-C", str(code))), 2)
+    three.hosts["b"].kill()
+    ended = job.end(limit_s=60)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^\[c/1\] in \S+/tree/code \['train.py'\]$", ended.out, re.MULTILINE), (
+        ended.out
+    )
 
 
 def test_a_host_that_is_killed_is_replaced_by_a_spare(begun: Callable, three: Pod) -> None:
