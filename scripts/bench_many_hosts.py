@@ -115,6 +115,8 @@ def measured(way: str, nodes: int, ranks: int, seconds: float, folder: Path) -> 
     env = {**os.environ, "XLA_RUN_SECRET": secrets.token_hex(16), "TMPDIR": str(folder)}
     words = [sys.executable, "-m", "torch_xdist.launcher", "--nnodes", str(nodes)]
     words += ["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    # A node that vanishes is to be judged at once, and not waited for.
+    words += ["--reconnect-within", "0"] if way == "vanish" else []
     words += ["-n", str(ranks), *_COMMAND]
     began_s = time.monotonic()
     with open(folder / f"{way}.out", "wb") as out:

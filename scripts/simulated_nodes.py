@@ -47,10 +47,11 @@ class SimulatedNode:
         self._job, self.node, self.sock, self._sealed = job, node, sock, sealed
         self.ranks = [*range(node * job.hosts[node].slots, (node + 1) * job.hosts[node].slots)]
         self._decoder, self._outbox = Decoder(), bytearray()
-        self._attempt, self._step, self._is_running = -1, 0, False
+        self._attempt, self._step, self._is_running, self._came = -1, 0, False, 0
         self.beat_s, self.next_beat_s, self.flood_until_s = 2.0, float("inf"), 0.0
         # At once, as a node does: the head does not wait long for it.
-        sock.sendall(sealed.sealer.sealed(frames.encode(introduction(job, node, "simulated"))))
+        told = introduction(job, node, "simulated", f"session of {node}")
+        sock.sendall(sealed.sealer.sealed(frames.encode(told)))
         sock.setblocking(False)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -79,7 +80,9 @@ class SimulatedNode:
         except OSError:
             return False
         for frame in self._decoder.feed(self._sealed.opener.opened(data)):
-            self._obey(frame.message)
+            if frame.message["op"] != "here":
+                self._came += 1
+                self._obey(frame.message)
         return bool(data)
 
     def _obey(self, message: dict[str, Any]) -> None:
@@ -127,6 +130,7 @@ class SimulatedNode:
         """Its ranks go on by a step; called when `next_beat_s` has come."""
         self.next_beat_s = now_s + self.beat_s
         self._step += 1
+        self._send({"op": "here", "came": self._came})
         one = {
             "step": self._step,
             "state": "running",
