@@ -6,7 +6,9 @@ that holds: a connection may be slower than the next one.
 """
 
 import threading
-from collections.abc import Mapping
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_xdist.launcher.connection import Connection
@@ -78,3 +80,62 @@ class Granting:
             except HostError as error:
                 self._stream.give_up(str(error))
                 raise
+
+
+class Returning(ABC):
+    """Makes connections for a stream that has none, one after the other, on a thread of its own.
+
+    Args:
+        name: of the other side.
+        waits: what is done meanwhile, up to a limit: "waiting up to".
+        say: shows a line.
+        tries_s: how long each try may take; the last one is that of all further ones.
+        pauses_s: the same, of the times between them.
+    """
+
+    def __init__(
+        self,
+        stream: PipeStream,
+        name: str,
+        waits: str,
+        say: Callable[[str], None],
+        tries_s: Sequence[float],
+        pauses_s: Sequence[float],
+    ) -> None:
+        self._stream, self._name, self._waits, self._say = stream, name, waits, say
+        self._tries_s, self._pauses_s = tries_s, pauses_s
+        self._turn = threading.Lock()
+        self._is_running = self._is_told = self._is_stopped = False
+
+    def try_for(self, why: str) -> None:
+        """There is trouble with the connection: see that there is another one, on a thread."""
+        if self._stream.line is None and not self._is_told and not self._stream.is_over:
+            self._is_told = True
+            waits = f"{self._waits} {self._stream.left_s():.0f} s"
+            self._say(f"connection to {self._name} lost ({why}), {waits}")
+        with self._turn:
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, daemon=True, name="return").start()
+
+    @abstractmethod
+    def _once(self, limit_s: float) -> bool:
+        """Whether there is a connection again; where there can be none, the stream is over."""
+
+    def _run(self) -> None:
+        number = 0
+        while self._goes_on():
+            since_s = time.monotonic() - self._stream.unheard_s()
+            if self._once(self._tries_s[min(number, len(self._tries_s) - 1)]):
+                if self._is_told:
+                    self._is_told = False
+                    self._say(f"{self._name} is back after {time.monotonic() - since_s:.1f} s")
+                number = 0
+            else:
+                time.sleep(self._pauses_s[min(number, len(self._pauses_s) - 1)])
+                number += 1
+
+    def _goes_on(self) -> bool:
+        with self._turn:
+            self._is_running = self._stream.needs_line and not self._is_stopped
+            return self._is_running

@@ -8,14 +8,13 @@ head goes over the command's stdin.
 import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from torch_xdist.launcher.backends.last_word import LastWord
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.pipe_stream import PipeStream
-from torch_xdist.launcher.resuming import Asking
+from torch_xdist.launcher.resuming import Asking, Returning
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.process import Child
 
@@ -29,7 +28,7 @@ _REFUSALS_S = 3.0
 _MOST_SAID = 4096
 
 
-class ReturnToAgent:
+class ReturnToAgent(Returning):
     """One for each agent.
 
     Args:
@@ -53,42 +52,13 @@ class ReturnToAgent:
         note: Callable[[str], None],
         took: Callable[[Child, int, LastWord], None],
     ) -> None:
-        self._name, self._command, self._environ = name, command, environ
-        self._stream = stream
+        super().__init__(stream, f"host {name}", "waiting up to", note, _TRIES_S, _PAUSES_S)
+        self._command, self._environ, self._took = command, environ, took
         argv = ["-P", "-m", _MODULE, at["name"]]
         self._first = (json.dumps({"env": dict(env), "argv": argv}) + "\n").encode()
         self._asking = Asking(stream, {"secret": at["secret"]})
-        self._note, self._took = note, took
-        self._turn, self._is_running, self._is_told = threading.Lock(), False, False
         self._refused_s: float | None = None
         self._process: Child | None = None
-        self._is_stopped = False
-
-    def try_for(self, why: str) -> None:
-        """There is trouble with the connection: see that there is another one, on a thread."""
-        if self._stream.line is None and not self._is_told and not self._stream.is_over:
-            self._is_told = True
-            waits = f"waiting up to {self._stream.left_s():.0f} s"
-            self._note(f"connection to host {self._name} lost ({why}), {waits}")
-        with self._turn:
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, daemon=True, name="return").start()
-
-    def _run(self) -> None:
-        number = 0
-        while self._goes_on():
-            since_s = time.monotonic() - self._stream.unheard_s()
-            if self._once(_TRIES_S[min(number, len(_TRIES_S) - 1)]):
-                if self._is_told:
-                    self._is_told = False
-                    self._note(
-                        f"host {self._name} is back after {time.monotonic() - since_s:.1f} s"
-                    )
-                number = 0
-            else:
-                time.sleep(_PAUSES_S[min(number, len(_PAUSES_S) - 1)])
-                number += 1
 
     def stop(self) -> None:
         """Try no more: nothing that it has started is left, or is taken later."""
@@ -96,11 +66,6 @@ class ReturnToAgent:
             self._is_stopped = True
             if self._process is not None:
                 self._process.kill()
-
-    def _goes_on(self) -> bool:
-        with self._turn:
-            self._is_running = self._stream.needs_line and not self._is_stopped
-            return self._is_running
 
     def _once(self, limit_s: float) -> bool:
         """Whether there is a connection again; where there can be none, the stream is over."""

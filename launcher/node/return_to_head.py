@@ -6,15 +6,13 @@ at once. Where the machine of node 0 answers that nobody listens, its process ha
 job.
 """
 
-import threading
-import time
 from collections.abc import Callable
 
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import AuthError, HostError, PreflightError
 from torch_xdist.launcher.node.dialing import Dialer
 from torch_xdist.launcher.pipe_stream import PipeStream
-from torch_xdist.launcher.resuming import Asking
+from torch_xdist.launcher.resuming import Asking, Returning
 from torch_xdist.system.errors import FrameError
 
 # A first packet may be lost; a slow way needs several times its own delay.
@@ -24,7 +22,7 @@ _PAUSES_S = (0.1, 0.2, 0.5, 1.0)
 _REFUSALS = 3
 
 
-class ReturnToHead:
+class ReturnToHead(Returning):
     """One for the life of a node.
 
     Args:
@@ -41,41 +39,10 @@ class ReturnToHead:
         stream: PipeStream,
         say: Callable[[str], None],
     ) -> None:
-        self._dialer, self._stream, self._say = dialer, stream, say
+        super().__init__(stream, dialer.name, "trying for up to", say, _TRIES_S, _PAUSES_S)
+        self._dialer = dialer
         self._asking = Asking(stream, {"node": node, "session": session})
         self._refusals = 0
-        self._is_told = False
-        self._turn, self._is_running = threading.Lock(), False
-
-    def try_for(self, why: str) -> None:
-        """There is trouble with the connection: see that there is another one, on a thread."""
-        if self._stream.line is None and not self._is_told and not self._stream.is_over:
-            self._is_told = True
-            waits = f"trying for up to {self._stream.left_s():.0f} s"
-            self._say(f"connection to {self._dialer.name} lost ({why}), {waits}")
-        with self._turn:
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, daemon=True, name="return").start()
-
-    def _run(self) -> None:
-        number = 0
-        while self._goes_on():
-            since_s = time.monotonic() - self._stream.unheard_s()
-            if self._once(_TRIES_S[min(number, len(_TRIES_S) - 1)]):
-                if self._is_told:
-                    self._is_told = False
-                    after_s = time.monotonic() - since_s
-                    self._say(f"{self._dialer.name} is back after {after_s:.1f} s")
-                number = 0
-            else:
-                time.sleep(_PAUSES_S[min(number, len(_PAUSES_S) - 1)])
-                number += 1
-
-    def _goes_on(self) -> bool:
-        with self._turn:
-            self._is_running = self._stream.needs_line
-            return self._is_running
 
     def _once(self, limit_s: float) -> bool:
         """Whether there is a connection again; where there can be none, the stream is over."""
