@@ -13,7 +13,8 @@ from torch_xdist.launcher.connection import LAST_WORD
 from torch_xdist.system.process import Child
 
 _WORD = "".join(f"\\{byte:03o}" for byte in LAST_WORD)
-_SCRIPT = f"read -r _; printf '{_WORD}'"
+# The pipe is one that does not wait, and may be full: opened anew it waits until there is room.
+_SCRIPT = f"read -r _; printf '{_WORD}' 2>/dev/null >/proc/self/fd/1 || printf '{_WORD}'"
 _turn = threading.Lock()
 _life: list[int] = []
 
