@@ -7,6 +7,7 @@ end at the bridge down. All is gone when the pod is closed.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -81,6 +82,9 @@ def missing() -> str:
     _run(["ip", "link", "del", probe])
     _run(["ip", "netns", "del", probe])
     return ""
+
+
+_numbers = itertools.count()
 
 
 class PodHost:
@@ -196,8 +200,10 @@ class Pod:
 
     def __init__(self, folder: Path, shared: Path, names: Sequence[str] = ("a", "b")) -> None:
         self.folder = folder
-        self._prefix = f"x{os.getpid() % 100_000}"
-        self._net = f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+        # There may be several at a time, of this process and of others.
+        number = next(_numbers)
+        self._prefix = f"x{os.getpid() % 100_000}n{number}h"
+        self._net = f"10.{77 + os.getpid() % 100}.{(os.getpid() // 100 + 50 * number) % 250}"
         self.address = f"{self._net}.254"
         self.hosts = {
             name: PodHost(name, f"{self._net}.{number}", f"{self._prefix}{number}", folder, shared)

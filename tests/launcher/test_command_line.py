@@ -91,7 +91,7 @@ def test_a_variable_for_the_ranks_reaches_them_and_nobody_else(run: Callable) ->
     [
         ("xla-run st", {"stack", "stop"}),
         ("xla-run --hang-t", {"--hang-timeout"}),
-        ("xla-run run --max", {"--max-restarts"}),
+        ("xla-run run --max-r", {"--max-restarts"}),
         ("xla-run stop night", {"nightly"}),
     ],
 )

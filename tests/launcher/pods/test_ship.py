@@ -44,8 +44,11 @@ def on(pod: Pod, name: str, command: str) -> str:
 
 
 def left_on(pod: Pod, name: str) -> list[str]:
-    """The copies of jobs, and contents on their way, that a host still has."""
-    return on(pod, name, f"cd {PLACE} && find jobs incoming -mindepth 1").split()
+    """The copies of jobs, and contents on their way, that a host still has.
+
+    Some may go while they are looked for.
+    """
+    return on(pod, name, f"cd {PLACE} && {{ find jobs incoming -mindepth 1; true; }}").split()
 
 
 class Code:
