@@ -82,13 +82,38 @@ class Granting:
                 raise
 
 
-class Returning(ABC):
-    """Makes connections for a stream that has none, one after the other, on a thread of its own.
+class Absence:
+    """Tells once that a connection is lost, and once that the other side is back.
 
     Args:
         name: of the other side.
         waits: what is done meanwhile, up to a limit: "waiting up to".
         say: shows a line.
+    """
+
+    def __init__(self, stream: PipeStream, name: str, waits: str, say: Callable[[str], None]):
+        self._stream, self._name, self._waits, self._say = stream, name, waits, say
+        self._is_told = False
+
+    def lost(self, why: str) -> None:
+        """There is trouble with the connection; perhaps it is gone."""
+        if self._stream.line is None and not self._is_told and not self._stream.is_over:
+            self._is_told = True
+            waits = f"{self._waits} {self._stream.left_s():.0f} s"
+            self._say(f"connection to {self._name} lost ({why}), {waits}")
+
+    def over(self, unheard_s: float) -> None:
+        """There is a connection again, after so long without a word."""
+        if self._is_told:
+            self._is_told = False
+            self._say(f"{self._name} is back after {unheard_s:.1f} s")
+
+
+class Returning(ABC):
+    """Makes connections for a stream that has none, one after the other, on a thread of its own.
+
+    Args:
+        name, waits, say: as of `Absence`.
         tries_s: how long each try may take; the last one is that of all further ones.
         pauses_s: the same, of the times between them.
     """
@@ -102,17 +127,14 @@ class Returning(ABC):
         tries_s: Sequence[float],
         pauses_s: Sequence[float],
     ) -> None:
-        self._stream, self._name, self._waits, self._say = stream, name, waits, say
+        self._stream, self._absence = stream, Absence(stream, name, waits, say)
         self._tries_s, self._pauses_s = tries_s, pauses_s
         self._turn = threading.Lock()
-        self._is_running = self._is_told = self._is_stopped = False
+        self._is_running = self._is_stopped = False
 
     def try_for(self, why: str) -> None:
         """There is trouble with the connection: see that there is another one, on a thread."""
-        if self._stream.line is None and not self._is_told and not self._stream.is_over:
-            self._is_told = True
-            waits = f"{self._waits} {self._stream.left_s():.0f} s"
-            self._say(f"connection to {self._name} lost ({why}), {waits}")
+        self._absence.lost(why)
         with self._turn:
             if not self._is_running:
                 self._is_running = True
@@ -127,9 +149,7 @@ class Returning(ABC):
         while self._goes_on():
             since_s = time.monotonic() - self._stream.unheard_s()
             if self._once(self._tries_s[min(number, len(self._tries_s) - 1)]):
-                if self._is_told:
-                    self._is_told = False
-                    self._say(f"{self._name} is back after {time.monotonic() - since_s:.1f} s")
+                self._absence.over(time.monotonic() - since_s)
                 number = 0
             else:
                 time.sleep(self._pauses_s[min(number, len(self._pauses_s) - 1)])

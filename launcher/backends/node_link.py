@@ -13,7 +13,7 @@ from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.pipe_stream import OnMessage, PipeStream, Tell
-from torch_xdist.launcher.resuming import Granting
+from torch_xdist.launcher.resuming import Absence, Granting
 from torch_xdist.system.errors import FrameError
 
 # A process that lives and whose connection was ended in order is back within this time, if at all.
@@ -33,17 +33,13 @@ class Link:
 
     def __init__(self, told: Mapping[str, Any], line: Connection, warn: Tell) -> None:
         self.node, self.machine = int(told["node"]), str(told.get("machine"))
-        self._session, self._warn = str(told.get("session")), warn
+        self._session = str(told.get("session"))
         self.stream = PipeStream.over(line, came=1)
         self._granting = Granting(self.stream)
-        self._is_told = False
+        name = f"{introduction.name_of(self.node)} on {self.machine}"
+        self._absence = Absence(self.stream, name, "waiting up to", warn)
         self.is_leaving = False
         """Whether its machine is taken away: it takes part in no further attempt."""
-
-    @property
-    def name(self) -> str:
-        """What the user is told it is."""
-        return f"{introduction.name_of(self.node)} on {self.machine}"
 
     @property
     def is_cut(self) -> bool:
@@ -61,7 +57,7 @@ class Link:
             lost_s=limits.lost_s,
             within_s=limits.reconnect_s,
             orderly_s=_ORDERLY_S,
-            on_trouble=self._on_trouble,
+            on_trouble=self._absence.lost,
         )
 
     def is_of(self, told: Mapping[str, Any]) -> bool:
@@ -72,15 +68,7 @@ class Link:
         """Go on over another connection, on which it has asked for that; raises as `Granting`."""
         unheard_s = self.stream.unheard_s()
         self._granting.over(line, told)
-        if self._is_told:
-            self._is_told = False
-            self._warn(f"{self.name} is back after {unheard_s:.1f} s")
-
-    def _on_trouble(self, why: str) -> None:
-        if self.is_cut and not self._is_told:
-            self._is_told = True
-            waits = f"waiting up to {self.stream.left_s():.0f} s"
-            self._warn(f"connection to {self.name} lost ({why}), {waits}")
+        self._absence.over(unheard_s)
 
 
 def refuse(line: Connection, code: ExitCode, text: str) -> None:

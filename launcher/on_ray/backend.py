@@ -174,7 +174,8 @@ class _Driver:
         self._link, self._agents = Link(ours), dict[int, AgentOnRay]()
         self.refused: tuple[int, str] | None = None
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
-        self._left, self._hosts, self._is_heard = 0, request.hosts, False
+        self._left, self._hosts = 0, request.hosts
+        self._is_heard = self._has_hung_up = False
         until_s = until_s if math.isfinite(until_s) else 1e12
         first = {"request": request.to_json(), "until_s": until_s, "python": python}
         self._link.send(first)
@@ -216,7 +217,8 @@ class _Driver:
 
     def last_words(self) -> str:
         """What it printed last where it has died; "" while it lives."""
-        if not self._process.ended():
+        # A process closes its sockets a moment before it has ended.
+        if not self._process.wait(_END_S if self._has_hung_up else 0.0):
             return ""
         self._keeper.join(_END_S)
         return f"the Ray driver ended: {self._kept[-1] if self._kept else 'it said nothing'}"
@@ -225,6 +227,7 @@ class _Driver:
         with contextlib.suppress(OSError, FrameError):
             while (frame := self._link.receive()) is not None:
                 self._take(frame.message)
+        self._has_hung_up = True
         for agent in self._agents.values():
             agent.is_explained.set()
 
