@@ -21,7 +21,7 @@ from torch_xdist.launcher.backends.local import startable
 from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_place
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.host_list import Host
-from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.pipe_stream import PipeStream, Tell
 from torch_xdist.system.frames import Message
 from torch_xdist.system.process import Child
 
@@ -34,6 +34,10 @@ _FIRST_WORDS = (
     'os.environ.update(d["env"]);os.execv(sys.executable,[sys.executable,*d["argv"]])'
 )
 _MODULE = "torch_xdist.launcher.on_host.agent_over_pipes"
+
+
+def _to_nobody(text: str) -> None:
+    """Where nothing is ever looked for again, nothing is told of that."""
 
 
 class Way(Protocol):
@@ -88,6 +92,7 @@ class HostsOverCommand:
         env: variables for the agents, and so for all that they start.
         module: what runs on the hosts, an agent or what speaks as one.
         inside: words that start the interpreter there, where it is not started by itself.
+        note: shows what becomes of a lost connection; from any thread.
     """
 
     def __init__(
@@ -98,8 +103,9 @@ class HostsOverCommand:
         env: Mapping[str, str],
         module: str = _MODULE,
         inside: Sequence[str] = (),
+        note: Tell = _to_nobody,
     ) -> None:
-        self._inside = inside
+        self._inside, self._note = inside, note
         self._way, self._hosts, self._python, self._module = way, list(hosts), python, module
         self.env = startable(env)
 
@@ -134,7 +140,9 @@ class HostsOverCommand:
         first = self.first_line(host_index, job_id, warmth, mark)
         command = self.command(host_index)
         host = self._hosts[host_index]
-        return AgentOverCommand(self._way, host, command, self._python, first, self.env)
+        return AgentOverCommand(
+            self._way, host, command, self._python, first, self.env, note=self._note
+        )
 
     def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
         """What the command reads there: the variables and the arguments of the agent."""
@@ -155,9 +163,10 @@ class AgentOverCommand:
         python: str,
         first: bytes,
         env: Mapping[str, str],
+        note: Tell = _to_nobody,
     ) -> None:
         self._way, self._host, self._python, self._first = way, host, python, first
-        self._command, self._env = command, env
+        self._command, self._env, self._note = command, env, note
         self._way_back: ReturnToAgent | None = None
         self._last_word: LastWord | None = None
         theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
@@ -217,9 +226,7 @@ class AgentOverCommand:
         environ, name = self._way.environ(), self._host.name
         return ReturnToAgent(
             *(name, self._command, environ, self._env, found_at, self._stream),
-            note=lambda text: self._post(
-                self._index, {"op": "note", "text": text, "again": True}, b""
-            ),
+            note=self._note,
             took=self._take,
         )
 

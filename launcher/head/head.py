@@ -232,10 +232,7 @@ class Head:
             self._emit("note", text=f"[{lines} lines not shown, they are in the logs]")
 
     def _on_note(self, _: HostState, message: Message, __: bytes) -> None:
-        if message.get("again"):
-            self._emit("note", text=message["text"])
-        else:
-            self._note(message["text"])
+        self._note(message["text"])
 
     def _on_all_ended(self, state: HostState, _: Message, __: bytes) -> None:
         state.all_ended = True

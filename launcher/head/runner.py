@@ -188,7 +188,7 @@ def backend_of(
     if job.way == "ray":
         return OnRay(job, request_of(job), env)
     way = way_of(job.way, job.way_command)
-    return HostsOverCommand(way, job.hosts, job.python, env, inside=job.inside)
+    return HostsOverCommand(way, job.hosts, job.python, env, inside=job.inside, note=note)
 
 
 class _Run:
