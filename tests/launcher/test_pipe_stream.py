@@ -151,21 +151,39 @@ def joined() -> tuple[tuple[int, int], tuple[int, int]]:
     return (read, write), (their_read, their_write)
 
 
+class Side:
+    """One side over a pair of pipes, and what it tells; the other is the test's own writing.
+
+    Args:
+        limits: as of `PipeStream.start`.
+    """
+
+    def __init__(self, *, is_head: bool, **limits: float) -> None:
+        ours, (self.their_read, self.their_write) = joined()
+        self.closed: queue.SimpleQueue = queue.SimpleQueue()
+        self.troubles: queue.SimpleQueue = queue.SimpleQueue()
+        self.stream = PipeStream(*ours, is_head=is_head)
+        told = self.closed.put, self.troubles.put
+        self.stream.start(lambda *_: None, told[0], on_trouble=told[1], beat_s=0.05, **limits)
+
+    def hears(self, data: bytes) -> None:
+        os.write(self.their_write, data)
+
+    def hang_up(self) -> None:
+        """The other side has died."""
+        os.close(self.their_read)
+        os.close(self.their_write)
+
+
 def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
-    ours, theirs = joined()
-    head = PipeStream(*ours, is_head=True)
-    closed: queue.SimpleQueue = queue.SimpleQueue()
-    troubles: queue.SimpleQueue = queue.SimpleQueue()
-    limits = {"beat_s": 0.05, "lost_s": 5.0, "within_s": 0.5}
-    head.start(lambda *_: None, closed.put, **limits, on_trouble=troubles.put)
-    os.write(theirs[1], pipe_stream.MARK)
+    head = Side(is_head=True, lost_s=5.0, within_s=0.5)
+    head.hears(pipe_stream.MARK)
     time.sleep(0.1)
     since_s = time.monotonic()
-    for fd in theirs:
-        os.close(fd)
-    assert troubles.get(timeout=5) == "its stream ended"
-    assert 0 < head.left_s() <= 0.5 and head.needs_line
-    assert closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
+    head.hang_up()
+    assert head.troubles.get(timeout=5) == "its stream ended"
+    assert 0 < head.stream.left_s() <= 0.5 and head.stream.needs_line
+    assert head.closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
     assert 0.4 < time.monotonic() - since_s < 3
 
 
@@ -180,55 +198,41 @@ def test_the_other_side_lives_on_for_as_long_as_it_waits_for_us(pair: Pair) -> N
 
 def test_a_head_that_has_died_is_not_waited_for() -> None:
     """Its last word may stand in the middle of a message."""
-    ours, theirs = joined()
-    agent = PipeStream(*ours, is_head=False)
-    closed: queue.SimpleQueue = queue.SimpleQueue()
-    agent.start(lambda *_: None, closed.put, beat_s=0.05, lost_s=5.0, within_s=20.0)
-    os.write(theirs[1], frames.encode({"op": "news", "text": "x" * 1000})[:500])
-    os.write(theirs[1], connection.LAST_WORD)
-    os.close(theirs[1])
-    assert closed.get(timeout=5) == "its stream ended"
-    os.close(theirs[0])
+    agent = Side(is_head=False, lost_s=5.0, within_s=20.0)
+    agent.hears(frames.encode({"op": "news", "text": "x" * 1000})[:500])
+    agent.hears(connection.LAST_WORD)
+    os.close(agent.their_write)
+    assert agent.closed.get(timeout=5) == "its stream ended"
+    os.close(agent.their_read)
 
 
 def test_a_connection_without_a_word_is_given_up_before_the_other_side_is() -> None:
-    ours, theirs = joined()
-    head = PipeStream(*ours, is_head=True)
-    closed: queue.SimpleQueue = queue.SimpleQueue()
-    troubles: queue.SimpleQueue = queue.SimpleQueue()
-    limits = {"beat_s": 0.05, "lost_s": 0.4, "within_s": 1.0}
-    head.start(lambda *_: None, closed.put, **limits, on_trouble=troubles.put)
     since_s = time.monotonic()
-    os.write(theirs[1], pipe_stream.MARK)
-    assert troubles.get(timeout=5) == "no word from it for 0 s" and head.line is not None
-    assert troubles.get(timeout=5) == "no word from it for 0.4 s" and head.line is None
+    head = Side(is_head=True, lost_s=0.4, within_s=1.0)
+    head.hears(pipe_stream.MARK)
+    assert head.troubles.get(timeout=5) == "no word from it for 0 s"
+    assert head.stream.line is not None
+    assert head.troubles.get(timeout=5) == "no word from it for 0.4 s"
+    assert head.stream.line is None
     told = r"no word from it for 0\.4 s, and there was no new connection for 0\.6 s"
-    assert re.fullmatch(told, closed.get(timeout=5)) and head.is_lost
+    assert re.fullmatch(told, head.closed.get(timeout=5)) and head.stream.is_lost
     assert 0.9 < time.monotonic() - since_s < 3
-    for fd in theirs:
-        os.close(fd)
+    head.hang_up()
 
 
 def test_an_orderly_end_is_waited_for_no_longer_than_said() -> None:
-    ours, theirs = joined()
-    head = PipeStream(*ours, is_head=True)
-    closed: queue.SimpleQueue = queue.SimpleQueue()
-    limits = {"beat_s": 0.05, "lost_s": 5.0, "within_s": 20.0, "orderly_s": 0.3}
-    head.start(lambda *_: None, closed.put, **limits)
-    os.write(theirs[1], pipe_stream.MARK)
-    for fd in theirs:
-        os.close(fd)
-    assert closed.get(timeout=5) == "its stream ended, and there was no new connection for 0.3 s"
+    head = Side(is_head=True, lost_s=5.0, within_s=20.0, orderly_s=0.3)
+    head.hears(pipe_stream.MARK)
+    head.hang_up()
+    told = "its stream ended, and there was no new connection for 0.3 s"
+    assert head.closed.get(timeout=5) == told
 
 
 def test_a_side_without_a_connection_is_closed_at_once() -> None:
-    ours, theirs = joined()
-    agent = PipeStream(*ours, is_head=False)
-    agent.start(lambda *_: None, lambda _: None, beat_s=0.05, lost_s=5.0, within_s=20.0)
-    agent.suspend()
-    agent.send({"op": "news"})
+    agent = Side(is_head=False, lost_s=5.0, within_s=20.0)
+    agent.stream.suspend()
+    agent.stream.send({"op": "news"})
     since_s = time.monotonic()
-    agent.close(5.0)
+    agent.stream.close(5.0)
     assert time.monotonic() - since_s < 1
-    for fd in theirs:
-        os.close(fd)
+    agent.hang_up()
