@@ -3,6 +3,7 @@
 Times are measured from outside, and afterwards nothing of the job is alive.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import slurm_cluster
+from digits_job import BODY as DIGITS
 from pod import ROOT
 
 from torch_xdist.launcher.facts.errors import ExitCode
@@ -106,12 +108,7 @@ def test_options_of_the_job_and_of_the_login_do_not_reach_the_steps(on_slurm: Ca
 
 @pytest.mark.timeout(600)
 def test_two_nodes_train_a_model(on_slurm: Callable) -> None:
-    body = f"""
-        import runpy
-        sys.argv = ["digits", "--epochs", "2", "--batch-size", "64", "--out", FOLDER + "/digits"]
-        runpy.run_path({str(ROOT / "scripts/train_digits.py")!r}, run_name="__main__")
-    """
-    ended = on_slurm(body).end(limit_s=280)
+    ended = on_slurm(DIGITS).end(limit_s=280)
     assert ended.code == 0, ended.err
     assert "[n1/0]" in ended.out and "loss=" in ended.out
 
@@ -249,18 +246,25 @@ def test_a_cancelled_job_leaves_nothing_and_its_ranks_save(
     assert all((batch.job.folder / f"saved{rank}").exists() for rank in range(4))
 
 
+@contextlib.contextmanager
+def down(slurm: dict[str, str], node: str) -> Iterator[None]:
+    """A node that Slurm holds for failed."""
+    asked(slurm, "scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    try:
+        yield
+    finally:
+        asked(slurm, "scontrol", "update", f"nodename={node}", "state=resume")
+        slurm_cluster.wait_until_idle(slurm)
+
+
 def test_a_node_that_fails_is_lost_with_what_srun_says(
     on_slurm: Callable, slurm: dict[str, str]
 ) -> None:
     job = all_on(on_slurm(WAITS))
-    asked(slurm, "scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    try:
+    with down(slurm, "n2"):
         code = job.process.wait(30)
         # Slurm does not speak to that node any more: its agent hears nothing, and ends its ranks.
         assert job.gone(15.0), f"survivors: {job.alive()}"
-    finally:
-        asked(slurm, "scontrol", "update", "nodename=n2", "state=resume")
-        slurm_cluster.wait_until_idle(slurm)
     assert code == ExitCode.HOST
     told = "xla-run: host n2 (ranks 2, 3) was lost: its stream ended; srun: error: Node failure"
     assert told in job.texts()
@@ -293,13 +297,9 @@ def test_a_job_goes_on_without_a_node_that_fails(on_slurm: Callable, slurm: dict
             time.sleep(0.02)
     """
     job = all_on(on_slurm(body, "--min-hosts", "1", before=(*IN_SALLOC, "--no-kill")))
-    asked(slurm, "scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    try:
+    with down(slurm, "n2"):
         code = job.process.wait(60)
         assert job.gone(15.0), f"survivors: {job.alive()}"
-    finally:
-        asked(slurm, "scontrol", "update", "nodename=n2", "state=resume")
-        slurm_cluster.wait_until_idle(slurm)
     assert code == 0, job.texts()
     assert "; the job goes on with 1 of 2 hosts\n" in job.texts()
     assert "[n1/1] attempt 1 world 2\n" in job.texts()

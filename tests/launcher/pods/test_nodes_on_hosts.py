@@ -1,13 +1,14 @@
 """`xla-run --nnodes` on two hosts with addresses of their own, typed on each of them."""
 
 import json
-import re
 import time
 from collections.abc import Callable
 
 import pytest
+from digits_job import BODY as DIGITS
+from digits_job import last_loss_and_share
 from node_jobs import WAITS
-from pod import ROOT, Pod
+from pod import Pod
 from pod_nodes import PORT, TwoHosts
 
 from torch_xdist.launcher.facts.errors import ExitCode
@@ -68,16 +69,9 @@ def test_the_host_of_a_node_that_is_killed_is_lost(two_hosts: TwoHosts, pod: Pod
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_nodes_train_to_the_same_losses_as_hosts(two_hosts: TwoHosts, on_hosts: Callable) -> None:
-    body = f"""
-        import runpy
-        sys.argv = ["digits", "--epochs", "2", "--batch-size", "64", "--out", FOLDER + "/digits"]
-        runpy.run_path({str(ROOT / "scripts/train_digits.py")!r}, run_name="__main__")
-    """
     told = []
-    for jobs in (two_hosts.both(body), (on_hosts(body, "--hosts", "a,b", "-n", "2"),)):
+    for jobs in (two_hosts.both(DIGITS), (on_hosts(DIGITS, "--hosts", "a,b", "-n", "2"),)):
         ended = [job.end(limit_s=280) for job in jobs]
         assert all(one.code == 0 for one in ended), ended[0].err
-        of_first = "\n".join(re.findall(r"^\[(?:a|node0)/0\](.*)$", ended[0].out, re.MULTILINE))
-        losses, shares = (re.findall(what, of_first) for what in (r"loss=([\d.]+)", r"y ([\d.]+)%"))
-        told.append((losses[-1], shares[-1]))
+        told.append(last_loss_and_share(ended[0].out, "(?:a|node0)/0"))
     assert told[0] == told[1]

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pod import ROOT, Pod
+from digits_job import BODY as DIGITS
+from digits_job import last_loss_and_share
+from pod import Pod
 
 from torch_xdist.system import process_tree
 
@@ -70,19 +72,11 @@ print("sum", xm.all_reduce("sum", torch.ones(1, device="xla")).item())
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_hosts_train_to_the_same_losses_as_one(on_hosts: Callable, start: Callable) -> None:
-    body = f"""
-        import runpy
-        sys.argv = ["digits", "--epochs", "2", "--batch-size", "64", "--out", FOLDER + "/digits"]
-        runpy.run_path({str(ROOT / "scripts/train_digits.py")!r}, run_name="__main__")
-    """
     told = []
     for begin, options in ((on_hosts, TWO), (start, ("-n", "4"))):
-        ended = begin(body, *options).end(limit_s=280)
+        ended = begin(DIGITS, *options).end(limit_s=280)
         assert ended.code == 0, ended.err
-        # The first rank of each host has a bar; what counts is that of rank 0.
-        of_first = "\n".join(re.findall(r"^\[(?:a/)?0\](.*)$", ended.out, re.MULTILINE))
-        losses, shares = (re.findall(what, of_first) for what in (r"loss=([\d.]+)", r"y ([\d.]+)%"))
-        told.append((losses[-1], shares[-1]))
+        told.append(last_loss_and_share(ended.out, "(?:a/)?0"))
     assert told[0] == told[1]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from dry_runs import dry_run
 
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import LauncherError, SettingError, UsageError
@@ -54,18 +55,6 @@ def test_a_command_for_ssh_that_is_none_is_refused() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     assert "--hosts: no host in ','" in str(refused("--hosts", ",", "-n", "1"))
-
-
-def dry_run(folder: Path, *words: str, **env: str) -> str:
-    here = {name: None for name in settings.passed_on(settings.environment())}
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        found = CliRunner().invoke(cli, ["--dry-run", *words], env={**here, **env})
-    finally:
-        os.chdir(before)
-    assert found.exit_code == 0, (found.output, found.exception)
-    return found.output.replace(str(folder), "/data/job")
 
 
 def test_a_dry_run_shows_hosts_ranks_variables_and_commands(tmp_path: Path) -> None:

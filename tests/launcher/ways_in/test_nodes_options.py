@@ -1,12 +1,11 @@
 """`--nnodes` and what goes with it: refused before anything starts, or printed by --dry-run."""
 
-import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from dry_runs import dry_run
 
-from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import LauncherError, SettingError, UsageError
 from torch_xdist.launcher.ways_in.cli import cli
 
@@ -60,18 +59,6 @@ def test_nodes_need_a_secret_that_nobody_guesses(node: str, secret: str | None, 
     error = refused(*words, XLA_RUN_SECRET=secret)
     assert isinstance(error, SettingError) and told in str(error)
     assert "abc" not in str(error) and "xxx" not in str(error)
-
-
-def dry_run(folder: Path, *words: str, **env: str | None) -> str:
-    here = {name: None for name in settings.passed_on(settings.environment())}
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        found = CliRunner().invoke(cli, ["--dry-run", *words], env={**here, **env})
-    finally:
-        os.chdir(before)
-    assert found.exit_code == 0, (found.output, found.exception)
-    return found.output.replace(str(folder), "/data/job")
 
 
 def test_a_dry_run_shows_the_part_of_this_node(tmp_path: Path) -> None:
