@@ -68,7 +68,7 @@ class PipeStream:
         self._turn = threading.Lock()
         self._wake_lock, self._wake = threading.Lock(), os.eventfd(0, os.EFD_NONBLOCK)
         self._flushed, self._over = threading.Event(), threading.Event()
-        self._is_started = self._is_closing = self._is_mute = False
+        self._is_started = self._is_parting = self._is_closing = self._is_mute = False
         self._came = self._untold_bytes = 0
         self._heard_s, self._until_s, self._beat_s, self._lost_s = 0.0, 0.0, 1.0, math.inf
         self._within_s, self._orderly_s, self._waited_s, self._next_here_s = 0.0, math.inf, 0.0, 0.0
@@ -158,6 +158,10 @@ class PipeStream:
         """Queue a message."""
         self._replay.add(frames.encode(message, *((blob,) if blob else ())))
         self._rouse()
+
+    def part(self) -> None:
+        """Nothing more is expected: from now on the end of the connection is that of the stream."""
+        self._is_parting = True
 
     def send_bytes(self, data: bytes) -> None:
         """Bytes that are no message, before `start`: what is read before anybody knows of any."""
@@ -368,7 +372,8 @@ class PipeStream:
 
     def _end_line(self, why: str, *, is_meant: bool = False, within_s: float = math.inf) -> None:
         """The connection is not there any more; one without a word was never one."""
-        if is_meant or not self._within_s or not self._first_line.has_begun or self._is_closing:
+        is_meant = is_meant or self._is_parting or self._is_closing
+        if is_meant or not self._within_s or not self._first_line.has_begun:
             self._verdict = self._verdict or why
         else:
             self._wait_for_another(why, min(self._within_s, within_s))

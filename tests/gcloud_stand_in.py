@@ -25,12 +25,24 @@ V4_16 = {
 }
 
 _SCRIPT = """#!{python} -P
-import json, os, subprocess, sys, time
+import contextlib, json, os, subprocess, sys, threading, time
 folder = {folder!r}
 words = sys.argv[1:]
 with open(folder + "/calls", "a") as calls:
     calls.write(json.dumps(words) + "\\n")
 told = json.load(open(folder + "/told"))
+def there(command):
+    # A process of the worker: it lives on where this one is killed, and sees the end of its stdin.
+    ends = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    began = subprocess.Popen(["sh", "-c", command], env=environ, start_new_session=True, **ends)
+    threading.Thread(target=pump, args=(open(0, "rb", 0), began.stdin), daemon=True).start()
+    return began
+def pump(source, target):
+    with contextlib.suppress(OSError):
+        while data := source.read(1 << 16):
+            while data:
+                data = data[target.write(data):]
+    target.close()
 def fail(code, *lines):
     print(*lines, sep="\\n", file=sys.stderr)
     sys.exit(code)
@@ -61,14 +73,17 @@ if fault == "slow":
 if fault == "chatty" and is_agent:
     print("Welcome to worker " + options["--worker"], flush=True)
 if fault == "wrong code":
-    code = subprocess.run(["sh", "-c", command], env=environ).returncode
-    sys.exit(5 if is_agent else code)
+    began = there(command)
+    pump(began.stdout, open(1, "wb", 0))
+    sys.exit(5 if is_agent else began.wait())
 if fault == "cut" and is_agent:
-    agent = subprocess.Popen(["sh", "-c", command], env=environ, stdout=subprocess.PIPE)
+    agent = there(command)
     os.write(1, agent.stdout.read(40))
     agent.kill()
     fail(255, "client_loop: send disconnect: Broken pipe")
-sys.exit(subprocess.run(["sh", "-c", command], env=environ).returncode)
+began = there(command)
+pump(began.stdout, open(1, "wb", 0))
+sys.exit(began.wait())
 """
 
 

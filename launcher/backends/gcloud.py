@@ -34,7 +34,8 @@ class Gcloud:
 
     advice = "install the Google Cloud CLI"
     kills_all = True
-    comes_back = False
+    # It asks where the worker is before it begins to log in.
+    tries_s: Sequence[float] = (12.0, 20.0)
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program, self._places = program[0], list(program[1:])

@@ -7,13 +7,11 @@ know comes over its stdin.
 """
 
 import collections
-import contextlib
 import json
 import os
-import signal
 import threading
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
 from torch_xdist.launcher.backends.last_word import LastWord
@@ -51,8 +49,9 @@ class Way(Protocol):
     """What to do where it cannot be started here."""
     kills_all: bool
     """Whether what it has started on this machine is to be killed with it."""
-    comes_back: bool
-    """Whether what it has started there lives on without it, and is found by it again."""
+    tries_s: Sequence[float]
+    """How long a try may take to find again what it has started there, the last one for all further
+    tries; empty: nothing there lives on without it."""
 
     def prepare(self, hosts: Sequence[Host]) -> None:
         """What must be done once before the first agent is started.
@@ -205,7 +204,7 @@ class AgentOverCommand:
         self._index, self._is_connected = index, True
         self._stream.send_bytes(self._first)
         within_s, on_trouble, line = 0.0, _unheard, self._stream.line
-        if self._way.comes_back and config.get("reconnect_s") and line is not None:
+        if self._way.tries_s and config.get("reconnect_s") and line is not None:
             within_s, config = config["reconnect_s"], {**config, "found_at": new_place()}
             self._way_back = self._way_back_to(config["found_at"])
             on_trouble = self._way_back.try_for
@@ -220,7 +219,12 @@ class AgentOverCommand:
             within_s=within_s,
             on_trouble=on_trouble,
         )
-        return self._stream.send
+        return self._send
+
+    def _send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
+        self._stream.send(message, blob)
+        if message["op"] == "bye":
+            self._stream.part()
 
     def _way_back_to(self, found_at: Mapping[str, str]) -> ReturnToAgent:
         environ, name = self._way.environ(), self._host.name
@@ -228,6 +232,8 @@ class AgentOverCommand:
             *(name, self._command, environ, self._env, found_at, self._stream),
             note=self._note,
             took=self._take,
+            tries_s=self._way.tries_s,
+            kills_all=self._way.kills_all,
         )
 
     def _take(self, process: Child, stderr: int, last_word: LastWord) -> None:
@@ -237,9 +243,12 @@ class AgentOverCommand:
         said = os.fdopen(stderr, "rb")
         threading.Thread(target=self._listen, args=(said,), daemon=True).start()
         before, self._process = self._process, process
-        before.kill()
-        before.wait()
-        before.close()
+        self._kill(before)
+
+    def _kill(self, process: Child) -> None:
+        process.kill(group=self._way.kills_all)
+        process.wait()
+        process.close()
 
     def why_gone(self) -> str | None:
         return None  # the end of its stream says it
@@ -277,13 +286,10 @@ class AgentOverCommand:
             self._stream.close(min(_END_S, limit_s))
         self._keep_back()
         # Where the connection is cut nobody can be waited for: the agent ends its ranks by itself.
-        if not self._process.wait(0.1 if self._is_cut() else limit_s):
-            if self._way.kills_all:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
-            self._process.wait()
-        self._process.close()
+        if self._process.wait(0.1 if self._is_cut() else limit_s):
+            self._process.close()
+        else:
+            self._kill(self._process)
 
     def _keep_back(self) -> None:
         if self._last_word is not None:

@@ -19,8 +19,6 @@ from torch_xdist.system.errors import FrameError
 from torch_xdist.system.process import Child
 
 _MODULE = "torch_xdist.launcher.on_host.reconnection.relay"
-# A login takes several times the delay of the way, and an interpreter starts there.
-_TRIES_S = (5.0, 10.0, 15.0)
 _PAUSES_S = (0.2, 0.5, 1.0)
 _REFUSED = b"Connection refused"
 # A server that starts again refuses for a moment.
@@ -39,6 +37,8 @@ class ReturnToAgent(Returning):
         at: where the agent is found, and what it is told, as of `new_place`.
         note: shows a line.
         took: gets the process of a connection that is used now, its stderr, and its last word.
+        tries_s: how long each try may take, the last one that of all further ones.
+        kills_all: whether what the command has started here is to be killed with it.
     """
 
     def __init__(
@@ -51,9 +51,12 @@ class ReturnToAgent(Returning):
         stream: PipeStream,
         note: Callable[[str], None],
         took: Callable[[Child, int, LastWord], None],
+        tries_s: Sequence[float],
+        kills_all: bool,
     ) -> None:
-        super().__init__(stream, f"host {name}", "waiting up to", note, _TRIES_S, _PAUSES_S)
+        super().__init__(stream, f"host {name}", "waiting up to", note, tries_s, _PAUSES_S)
         self._command, self._environ, self._took = command, environ, took
+        self._kills_all = kills_all
         argv = ["-P", "-m", _MODULE, at["name"]]
         self._first = (json.dumps({"env": dict(env), "argv": argv}) + "\n").encode()
         self._asking = Asking(stream, {"secret": at["secret"]})
@@ -65,7 +68,7 @@ class ReturnToAgent(Returning):
         with self._turn:
             self._is_stopped = True
             if self._process is not None:
-                self._process.kill()
+                self._process.kill(group=self._kills_all)
 
     def _once(self, limit_s: float) -> bool:
         """Whether there is a connection again; where there can be none, the stream is over."""
@@ -90,7 +93,7 @@ class ReturnToAgent(Returning):
                 self._took(process, said, last_word)
                 return True
         last_word.keep_back()
-        process.kill()
+        process.kill(group=self._kills_all)
         process.wait()
         process.close()
         self._judge(said)

@@ -33,7 +33,7 @@ class Srun:
     advice = "run xla-run where Slurm's own programs are, on a node of the job"
     # What srun has started beside itself ends the step after it.
     kills_all = False
-    comes_back = False
+    tries_s: Sequence[float] = ()
 
     def __init__(self, program: Sequence[str], environ: Mapping[str, str]) -> None:
         self._program, self._environ = list(program), environ

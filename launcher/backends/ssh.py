@@ -31,7 +31,8 @@ class Ssh:
 
     advice = "install OpenSSH's client, or name yours by --ssh-command"
     kills_all = False
-    comes_back = True
+    # A login takes several times the delay of the way, and an interpreter starts there.
+    tries_s: Sequence[float] = (5.0, 10.0, 15.0)
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = list(program)

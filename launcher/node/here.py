@@ -10,7 +10,7 @@ class Here:
 
     advice = "see whether this interpreter can be started"
     kills_all = True
-    comes_back = False
+    tries_s: Sequence[float] = ()
 
     def prepare(self, hosts: Sequence[Host]) -> None:
         pass

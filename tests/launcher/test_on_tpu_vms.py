@@ -3,6 +3,9 @@
 Its agents are real; afterwards nothing of the job is alive.
 """
 
+import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +16,16 @@ import pytest
 from gcloud_stand_in import V4_16, Gcloud
 
 from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.system import process_tree
 
 WAITS = "say('on%d' % RANK); time.sleep(200)"
+COUNTS = """
+    for number in range(100):
+        print("line", number, flush=True)
+        if number == 20:
+            say("on%d" % RANK)
+        time.sleep(0.05)
+"""
 
 
 @pytest.fixture
@@ -107,7 +118,8 @@ def test_a_worker_that_cannot_be_reached_is_named(
     on_tpu: Callable, worker: str, fault: str, told: str
 ) -> None:
     since_s = time.monotonic()
-    ended = on_tpu(WAITS, "-n", "1", faults={worker: fault}).end(limit_s=20)
+    options = ("-n", "1", "--reconnect-within", "3")
+    ended = on_tpu(WAITS, *options, faults={worker: fault}).end(limit_s=20)
     assert ended.code == ExitCode.HOST
     assert told in ended.err and "by hand" in ended.err
     assert time.monotonic() - since_s < 20
@@ -133,3 +145,40 @@ def test_a_killed_launcher_leaves_nothing_on_any_worker(on_tpu: Callable) -> Non
     job.process.kill()
     job.process.wait()
     assert job.gone(5.0), f"survivors: {job.alive()}"
+
+
+def gclouds_of(job: Any) -> list[int]:
+    """The gclouds of a job, the youngest last."""
+    found = process_tree.children(job.process.pid)
+    return [pid for pid in found if b"/gcloud\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_gcloud_that_is_killed_is_made_anew_and_no_line_is_lost(on_tpu: Callable) -> None:
+    job = on_tpu(COUNTS, "-n", "1")
+    for rank in range(2):
+        job.wait_for(f"on{rank}")
+    os.kill(gclouds_of(job)[-1], signal.SIGKILL)
+    ended = job.end()
+    assert ended.code == 0, ended.err
+    for rank in range(2):
+        numbers = re.findall(rf"/{rank}\] line (\d+)$", ended.out, re.M)
+        assert [*map(int, numbers)] == [*range(100)]
+    told = r"^connection to host pod-w[01] lost \(its stream ended\), waiting up to 30 s$"
+    assert len(re.findall(told, ended.err, re.M)) == 1, ended.err
+    assert len(re.findall(r"^host pod-w[01] is back after \d+\.\d s$", ended.err, re.M)) == 1
+
+
+def test_a_worker_whose_gcloud_cannot_be_made_anew_is_lost_in_time(
+    on_tpu: Callable, tmp_path: Path
+) -> None:
+    job = on_tpu(WAITS, "-n", "1", "--reconnect-within", "3")
+    for rank in range(2):
+        job.wait_for(f"on{rank}")
+    Gcloud(tmp_path, {"pod": V4_16}, {"pod-w0": "hangs", "pod-w1": "hangs"})
+    os.kill(gclouds_of(job)[-1], signal.SIGKILL)
+    since_s = time.monotonic()
+    job.process.wait(20)
+    assert 2 < time.monotonic() - since_s < 20
+    assert job.process.returncode == ExitCode.HOST
+    assert "was lost: its stream ended, and there was no new connection for 3 s" in job.texts()
+    assert job.gone(20.0), f"survivors: {job.alive()}"

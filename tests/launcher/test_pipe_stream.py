@@ -236,3 +236,11 @@ def test_a_side_without_a_connection_is_closed_at_once() -> None:
     agent.stream.close(5.0)
     assert time.monotonic() - since_s < 1
     agent.hang_up()
+
+
+def test_the_end_of_a_side_that_we_have_parted_from_is_no_trouble() -> None:
+    head = Side(is_head=True, lost_s=5.0, within_s=20.0)
+    head.hears(pipe_stream.MARK)
+    head.stream.part()
+    head.hang_up()
+    assert head.closed.get(timeout=5) == "its stream ended" and head.troubles.empty()

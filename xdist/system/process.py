@@ -227,8 +227,15 @@ class Child(Process):
         self.poll()
         return ended
 
-    def kill(self) -> None:
-        """SIGKILL; what has ended already is no error."""
+    def kill(self, *, group: bool = False) -> None:
+        """SIGKILL; what has ended already is no error.
+
+        Args:
+            group: to all of its process group, which it leads, where it has not been reaped yet.
+        """
+        if group and self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.signal(signal.SIGKILL)
 
     def _reap(self) -> int | None:
