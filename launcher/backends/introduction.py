@@ -13,6 +13,9 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.system.masking import masked_text
 
 
+NODE, CHECK = "node", "check"
+
+
 def name_of(node: int) -> str:
     """What a node is called before anything is known of its machine."""
     return f"node{node}"
@@ -21,7 +24,7 @@ def name_of(node: int) -> str:
 def introduction(job: Job, node: int, machine: str, session: str) -> dict[str, Any]:
     """What node `node` tells: as JSON. By `session` this process of it is known again."""
     return {
-        "op": "node",
+        "op": NODE,
         "node": node,
         "session": session,
         "nodes": len(job.hosts),
@@ -33,15 +36,21 @@ def introduction(job: Job, node: int, machine: str, session: str) -> dict[str, A
     }
 
 
-def refusal(told: Mapping[str, Any], job: Job) -> tuple[ExitCode, str] | None:
+def refusal(
+    told: Mapping[str, Any], job: Job, *, is_check: bool = False
+) -> tuple[ExitCode, str] | None:
     """The exit code and the words with which node 0 refuses a node; None where it fits.
 
     Args:
         job: as node 0 has it.
+        is_check: whether node 0 runs no job, and shows the releases of all nodes in its table.
     """
-    if told.get("op") != "node" or not isinstance(told.get("node"), int):
+    if told.get("op") not in (NODE, CHECK) or not isinstance(told.get("node"), int):
         return ExitCode.INTERNAL, "it does not introduce itself as a node"
-    if told.get("version") != __version__:
+    if (told["op"] == CHECK) != is_check:
+        there, here = ("a check", "a job") if told["op"] == CHECK else ("a job", "a check")
+        return ExitCode.USAGE, f"it is {there}, and node 0 is {here}; start the same on all nodes"
+    if told.get("version") != __version__ and not is_check:
         return ExitCode.PREFLIGHT, (
             f"it has torch-xdist {told.get('version')}, and node 0 has {__version__}; install the "
             "same on all nodes"
@@ -76,9 +85,9 @@ def _other_command(told: Mapping[str, Any], job: Job) -> tuple[ExitCode, str] | 
 
 def _command(job: Job) -> list[str]:
     """The command without the folder it lies in."""
-    return [os.path.basename(job.argv[0]), *job.argv[1:]]
+    return [*map(os.path.basename, job.argv[:1]), *job.argv[1:]]
 
 
 def _shown(kind: object, command: object) -> str:
     words = [str(word) for word in command] if isinstance(command, Sequence) else []
-    return f"the {kind} `{masked_text(' '.join(words))[:200]}`"
+    return f"the {kind} `{masked_text(' '.join(words))[:200]}`" if words else "no command"

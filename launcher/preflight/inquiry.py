@@ -11,9 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from torch_xdist.launcher.backends.backend import AgentProcess, Backend, Plane, Send
+from torch_xdist.launcher.backends.backend import Gone, Plane, Send
 from torch_xdist.launcher.facts.host import refusal
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.preflight import measure, ways
@@ -80,6 +80,22 @@ def here(question: measure.Question, name: str, limit_s: float) -> Answer:
     return Answer(name, facts={**measure.facts(question, limit_s), "ports": [], "why_no_ports": ""})
 
 
+class Probing(Protocol):
+    """A probe that was started: what is used here of an `AgentProcess`."""
+
+    def connect(self, plane: Plane, config: Message, stdin: int | None) -> Send: ...
+
+    def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone: ...
+
+    def end(self, limit_s: float = 10.0) -> None: ...
+
+
+class Starter(Protocol):
+    """What starts them: what is used here of a `Backend`."""
+
+    def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> Probing: ...
+
+
 class Inquiry:
     """One check of several hosts.
 
@@ -94,7 +110,7 @@ class Inquiry:
     def __init__(
         self,
         hosts: Sequence[Host],
-        backend: Backend,
+        backend: Starter,
         question: Mapping[str, Any],
         limit_s: float,
         *,
@@ -105,7 +121,7 @@ class Inquiry:
         self._limit_s, self._measures_rates, self._show = limit_s, measures_rates, show
         self._token = ways.new_token()
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._agents: list[AgentProcess] = []
+        self._agents: list[Probing] = []
         self._sends: list[Send] = []
         self._has_rated = False
         self.answers = [Answer(name) for name in names_of(hosts)]

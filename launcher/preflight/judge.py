@@ -41,16 +41,36 @@ class Plan:
     job: Job
     limit_s: float
 
+    @property
+    def comes_by_itself(self) -> bool:
+        """Whether each host was started by the user."""
+        return self.job.way == "nodes"
+
+    @property
+    def other_environment(self) -> str:
+        """How a host gets another Python environment than the one it was asked in."""
+        if self.comes_by_itself:
+            return "start the xla-run of another environment there"
+        return "name another environment by --python"
+
+    @property
+    def other_address(self) -> str:
+        """How a host gets another address; "" is for its name in a host file."""
+        if self.comes_by_itself:
+            return "give all nodes a --master-addr in a network that connects them all"
+        return ""
+
 
 def troubles(answers: Sequence[Answer], plan: Plan) -> list[Trouble]:
     """Everything that is wrong: errors first, each in the order of the hosts."""
     found = [*_absent(answers, plan)]
     here = [one for one in answers if one.is_here and not one.refusal]
-    found += _versions(here)
+    found += _versions(here, plan.other_environment)
     found += _code(here)
     found += _devices(here, plan.job, _hosts(answers, plan))
     found += _clocks(here)
-    found += judge_ways.troubles([one for one in answers if one.is_here], answers)
+    able = [one for one in answers if one.is_here]
+    found += judge_ways.troubles(able, answers, plan.other_address)
     for one in here:
         found += _machine(one, alone=len(answers) == 1)
     return sorted(found, key=lambda trouble: trouble.is_warning)
@@ -72,8 +92,9 @@ def _absent(answers: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
             yield Trouble(one.name, "login", text, exit_code=one.gone_code)
         elif one.facts is None and one.came_s is None:
             text = (
-                f"host {one.name}: no answer within {limit}; try ssh by hand, or give it more time "
-                "with --limit"
+                f"host {one.name}: no answer within {limit}; "
+                f"{'look at it' if plan.comes_by_itself else 'try ssh by hand'}, or give it more "
+                "time with --limit"
             )
             yield Trouble(one.name, "login", text, exit_code=ExitCode.HOST)
         elif one.facts is None:
@@ -87,7 +108,7 @@ def _absent(answers: Sequence[Answer], plan: Plan) -> Iterator[Trouble]:
 # ---- what must be alike -------------------------------------------------------------------------
 
 
-def _versions(here: Sequence[Answer]) -> Iterator[Trouble]:
+def _versions(here: Sequence[Answer], other: str) -> Iterator[Trouble]:
     versions = {one.name: _part(one, "versions") for one in here if _part(one, "versions")}
     for package in _MUST_BE_THERE:
         absent = [name for name, found in versions.items() if not found[package]]
@@ -97,10 +118,10 @@ def _versions(here: Sequence[Answer]) -> Iterator[Trouble]:
                 yield Trouble(name, _MUST_BE_ALIKE[package], text)
     for package, column in {"python": "python", **_MUST_BE_ALIKE, "numpy": ""}.items():
         told = {name: found[package] for name, found in versions.items()}
-        yield from _differing(told, package, column)
+        yield from _differing(told, package, column, other)
 
 
-def _differing(told: Mapping[str, str], package: str, column: str) -> Iterator[Trouble]:
+def _differing(told: Mapping[str, str], package: str, column: str, other: str) -> Iterator[Trouble]:
     right = _majority(list(told.values()))
     with_it = [name for name, version in told.items() if version == right]
     for name, version in told.items():
@@ -111,7 +132,7 @@ def _differing(told: Mapping[str, str], package: str, column: str) -> Iterator[T
         there = f"{package} {version} is there" if version else f"{package} is not there"
         text = (
             f"host {name}: {there}, but {right or 'none'} on {others_text(with_it)}; install the "
-            "same on all hosts, or name another environment by --python"
+            f"same on all hosts, or {other}"
         )
         yield Trouble(name, column, text, is_warning=same_minor or package == "numpy")
 

@@ -12,30 +12,43 @@ _SLOW_SHARE = 0.25
 _LEAST_RATES = 3
 
 
-def troubles(here: Sequence[Answer], answers: Sequence[Answer]) -> list[Trouble]:
+def troubles(
+    here: Sequence[Answer], answers: Sequence[Answer], other_address: str = ""
+) -> list[Trouble]:
     """Ports that are closed and ways that are slow.
 
     Args:
         here: the hosts that have answered.
         answers: all hosts; ways name them by their places among these.
+        other_address: how a host is given another address; "": in a host file.
     """
     if len(answers) < 2:
         return []
-    return [*_closed_ports(here), *_closed_ways(here, answers), *_slow_ways(answers)]
+    return [
+        *_closed_ports(here, other_address),
+        *_closed_ways(here, answers, other_address),
+        *_slow_ways(answers),
+    ]
 
 
-def _closed_ports(here: Sequence[Answer]) -> Iterator[Trouble]:
+def _closed_ports(here: Sequence[Answer], other_address: str) -> Iterator[Trouble]:
     for one in here:
         why = (one.facts or {}).get("why_no_ports")
         if why:
+            named = (
+                "name an address of it that other hosts reach in a --hostfile: "
+                f"{one.name} address=ADDRESS"
+            )
             text = (
-                f"host {one.name}: it cannot listen at {one.address} ({why}); name an address of "
-                f"it that other hosts reach in a --hostfile: {one.name} address=ADDRESS"
+                f"host {one.name}: it cannot listen at {one.address} ({why}); "
+                f"{other_address or named}"
             )
             yield Trouble(one.name, "net", text, exit_code=ExitCode.HOST)
 
 
-def _closed_ways(here: Sequence[Answer], answers: Sequence[Answer]) -> Iterator[Trouble]:
+def _closed_ways(
+    here: Sequence[Answer], answers: Sequence[Answer], other_address: str
+) -> Iterator[Trouble]:
     """A host that reaches nobody is one trouble, and so is one that is reached by some not."""
     failed: dict[int, dict[str, str]] = {}
     for one in here:
@@ -58,11 +71,11 @@ def _closed_ways(here: Sequence[Answer], answers: Sequence[Answer]) -> Iterator[
             failed.setdefault(index, {})[one.name] = f"port {way['port']}: {way['why_not']}"
     for index, sources in sorted(failed.items()):
         to = answers[index]
+        named = f"name another address in a --hostfile: {to.name} address=ADDRESS"
         text = (
             f"{others_text(list(sources))} cannot reach host {to.name} at {to.address} "
             f"({next(iter(sources.values()))}); hosts must reach each other on any port: open the "
-            "firewall between them, or name another address in a --hostfile: "
-            f"{to.name} address=ADDRESS"
+            f"firewall between them, or {other_address or named}"
         )
         yield Trouble(to.name, "net", text, exit_code=ExitCode.HOST)
 

@@ -8,7 +8,8 @@ import contextlib
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch_xdist.launcher.on_host.head_stream import PipesToHead, Stream
 from torch_xdist.launcher.preflight import measure, ways
@@ -20,25 +21,44 @@ def main() -> None:
     head = PipesToHead()
     frame = head.config()
     if frame is not None:
-        _Probe(head, frame.message).run()
+        Probe(head, frame.message).run()
+        threading.Event().wait()
 
 
-class _Probe:
-    """One host's part of a check; answers to questions are made on threads of their own."""
+class WayToHead(Protocol):
+    """How what is found out is told."""
 
-    def __init__(self, head: PipesToHead, config: Message) -> None:
+    def open(
+        self, config: Message, hello: Message, post: Callable[[Message, bytes], None]
+    ) -> Stream: ...
+
+
+class Probe:
+    """One host's part of a check; answers to questions are made on threads of their own.
+
+    Args:
+        config: the `token` of the check, and the `question` as `measure.facts` takes it.
+    """
+
+    def __init__(self, head: WayToHead, config: Message) -> None:
         self._head, self._config = head, config
         self._token: str = config["token"]
         self._stream: Stream | None = None
         self._is_open = threading.Event()
 
     def run(self) -> None:
-        self._stream = self._head.open(self._config, {"host": os.uname().nodename}, self._hear)
+        """Say what this host is; then there are ways to it, and it answers."""
+
+        def heard(message: Message, blob: bytes) -> None:
+            if message["op"] == "lost":
+                os._exit(0)
+            self.hear(message)
+
+        self._stream = self._head.open(self._config, {"host": os.uname().nodename}, heard)
         self._is_open.set()
         found = measure.facts(self._config["question"])
         found["ports"], found["why_no_ports"] = self._listen(found.get("host", {}))
         self._say({"op": "facts", "facts": found})
-        threading.Event().wait()
 
     def _listen(self, host: dict[str, Any]) -> tuple[list[int], str]:
         if self._config["question"]["alone"]:
@@ -49,11 +69,9 @@ class _Probe:
             # Python adds what it was doing, which the judge says better.
             return [], (error.strerror or str(error)).partition(" (while ")[0]
 
-    def _hear(self, message: Message, blob: bytes) -> None:
-        """On the thread of the stream."""
+    def hear(self, message: Message) -> None:
+        """What the head asks; never waits for an answer."""
         match message["op"]:
-            case "lost":
-                os._exit(0)
             case "clock":
                 self._say({"op": "clock", "sent_s": message["sent_s"], "time_s": time.time()})
             case "reach" | "rates":
