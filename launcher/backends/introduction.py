@@ -12,7 +12,6 @@ from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.system.masking import masked_text
 
-
 NODE, CHECK = "node", "check"
 
 
@@ -90,4 +89,4 @@ def _command(job: Job) -> list[str]:
 
 def _shown(kind: object, command: object) -> str:
     words = [str(word) for word in command] if isinstance(command, Sequence) else []
-    return f"the {kind} `{masked_text(' '.join(words))[:200]}`" if words else "no command"
+    return f"the {kind} `{masked_text(' '.join(words))[:200]}`" if command != [] else "no command"

@@ -61,3 +61,18 @@ def test_a_password_in_a_command_is_not_shown() -> None:
     told = {**introduction(JOB, 1, "b", "5e"), "command": ["train.py", "pg://me:hush@db"]}
     found = refusal(told, JOB)
     assert found is not None and "pg://***@db" in found[1]
+
+
+def test_a_check_and_a_job_do_not_take_part_in_each_other() -> None:
+    node = introduction(JOB, 1, "b", "5e")
+    for told, is_check, words in (
+        (node, True, "it is a job, and node 0 is a check; start the same on all nodes"),
+        ({**node, "op": "check"}, False, "it is a check, and node 0 is a job; start the same"),
+    ):
+        found = refusal(told, JOB, is_check=is_check)
+        assert found is not None and found[0] == ExitCode.USAGE and found[1].startswith(words)
+
+
+def test_a_check_takes_a_node_of_another_release_and_shows_that() -> None:
+    told = {**introduction(JOB, 1, "b", "5e"), "op": "check", "version": "0.1"}
+    assert refusal(told, JOB, is_check=True) is None

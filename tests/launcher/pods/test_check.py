@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pod import Pod, PodHost
+from pod_nodes import PORT
 
 from torch_xdist.system import process_tree
 
@@ -149,3 +150,47 @@ def test_a_full_disk_is_a_warning(check: Callable, pod: Pod) -> None:
 def test_no_data_is_sent_where_that_is_asked(check: Callable) -> None:
     done = check(*BOTH, "--no-bandwidth")
     assert done.returncode == 0 and "B/s" not in done.stdout and " ms " in done.stdout
+
+
+def test_nodes_that_come_by_themselves_are_looked_at_as_hosts_are(
+    nodes_check: Callable, silent_ports: PodHost
+) -> None:
+    head, node = nodes_check("a", 0), nodes_check("b", 1)
+    out, err = head.communicate(timeout=90)
+    assert head.returncode == 73, out + err
+    first, second = out.splitlines()[1:3]
+    assert first.startswith("node0 on a ") and second.startswith("node1 on b ")
+    where = f"host node0 on a cannot reach host node1 on b at {silent_ports.address} (port 6"
+    assert where in out and "give all nodes a --master-addr in a network that connects" in out
+    assert node.wait(20) == 73
+    assert "no job can run on 2 hosts: 1 error" in node.communicate()[1]
+
+
+@pytest.fixture
+def nodes_check(pod: Pod, tmp_path: Path) -> Iterator[Callable]:
+    """`nodes_check("a", 0)`: the check of a node, on a host."""
+    mark = f"XDIST_TEST_MARK=check{time.time_ns()}"
+    started = []
+
+    def begin(name: str, rank: int) -> subprocess.Popen[str]:
+        (first,) = process_tree.children(pod.hosts[name]._process.pid)
+        where = ("--master-addr", pod.hosts["a"].address, "--master-port", PORT)
+        words = ("--nnodes", "2", "--node-rank", str(rank), *where, "--limit", "40")
+        inside = ("nsenter", "-t", str(first), "-m", "-u", "-i", "-n", "-p", "--")
+        begun = subprocess.Popen(
+            [*inside, "env", "-C", str(tmp_path), "XLA_RUN_SECRET=" + "5e" * 32, mark,
+             sys.executable, "-m", "torch_xdist.launcher", "check", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(begun)
+        return begun
+
+    yield begin
+    for begun in started:
+        if begun.poll() is None:
+            begun.kill()
+        begun.communicate()
+    end_s = time.monotonic() + 5
+    while (alive := process_tree.marked(mark)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert alive == set()
