@@ -120,7 +120,7 @@ class Check:
         if not self.words:
             return job
         command = command_line.read(self.words, job.cwd, is_module=self.is_module)
-        return replace(job, kind=command.kind, argv=command.argv)
+        return replace(job, kind=command.kind, argv=[*command.argv])
 
     def _question(self, job: Job, environ: dict[str, str]) -> dict[str, Any]:
         """What every host finds out, as `measure.facts` takes it."""
