@@ -8,6 +8,7 @@ on the head's thread.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.records import ranks_text
@@ -55,6 +56,7 @@ class Fellows(NoFellows):
 
     Raises:
         HostError: host 0 cannot listen where the others look for it.
+        SettingError: XLA_RUN_SECRET cannot be one.
     """
 
     def __init__(self, job: Job, post: Callable[[Message], None]) -> None:
@@ -67,8 +69,8 @@ class Fellows(NoFellows):
             "ranks": job.nprocs,
             "device": job.device,
         }
-        limits = job.timeouts
-        self._links = FellowLinks(job.part, hello, post, limits.beat_s, limits.lost_s)
+        limits, secret = job.timeouts, settings.secret(settings.environment())
+        self._links = FellowLinks(job.part, hello, post, limits.beat_s, limits.lost_s, secret)
         self._present = {job.part.host_index}
         self._finished: set[int] = set()
         self._left: set[int] = set()

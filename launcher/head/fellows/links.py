@@ -3,8 +3,8 @@
 No launcher leads such a job: the script was started once on every host. Host 0 listens until all
 are there, the others dial it, and it passes on what one says to all others. Nothing is ordered
 here and nothing is unpickled: hosts tell that they are there, where the ranks meet, that theirs
-have finished, and how it ended. The connections are not encrypted, and whoever reaches the port
-before all hosts are there can pretend to be one of them, as with JAX's coordination service.
+have finished, and how it ended. Who is heard is decided before that (`entrance`). The connections
+are not encrypted.
 
 A thread owns the sockets; what is heard is posted, as {"op": "fellow", "say": ..., "host": ...}.
 """
@@ -21,19 +21,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_xdist.launcher.facts.cluster import HostOfMany
-from torch_xdist.launcher.facts.errors import HostError
+from torch_xdist.launcher.facts.errors import HostError, LauncherError
 from torch_xdist.launcher.facts.settings import OFF
+from torch_xdist.launcher.head.fellows.entrance import Entrance, Silent, dialed
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Link, Message
 
 VERSION = 1
-# A stranger gets little.
-_MOST_BYTES = 1 << 16
 _MOST_STRANGERS = 64
 _STRANGER_S = 10.0
 _PORT_S = 5.0
 _REDIAL_S = 0.25
-_DIAL_S = 5.0
+_SILENCES = 3
 _CLOSE_S = 2.0
 _LOOK_S = 60.0
 _SAYS = ("here", "present", "meet", "finished", "over", "beat")
@@ -56,6 +55,7 @@ class FellowLinks:
         post: called on our thread with everything that is heard.
         beat_s: how often to say that we live.
         lost_s: who says nothing for so long is lost.
+        secret: what all hosts know; b"": nothing.
 
     Raises:
         HostError: host 0 cannot listen where the others look for it.
@@ -68,9 +68,13 @@ class FellowLinks:
         post: Callable[[Message], None],
         beat_s: float,
         lost_s: float,
+        secret: bytes = b"",
     ) -> None:
         self._part, self._hello, self._post = part, hello, post
-        self._beat_s, self._lost_s = beat_s, lost_s
+        self._beat_s, self._lost_s, self._secret = beat_s, lost_s, secret
+        self._entrance = Entrance(part, secret, self._let_in, self._warn)
+        self._believed: deque[Link] = deque()
+        self._silences = 0
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._over: set[int] = set()
@@ -89,14 +93,23 @@ class FellowLinks:
     def say(self, message: Message) -> None:
         """Tell all other hosts."""
         self._queue.append({**message, "host": self._part.host_index})
+        self._wake()
+
+    def _let_in(self, link: Link) -> None:
+        self._believed.append(link)
+        self._wake()
+
+    def _warn(self, text: str) -> None:
+        self._post({"op": "note", "text": text})
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
         """What was said goes out first."""
         self._is_closing = True
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"\0")
+        self._wake()
         self._thread.join(_CLOSE_S)
 
     # ---- the thread ----------------------------------------------------------------------------
@@ -111,6 +124,8 @@ class FellowLinks:
                     self._read(key.data)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+            while self._believed:
+                self._hear_out(self._believed.popleft())
             while self._queue:
                 self._tell(self._queue.popleft())
             self._keep_time()
@@ -132,33 +147,52 @@ class FellowLinks:
         if not self._part.host_index or self._peers or self._is_whole or now_s < self._dial_at_s:
             return
         self._dial_at_s = now_s + _REDIAL_S
-        where = (self._part.master_addr, self._part.master_port)
-        with contextlib.suppress(OSError):
-            sock = socket.create_connection(where, _DIAL_S)
-            if sock.getsockname() == sock.getpeername():
-                sock.close()  # nobody listens there: the kernel has connected it with itself
-                return
-            peer = self._add(sock)
+        try:
+            link = dialed(self._part, self._secret)
+        except Silent as error:
+            self._silences += 1
+            if self._silences >= _SILENCES:
+                self._give_up(
+                    f"{error}; perhaps XLA_RUN_SECRET is not set there; set the same on all hosts"
+                )
+            return
+        except LauncherError as error:
+            self._give_up(str(error))
+            return
+        if link is not None:
+            peer = self._add(link)
             peer.host = 0
             peer.link.send({**self._hello, "say": "here", "host": self._part.host_index})
+
+    def _give_up(self, why: str) -> None:
+        """Host 0 is there, and is not believed, or does not believe us."""
+        self._is_whole = True  # nobody is dialed any more
+        where = f"{self._part.master_addr}:{self._part.master_port}"
+        text = f"{self._part.called(0)} at {where}: {why}"
+        self._post({"op": "fellow", "say": "over", "exit_code": 73, "text": text, "host": 0})
 
     def _accept(self) -> None:
         assert self._listener is not None
         with contextlib.suppress(OSError):
-            sock, _ = self._listener.accept()
-            if sum(peer.host is None for peer in self._peers.values()) < _MOST_STRANGERS:
-                self._add(sock)
-            else:
-                sock.close()
+            sock, (address, *_) = self._listener.accept()
+            self._entrance.meet(sock, address)
 
-    def _add(self, sock: socket.socket) -> _Peer:
+    def _hear_out(self, link: Link) -> None:
+        strangers = sum(peer.host is None for peer in self._peers.values())
+        if self._listener is not None and strangers < _MOST_STRANGERS:
+            self._add(link)
+        else:
+            link.close()
+
+    def _add(self, link: Link) -> _Peer:
+        sock = link.sock
         # A look at one with a timeout would wait.
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._lost_s < OFF:
             limit_ms = round(self._lost_s * 1000)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
-        peer = _Peer(Link(sock, _MOST_BYTES, 0))
+        peer = _Peer(link)
         self._peers[sock.fileno()] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
         return peer
@@ -175,6 +209,11 @@ class FellowLinks:
             frames, is_open = peer.link.read_ready()
         except FrameError:
             frames, is_open = [], False
+            if peer.host == 0 and not self._is_whole:
+                self._give_up(
+                    "it speaks otherwise than this host; perhaps XLA_RUN_SECRET is set there "
+                    "alone; set the same on all hosts"
+                )
         for frame in frames:
             peer.heard_s = time.monotonic()
             try:
@@ -295,7 +334,7 @@ def _listener(part: HostOfMany) -> socket.socket:
         try:
             found = socket.getaddrinfo(part.master_addr, part.master_port, type=socket.SOCK_STREAM)
             family, _, _, _, address = found[0]
-            return socket.create_server(address[:2], family=family, backlog=part.hosts + 16)
+            return socket.create_server(address[:2], family=family, backlog=part.hosts + 128)
         except OSError as error:
             if time.monotonic() < end_s:
                 time.sleep(_REDIAL_S)
