@@ -4,6 +4,7 @@ The hosts are addresses of loopback on this machine; each has a `spawn` of its o
 are real. Afterwards nothing of any host is alive.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.on_host.coordinator import free_port
 from torch_xdist.system import process_tree
+from torch_xdist.system.frames import encode
 
 # What runs in each rank is `work(rank)`; the last line is what the script of each host does.
 SCRIPT = """
@@ -236,6 +238,44 @@ def test_a_port_that_is_taken_is_named(on_slice: Callable) -> None:
     assert ended.code == ExitCode.HOST
     assert f"host 127.0.0.1 (worker 0) cannot listen at 127.0.0.1:{port}, where the o" in ended.err
     assert "set MASTER_ADDR to an address of it, or MASTER_PORT to a port that is free" in ended.err
+
+
+def test_a_stranger_with_the_right_words_is_turned_away_by_its_address(
+    on_slice: Callable,
+) -> None:
+    port = free_port()
+    (first,) = on_slice("return rank", started=(0,), MASTER_PORT=str(port))
+    hello = {"version": 1, "hosts": 2, "ranks": 2, "device": "CPU", "say": "here", "host": 1}
+    end_s = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            stranger = socket.create_connection(("127.0.0.1", port), 5, ("127.0.0.9", 0))
+            break
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    with stranger, contextlib.suppress(OSError):
+        stranger.sendall(encode(hello))
+        assert stranger.recv(1) == b""
+    (second,) = on_slice("return rank", started=(1,), MASTER_PORT=str(port))
+    ended = [first.end(), second.end()]
+    assert [(one.code, one.out) for one in ended] == [
+        (0, "results [0, 1]\n"),
+        (0, "results [2, 3]\n"),
+    ]
+    told = "warning: a connection from 127.0.0.9 was refused: it is no address of the hosts of a "
+    assert told in ended[0].err
+
+
+def test_hosts_with_another_secret_are_told_so_on_both_sides(on_slice: Callable) -> None:
+    limits = {"XLA_RUN_RENDEZVOUS_TIMEOUT": "4", "XLA_RUN_SECRET": "5e" * 32}
+    (first,) = on_slice(WAITS, started=(0,), **limits)
+    (second,) = on_slice(WAITS, started=(1,), **{**limits, "XLA_RUN_SECRET": "0f" * 32})
+    ended = second.end(30)
+    assert ended.code == ExitCode.HOST
+    assert "XLA_RUN_SECRET is another one there; set the same" in ended.err
+    ended = first.end(30)
+    assert ended.code == ExitCode.RENDEZVOUS
+    assert "was refused: it does not know the secret of this job (XLA_RUN_SECRET)" in ended.err
 
 
 def test_strangers_at_the_port_do_no_harm(on_slice: Callable, tmp_path: Path) -> None:
