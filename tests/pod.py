@@ -196,17 +196,30 @@ class Pod:
     Args:
         folder: where keys and configurations go.
         shared: a folder above it that the hosts see at the same path, as they see the repository.
+        is_ipv6: whether there is no IPv4 between the hosts; then no link is to be cut.
     """
 
-    def __init__(self, folder: Path, shared: Path, names: Sequence[str] = ("a", "b")) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shared: Path,
+        names: Sequence[str] = ("a", "b"),
+        *,
+        is_ipv6: bool = False,
+    ) -> None:
         self.folder = folder
         # There may be several at a time, of this process and of others.
         number = next(_numbers)
         self._prefix = f"x{os.getpid() % 100_000}n{number}h"
         self._net = f"10.{77 + os.getpid() % 100}.{(os.getpid() // 100 + 50 * number) % 250}"
-        self.address = f"{self._net}.254"
+        before, self._length = f"{self._net}.", "24"
+        if is_ipv6:
+            # No part is zero: there is one way to write it.
+            before, self._length = f"fd77:{os.getpid() % 65535 + 1:x}:{number + 1:x}::", "64"
+        self.address = f"{before}254"
+        space = self._prefix
         self.hosts = {
-            name: PodHost(name, f"{self._net}.{number}", f"{self._prefix}{number}", folder, shared)
+            name: PodHost(name, f"{before}{number}", f"{space}{number}", folder, shared)
             for number, name in enumerate(names, 1)
         }
 
@@ -237,6 +250,11 @@ class Pod:
             _run(["ip", "link", "del", f"{host._space}v"])
             _run(["ip", "netns", "del", host._space])
         _run(["ip", "link", "del", f"{self._prefix}b"])
+
+    @property
+    def _at_once(self) -> list[str]:
+        """Else an IPv6 address is of no use for a second: somebody could have it already."""
+        return ["nodad"] if self._length == "64" else []
 
     @property
     def ssh(self) -> str:
@@ -271,7 +289,9 @@ class Pod:
     def _make_net(self) -> None:
         bridge = f"{self._prefix}b"
         _check(["ip", "link", "add", bridge, "type", "bridge"])
-        _check(["ip", "addr", "add", f"{self.address}/24", "dev", bridge])
+        _check(
+            ["ip", "addr", "add", f"{self.address}/{self._length}", "dev", bridge, *self._at_once]
+        )
         _check(["ip", "link", "set", bridge, "up"])
         for host in self.hosts.values():
             space = host._space
@@ -279,7 +299,8 @@ class Pod:
             peer = ["peer", "name", "eth0", "netns", space]
             _check(["ip", "link", "add", f"{space}v", "type", "veth", *peer])
             _check(["ip", "link", "set", f"{space}v", "master", bridge, "up"])
-            _check(["ip", "-n", space, "addr", "add", f"{host.address}/24", "dev", "eth0"])
+            where = [f"{host.address}/{self._length}", "dev", "eth0", *self._at_once]
+            _check(["ip", "-n", space, "addr", "add", *where])
             for device in ("lo", "eth0"):
                 _check(["ip", "-n", space, "link", "set", device, "up"])
 

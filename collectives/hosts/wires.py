@@ -20,6 +20,7 @@ from torch_xdist.collectives.errors import CollectiveError, StrangerError
 from torch_xdist.collectives.mesh.liveness import keep_alive
 from torch_xdist.collectives.messages.handshake import ServerHandshake, authenticate
 from torch_xdist.collectives.messages.server import BACKLOG
+from torch_xdist.system import addresses
 
 _NAME = "torch-xdist wires"  # what the proofs of the handshake are for
 _SIZE = struct.Struct("!I")
@@ -51,9 +52,9 @@ class Door:
     ) -> None:
         self._key, self._welcome = key, welcome
         self._coming = threading.Semaphore(_STRANGERS)
-        self._listener = socket.create_server((address, 0), backlog=BACKLOG)
+        self._listener = addresses.listener(address, 0, BACKLOG)
         _sockets.add(self._listener)
-        self.where = f"{address}:{self._listener.getsockname()[1]}"
+        self.where = addresses.joined(address, self._listener.getsockname()[1])
         threading.Thread(target=self._listen, name="xdist-door", daemon=True).start()
 
     def _listen(self) -> None:
@@ -117,13 +118,12 @@ def dial(rank: int, other: int, where: str, key: bytes, hello: Hello) -> socket.
         CollectiveError: nobody can be reached there, or nobody answers.
         StrangerError: who listens there does not belong to this job.
     """
-    host, _, port = where.rpartition(":")
     text = json.dumps(hello).encode()
     limit_s = time.monotonic() + _DIAL_S
     while True:
         sock: socket.socket | None = None
         try:
-            sock = socket.create_connection((host, int(port)), _CONNECT_S)
+            sock = socket.create_connection(addresses.split(where), _CONNECT_S)
             _sockets.add(sock)
             sock.settimeout(_HANDSHAKE_S)
             authenticate(sock, _NAME, key)

@@ -22,6 +22,7 @@ from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 from torch_xdist.collectives.messages.handshake import authenticate
 from torch_xdist.collectives.messages.server import BACKLOG, Request, Server
+from torch_xdist.system import addresses
 from torch_xdist.system.frames import Link
 
 _PLACE = "xdist/liveness"
@@ -67,11 +68,11 @@ class Liveness:
             return False
 
     def _serve(self, coordinator: str) -> None:
-        listener = socket.create_server((own_address(coordinator), 0), backlog=BACKLOG)
+        listener = addresses.listener(own_address(coordinator), 0, BACKLOG)
         keep_alive(listener)  # what it accepts inherits that
         host, port = listener.getsockname()[:2]
         Server(_NAME, self._secret, {"rank": self._note_rank}, listener=listener)
-        self._store.put(_PLACE, f"{host}:{port}".encode())
+        self._store.put(_PLACE, addresses.joined(host, port).encode())
 
     def _note_rank(self, request: Request) -> None:
         request.at_end(functools.partial(self._note_end, request.message["rank"]))
@@ -86,8 +87,7 @@ class Liveness:
             found = self._store.get(_PLACE, _START_S)
             if found is None:
                 return
-            host, _, port = found.decode().rpartition(":")
-            sock = socket.create_connection((host, int(port)), _CONNECT_S)
+            sock = socket.create_connection(addresses.split(found.decode()), _CONNECT_S)
             _to_first_ranks.add(sock)
             keep_alive(sock)
             authenticate(sock, _NAME, self._secret)
@@ -122,10 +122,13 @@ def _is_closed(sock: socket.socket) -> bool:
 
 def own_address(coordinator: str) -> str:
     """This host's address on the way to the coordination service."""
-    host, _, port = coordinator.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host.strip("[]"), int(port)))  # sends nothing
-        return probe.getsockname()[0]
+    host, port = addresses.split(coordinator)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    # Where a name has addresses of both kinds, IPv4 is what all else here has used.
+    kind, *_, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def _close_in_child() -> None:

@@ -6,6 +6,7 @@ connection has a thread and a limit of its own, and only so many are heard at a 
 
 import contextlib
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Protocol
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import DuplicateJobError, HostError, LauncherError
 from torch_xdist.launcher.sealed import as_head, as_node
+from torch_xdist.system import addresses
 from torch_xdist.system.frames import Message
 
 _MEET_S = 10.0
@@ -73,6 +75,7 @@ class Door:
             self._turns.acquire()
             try:
                 sock, (address, *_) = self._listener.accept()
+                address = address.removeprefix("::ffff:")
             except OSError as error:
                 self._turns.release()
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
@@ -115,7 +118,7 @@ def _introduced(line: Connection) -> Message:
 def _is_led(name: str, port: int, secret: bytes) -> bool:
     """Whether somebody with our secret listens there."""
     try:
-        with socket.create_connection((name, port), _LOOK_S) as sock:
+        with socket.create_connection((addresses.bare(name), port), _LOOK_S) as sock:
             as_node(sock, secret, _LOOK_S)
     except (LauncherError, OSError):
         return False
@@ -127,31 +130,30 @@ def own_address_of(name: str) -> str:
 
     Many machines know their own name as one of loopback, where no other machine finds them.
     """
-    try:
-        found = socket.gethostbyname(name)
-    except OSError:
-        return ""
-    if found.startswith("127.") and name not in (found, "localhost"):
-        return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((found, 0))
-        except OSError:
-            return ""
-    return found
+    for found in addresses.of_name(name):
+        is_near = found.startswith("127.") or found == "::1"
+        if is_near and addresses.bare(name) not in (found, "localhost"):
+            continue
+        with contextlib.suppress(OSError), addresses.listener(found, 0, 1):
+            return found
+    return ""
 
 
 def _listening(address: str, port: int, name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # Connections of a job that has ended a moment ago are no reason to refuse.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((address, port))
-        listener.listen(128)
+        if address:
+            return addresses.listener(address, port, 128)
+        # All that it has, of both kinds.
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if _has_both() else {}
+        return socket.create_server(("", port), backlog=128, **both)
     except OSError as error:
-        listener.close()
+        why = os.strerror(error.errno) if error.errno else error
         raise HostError(
-            f"node 0 cannot listen on {name}:{port}: {error.strerror}; end what uses that port "
+            f"node 0 cannot listen on {name}:{port}: {why}; end what uses that port "
             "(another job?), or give all nodes another --master-port"
         ) from None
-    return listener
+
+
+def _has_both() -> bool:
+    """Whether one socket can listen at IPv4 and at IPv6 addresses here."""
+    return socket.has_dualstack_ipv6() and addresses.of_name("::1") != []

@@ -187,7 +187,14 @@ class JobSet:
                 "set it to the host name of the pod with index 0"
             )
         port = _port(environ) or _DEFAULT_PORT
-        return _checked(HostOfMany(self.name, index, counts[0], address.split(":")[0], port))
+        return _checked(HostOfMany(self.name, index, counts[0], _host_of(address), port))
+
+
+def _host_of(address: str) -> str:
+    """The host of "host:port", or of a host alone; IPv6 ones stand in brackets before a port."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address if address.count(":") > 1 else address.partition(":")[0]
 
 
 class TpuSlice:

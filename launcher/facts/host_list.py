@@ -6,11 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch_xdist.launcher.facts.errors import UsageError
+from torch_xdist.system import addresses
 
 _MOST_HOSTS = 100_000
 _USER = re.compile(r"[A-Za-z0-9_][\w.+-]*\Z", re.ASCII)
 # A name that began with a dash would be an option of ssh.
-_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?\Z", re.ASCII)
+# IPv6: hexadecimal digits and colons, and the link that an address of one belongs to.
+_IPV6 = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
+_NAME = re.compile(rf"[A-Za-z0-9_][\w.-]*\Z|{_IPV6}\Z", re.ASCII)
+_BRACKETED = re.compile(rf"((?:[^\[\]@]*@)?)\[({_IPV6})\](?::([^\[\]]*))?\Z", re.ASCII)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z", re.ASCII)
 
 
@@ -84,8 +88,8 @@ def _options(words: Iterable[str], where: str) -> tuple[int, str]:
         name, _, value = word.partition("=")
         if name == "slots" and value.isdecimal() and int(value) > 0:
             slots = int(value)
-        elif name == "address" and _NAME.match(value):
-            address = value
+        elif name == "address" and _NAME.match(addresses.bare(value)):
+            address = addresses.bare(value)
         else:
             raise UsageError(
                 f"{where}: {word!r} cannot be read; after the host only slots=N (from 1 up) and "
@@ -105,6 +109,8 @@ def _words(text: str, where: str) -> list[str]:
 
 
 def _expanded(word: str, where: str) -> list[str]:
+    if _BRACKETED.match(word):
+        return [word]
     match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\](.*)", word)
     if match is None:
         return [word]
@@ -125,8 +131,11 @@ def _expanded(word: str, where: str) -> list[str]:
 
 def _host(word: str, where: str) -> Host:
     user, at, rest = word.rpartition("@")
-    # More than one colon is an IPv6 address, which then has no port.
+    # More than one colon is an IPv6 address, which has a port behind brackets alone.
     name, colon, port = rest.partition(":") if rest.count(":") == 1 else (rest, "", "")
+    if found := _BRACKETED.match(word):
+        name, port = found[2], found[3] or ""
+        colon = ":" * (found[3] is not None)
     is_port = port.isdecimal() and 0 < int(port) < 65536
     if not _NAME.match(name) or (at and not _USER.match(user)) or (colon and not is_port):
         raise UsageError(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from torch_xdist.launcher.facts.errors import HostError, RendezvousError
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.sealed import Sealed, as_node
+from torch_xdist.system import addresses
 
 _TRY_S = 5.0
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.1, 2.0
@@ -94,13 +95,19 @@ class Dialer:
     def _connected(self, limit_s: float) -> socket.socket:
         """To the first of its addresses that answers."""
         try:
-            found = socket.getaddrinfo(*self._where, socket.AF_INET, socket.SOCK_STREAM)
+            where = addresses.bare(self._where[0]), self._where[1]
+            found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
         except OSError as error:
             raise HostError(f"the name does not resolve ({error.strerror})") from None
         why, cause = "it has no address", None
-        for *_, address in dict.fromkeys(found):
+        # IPv4 first: so the ranks of all nodes meet over one kind.
+        for family, *_, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.settimeout(limit_s)
             try:
-                return socket.create_connection(address[:2], limit_s)  # type: ignore[arg-type]
+                sock.connect(address)
+                return sock
             except OSError as error:
+                sock.close()
                 why, cause = (error.strerror or str(error)).lower(), error
         raise HostError(why) from cause

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from torch_xdist.system import process_tree
+from torch_xdist.system import addresses, process_tree
 from torch_xdist.system.process import Child
 
 _TRIES = 5
@@ -35,7 +35,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         first, last = 32768, 60999
     outside = [*range(last + 1, 65535)] or [*range(10_000, first)]
     for port in (*random.sample(outside, min(50, len(outside))), 0):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        with socket.socket(addresses.family(host), socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((host, port))
             except OSError:
@@ -78,7 +78,7 @@ class CoordinatorStart:
     def _fork(self) -> None:
         self._tries += 1
         self._until_s = time.monotonic() + self._limit_s
-        self._address = f"{self._host}:{free_port(self._host)}"
+        self._address = addresses.joined(self._host, free_port(self._host))
         self._ready, written = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         pid = os.fork()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch_xdist.launcher.facts.host import VERSION
 from torch_xdist.launcher.on_host.reconnection.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.system import addresses
 from torch_xdist.system.frames import Frame, Link, Message
 
 # What may wait for a slow head before lines are left to the files.
@@ -108,9 +109,8 @@ def _lost(post: Post) -> Callable[[str], None]:
 
 def why_unreachable(address: str, limit_s: float) -> str:
     """Why ranks of this host will not reach "host:port" on another one; "" where they will."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), limit_s).close()
+        socket.create_connection(addresses.split(address), limit_s).close()
     except OSError as error:
         return error.strerror or str(error)
     return ""

@@ -1,5 +1,6 @@
 """The facts of the host that this process runs on, for the hello of its agent."""
 
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from torch_xdist.launcher.facts.host import HostFacts, excerpt
 from torch_xdist.launcher.facts.settings import LOOPBACK
 from torch_xdist.launcher.on_host import own_logs
 from torch_xdist.launcher.on_host.coordinator import free_port
+from torch_xdist.system import addresses
 
 # Reserved for documentation: nothing is sent there, the kernel only chooses the way.
-_ELSEWHERE = ("192.0.2.1", 9)
+_ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 
 
 def measure(
@@ -54,7 +56,7 @@ def measure(
 
 
 def _is_own(address: str) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    with socket.socket(addresses.family(address), socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -66,24 +68,32 @@ def own_address(environ: Mapping[str, str]) -> str:
     """Where other hosts reach this one: at the address that the head's ssh came to.
 
     It is a real one of this machine, whatever its name resolves to. Where the head is on this very
-    machine (loopback), or came over IPv6, which gloo is not told to use: that of the way out. A
-    node of Slurm, which may have no way out, is where the name leads that Slurm calls it by.
+    machine (loopback), or came over IPv6, which is used where there is no IPv4 alone: that of the
+    way out. A node of Slurm, which may have no way out, is where the name leads that Slurm calls it
+    by. An address of one link (fe80::1%eth0) is none for others.
     """
     told = settings.ssh_address(environ) or _named(settings.node_name(environ))
     if told and not told.startswith("127.") and ":" not in told:
         return told
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    way_out = _way_out(_ELSEWHERE[0])
+    if way_out or (told and ":" not in told):
+        return way_out or told
+    if told and not ipaddress.ip_address(told.partition("%")[0]).is_link_local and told != "::1":
+        return told
+    return _way_out(_ELSEWHERE[1]) or LOOPBACK
+
+
+def _way_out(elsewhere: tuple[str, int]) -> str:
+    """The address of this machine on its way there; "" where there is none."""
+    with socket.socket(addresses.family(elsewhere[0]), socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_ELSEWHERE)
+            probe.connect(elsewhere)
         except OSError:
-            return told if told and ":" not in told else LOOPBACK
+            return ""
         return str(probe.getsockname()[0])
 
 
 def _named(name: str) -> str:
     """The address of this machine that a name of it leads to; "" where it leads elsewhere."""
-    try:
-        found = socket.gethostbyname(name) if name else ""
-    except OSError:
-        return ""
-    return found if found and _is_own(found) else ""
+    own = [address for address in addresses.of_name(name) if _is_own(address)] if name else []
+    return own[0] if own else ""

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
 from torch_xdist.launcher.on_host.coordinator import free_port
+from torch_xdist.system import addresses
 
 TOKEN_BYTES = 16
 _MOST_THREADS = 128
@@ -60,8 +61,8 @@ class Listener:
     def __init__(self, address: str, token: str) -> None:
         self._token = bytes.fromhex(token)
         self.ports: list[int] = []
-        own = socket.create_server((address, 0), backlog=1024)
-        meeting = socket.create_server((address, free_port(address)), backlog=1024)
+        own = addresses.listener(address, 0, 1024)
+        meeting = addresses.listener(address, free_port(address), 1024)
         for sock in (meeting, own):
             self.ports.append(sock.getsockname()[1])
             threading.Thread(target=self._accept, args=(sock,), daemon=True).start()

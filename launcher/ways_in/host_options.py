@@ -18,6 +18,7 @@ from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
 from torch_xdist.launcher.on_ray.request import hosts_of, resources_of, way_command
 from torch_xdist.launcher.ways_in.param_types import NodeCount
+from torch_xdist.system import addresses
 
 # torchrun's own.
 _MASTER_PORT = 29400
@@ -292,7 +293,8 @@ def _of_nodes(nodes: NodesAsked, nprocs: int | None, environ: Environ) -> Reache
     if nodes.node_rank == 0:
         # Else it is found on the way out of this machine.
         hosts[0] = replace(hosts[0], address=node_door.own_address_of(name))
-    return Reached(host_list.with_slots(hosts, nprocs), "nodes", (name, str(port)))
+    where = addresses.bracketed(name), str(port)
+    return Reached(host_list.with_slots(hosts, nprocs), "nodes", where)
 
 
 def _named_hosts(asked: Asked) -> list[Host]:

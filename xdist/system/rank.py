@@ -8,6 +8,7 @@ writes a `Rank`, `launcher/facts/cluster.py` makes one of what another launcher 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from torch_xdist.system import addresses
 from torch_xdist.system.errors import RankError
 
 DEFAULT_PORT = 12355
@@ -72,7 +73,7 @@ class Rank:
         """
         port = self.master_port or DEFAULT_PORT
         beside = port + 1 if port < _LAST_PORT else port - 1
-        return self.coordinator or f"{self.master_addr}:{beside}"
+        return self.coordinator or addresses.joined(self.master_addr, beside)
 
     @property
     def serves_coordinator(self) -> bool:

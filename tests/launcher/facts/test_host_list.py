@@ -1,5 +1,7 @@
 """The hosts that a user names, in an option or a file."""
 
+import ipaddress
+import random
 import re
 
 import pytest
@@ -89,3 +91,47 @@ def test_the_number_of_ranks_holds_for_hosts_without_one_of_their_own() -> None:
 def test_a_host_without_a_number_of_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match=r"host b: how many ranks it gets is not said; give -n N"):
         host_list.with_slots([Host("a", slots=2), Host("b")], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("[2001:db8::1]", Host("2001:db8::1")),
+        ("[2001:db8::1]:2222", Host("2001:db8::1", port=2222)),
+        ("me@[2001:db8::1]:2222", Host("2001:db8::1", "me", 2222)),
+        ("me@[::ffff:10.0.0.1]", Host("::ffff:10.0.0.1", "me")),
+        ("[fe80::1%eth0]", Host("fe80::1%eth0")),
+        ("me@fe80::1%eth0.100", Host("fe80::1%eth0.100", "me")),
+        ("[::1]:22", Host("::1", port=22)),
+    ],
+)
+def test_an_ipv6_address_may_stand_in_brackets(text: str, host: Host) -> None:
+    assert host_list.of_option(text) == [host]
+    assert host_list.of_option(f"a[1-2],{text},b")[2] == host
+
+
+@pytest.mark.parametrize(
+    "text", ["[::1", "::1]", "[::1]:0", "[::1]:", "[::1]:x", "[::1]x", "[g::1]", "[::1%]", "@[::1]"]
+)
+def test_what_is_no_address_in_brackets_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is no host|is no range"):
+        host_list.of_option(text)
+
+
+def test_whatever_address_a_host_has_it_is_read_back() -> None:
+    draw = random.Random(7)
+    for _ in range(500):
+        address = str(ipaddress.IPv6Address(draw.getrandbits(128) >> draw.choice((0, 64, 112))))
+        zone, user, port = (
+            draw.choice(("", "%eth0")),
+            draw.choice(("", "me")),
+            draw.randrange(65536),
+        )
+        text = f"{user}{'@' * bool(user)}[{address}{zone}]{f':{port}' * bool(port)}"
+        assert host_list.of_option(text) == [Host(address + zone, user, port)]
+
+
+def test_the_address_of_a_line_may_be_an_ipv6_one() -> None:
+    for text in ("[fd00::1]", "fd00::1"):
+        (host,) = host_list.of_file(f"a slots=2 address={text}", "hosts")
+        assert host.address == "fd00::1"

@@ -39,11 +39,11 @@ def test_a_name_that_does_not_resolve_yet_is_tried_again() -> None:
 def test_a_name_may_resolve_later(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> None:
     real, tries = socket.getaddrinfo, []
 
-    def resolve(name: str, port: int, *more: int) -> list:
+    def resolve(name: str, port: int, **more: int) -> list:
         tries.append(name)
         if len(tries) < 4:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return real("127.0.0.1", port, *more)
+        return real("127.0.0.1", port, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
 

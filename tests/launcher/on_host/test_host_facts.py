@@ -34,7 +34,7 @@ def test_an_address_that_is_not_its_own_has_no_port() -> None:
 def test_a_node_of_slurm_is_where_its_name_leads_if_that_is_its_own(
     monkeypatch: pytest.MonkeyPatch, leads_to: str, is_own: bool
 ) -> None:
-    monkeypatch.setattr(socket, "gethostbyname", {"n7": leads_to}.__getitem__)
+    monkeypatch.setattr(host_facts.addresses, "of_name", {"n7": [leads_to]}.__getitem__)
     monkeypatch.setattr(host_facts, "_is_own", "10.0.0.7".__eq__)
     assert (host_facts.own_address({"SLURMD_NODENAME": "n7"}) == leads_to) is is_own
 
