@@ -12,7 +12,7 @@ from torch_xdist.launcher.ways_in.spawn import spawn as spawn_ranks
 def run_multiprocess(
     fn: Callable[..., Any], *args: Any, start_method: str = "spawn", **kwargs: Any
 ) -> dict[int, Any]:
-    """`fn(*args, **kwargs)` on every device; its results by rank.
+    """`fn(*args, **kwargs)` on every device; the results of this host's ranks, by rank.
 
     The devices of a CPU (CPU_NUM_DEVICES) are those of one process, in which each has a thread;
     elsewhere each has a process. The exception of a rank comes out.
@@ -23,8 +23,8 @@ def run_multiprocess(
     if choice.kind == "CPU" and devices.local_ranks(None, choice, environ, found) > 1:
         results = spawn_ranks(_OnThreads(call), nprocs=1, start_method=start_method)
         return results[0]  # type: ignore[index,no-any-return]
-    results = spawn_ranks(call, start_method=start_method)
-    return dict(enumerate(results))  # type: ignore[arg-type]
+    results = spawn_ranks(_Keyed(call), start_method=start_method)
+    return dict(results)  # type: ignore[arg-type]
 
 
 class _OnThreads:
@@ -36,13 +36,23 @@ class _OnThreads:
     def __call__(self, index: int) -> dict[int, Any]:
         if world.current().task != "function":
             # A rank of another launcher has the one device that it was given.
-            return {0: self._call(index)}
+            return {index: self._call(index)}
         # Late, because the launcher runs without torch.
         from torch_xdist.core.devices import device
         from torch_xdist.ranks import replicas
 
         device.drive_all()
         return replicas.spawn_threads(self._call)
+
+
+class _Keyed:
+    """A call that tells its rank, too: those of this host may begin anywhere."""
+
+    def __init__(self, call: "_Call") -> None:
+        self._call = call
+
+    def __call__(self, index: int) -> tuple[int, Any]:
+        return index, self._call(index)
 
 
 class _Call:

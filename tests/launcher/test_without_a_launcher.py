@@ -66,6 +66,26 @@ def on_slice(start: Callable, tmp_path: Path) -> Callable:
     return begin
 
 
+def test_run_multiprocess_gives_the_results_by_rank(start: Callable) -> None:
+    script = """
+        import torch_xla
+        from torch_xla._internal import pjrt
+        def twice(factor):
+            return 2 * factor
+        if __name__ == "__main__":
+            print("results", pjrt.run_multiprocess(twice, 4), flush=True)
+    """
+    slice_of = {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": "1",
+        "XLA_RUN_HOSTS": "2",
+        "FOLDER": "/tmp",
+    }
+    slice_of |= {"TPU_WORKER_HOSTNAMES": ",".join(NAMES[:2]), "MASTER_PORT": str(free_port())}
+    hosts = [start(script, env={**slice_of, "TPU_WORKER_ID": str(host)}) for host in range(2)]
+    assert [host.end().out for host in hosts] == ["results {0: 8}\n", "results {1: 8}\n"]
+
+
 def wait_for(folder: Path, names: Sequence[str], limit_s: float = 60.0) -> None:
     end_s = time.monotonic() + limit_s
     while missing := [name for name in names if not (folder / name).exists()]:
