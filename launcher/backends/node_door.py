@@ -144,8 +144,10 @@ def _listening(address: str, port: int, name: str) -> socket.socket:
         if address:
             return addresses.listener(address, port, 128)
         # All that it has, of both kinds.
-        both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if _has_both() else {}
-        return socket.create_server(("", port), backlog=128, **both)
+        if _has_both():
+            family = socket.AF_INET6
+            return socket.create_server(("", port), family=family, backlog=128, dualstack_ipv6=True)
+        return socket.create_server(("", port), backlog=128)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise HostError(

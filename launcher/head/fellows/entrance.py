@@ -49,7 +49,7 @@ class SealedLink(Link):
             return [], True
         except OSError:
             return [], False
-        return self._decoder.feed(self._opener.opened(data)), bool(data)
+        return list(self._decoder.feed(self._opener.opened(data))), bool(data)
 
 
 class Entrance:

@@ -108,6 +108,17 @@ def test_another_secret_is_told_on_both_sides(fellow: Callable) -> None:
     assert "XLA_RUN_SECRET is another one there; set the same" in ended["text"]
 
 
+def test_who_has_the_secret_and_says_what_is_no_message_is_let_go(fellow: Callable) -> None:
+    first = fellow(0, SECRET)
+    for said in (b"\xff" * 100, encode({"say": "obey", "host": 1}), encode({"host": 1})):
+        with socket.create_connection(("127.0.0.1", first.port), 5) as sock:
+            sealed = as_node(sock, SECRET, 5)
+            sock.sendall(sealed.sealer.sealed(said))
+            sock.settimeout(5)
+            assert sock.recv(1) == b""
+    all_come(fellow, first, SECRET)
+
+
 def test_another_version_of_the_proof_is_refused(fellow: Callable) -> None:
     first = fellow(0, SECRET)
     hello = struct.pack("!16sH32s", b"xla-run nodes\r\n\0", 99, bytes(32))
