@@ -144,7 +144,7 @@ def _listening(address: str, port: int, name: str) -> socket.socket:
         if address:
             return addresses.listener(address, port, 128)
         # All that it has, of both kinds.
-        if _has_both():
+        if socket.has_dualstack_ipv6():
             family = socket.AF_INET6
             return socket.create_server(("", port), family=family, backlog=128, dualstack_ipv6=True)
         return socket.create_server(("", port), backlog=128)
@@ -154,8 +154,3 @@ def _listening(address: str, port: int, name: str) -> socket.socket:
             f"node 0 cannot listen on {name}:{port}: {why}; end what uses that port "
             "(another job?), or give all nodes another --master-port"
         ) from None
-
-
-def _has_both() -> bool:
-    """Whether one socket can listen at IPv4 and at IPv6 addresses here."""
-    return socket.has_dualstack_ipv6() and addresses.of_name("::1") != []

@@ -255,3 +255,13 @@ def test_mpich_over_several_hosts_needs_to_be_told_where_to_meet():
         cluster.detect(names)
     found = cluster.detect({**names, "MASTER_ADDR": "a", "MASTER_PORT": "99"})
     assert (found.host_index, found.hosts, found.master_addr, found.master_port) == (1, 2, "a", 99)
+
+
+@pytest.mark.parametrize(
+    ("told", "host"),
+    [("pod-0.job:8476", "pod-0.job"), ("[fd00::1]:8476", "fd00::1"), ("fd00::1", "fd00::1")],
+)
+def test_the_first_pod_may_be_named_with_a_port(told: str, host: str) -> None:
+    environ = {"JOB_COMPLETION_INDEX": "1", "NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": told}
+    found = cluster.detect(environ)
+    assert isinstance(found, cluster.HostOfMany) and found.master_addr == host

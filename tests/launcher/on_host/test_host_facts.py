@@ -41,3 +41,16 @@ def test_a_node_of_slurm_is_where_its_name_leads_if_that_is_its_own(
 
 def test_a_node_whose_name_leads_nowhere_is_at_its_way_out() -> None:
     assert host_facts.own_address({"SLURMD_NODENAME": "no such"}) == host_facts.own_address({})
+
+
+@pytest.mark.parametrize(
+    ("came_to", "address"),
+    [("fd00::7", "fd00::7"), ("fe80::7%eth0", "fd00::9"), ("::1", "fd00::9"), ("", "fd00::9")],
+)
+def test_where_there_is_no_ipv4_it_is_found_by_ipv6(
+    monkeypatch: pytest.MonkeyPatch, came_to: str, address: str
+) -> None:
+    ways = {"192.0.2.1": "", "2001:db8::1": "fd00::9"}
+    monkeypatch.setattr(host_facts, "_way_out", lambda elsewhere: ways[elsewhere[0]])
+    environ = {"SSH_CONNECTION": f"fd00::1 5 {came_to} 22"} if came_to else {}
+    assert host_facts.own_address(environ) == address
