@@ -39,11 +39,18 @@ class Lost:
         self.agent.start(lambda message, _: self.heard.put(message), lambda _: None, **limits)
         self._limits = limits
 
-    def begin(self, command: Sequence[str]) -> ReturnToAgent:
+    def begin(
+        self,
+        command: Sequence[str],
+        *,
+        tries_s: Sequence[float] = (5.0, 10.0, 15.0),
+        kills_all: bool = False,
+    ) -> ReturnToAgent:
         """The head begins, with this as its way back."""
         back = ReturnToAgent(
             *("b", command, dict([MARK.split("=")], PATH=os.environ["PATH"]), {}, self.place),
             *(self.head, self.said.append, lambda *found: self.took.append(found)),
+            *(tries_s, kills_all),
         )
         self.back = back
         self.head.start(lambda *_: None, self.why.put, on_trouble=back.try_for, **self._limits)
@@ -137,9 +144,8 @@ def test_a_command_that_fails_is_tried_again(lost: Lost, command: Sequence[str])
     assert tries[:4] == [5.0, 10.0, 15.0, 15.0] and lost.why.empty() and not lost.took
 
 
-def test_a_command_that_hangs_costs_one_try(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(return_to_agent, "_TRIES_S", (0.3,))
-    lost.begin(("sleep", "60"))
+def test_a_command_that_hangs_costs_one_try(lost: Lost) -> None:
+    lost.begin(("sleep", "60"), tries_s=(0.3,))
     lost.agent.suspend()
     first = None
 
@@ -159,6 +165,14 @@ def test_what_it_has_started_ends_when_it_is_stopped(lost: Lost) -> None:
     back.stop()
     wait_until(lambda: not process_tree.marked(MARK))
     assert not lost.took
+
+
+def test_what_its_command_has_started_ends_with_it_where_that_is_asked_for(lost: Lost) -> None:
+    back = lost.begin(("sh", "-c", "sleep 60 & sleep 60"), kills_all=True)
+    lost.agent.suspend()
+    wait_until(lambda: len(process_tree.marked(MARK)) == 3)
+    back.stop()
+    wait_until(lambda: not process_tree.marked(MARK))
 
 
 def test_each_agent_has_a_place_and_a_secret_of_its_own() -> None:
