@@ -39,6 +39,7 @@ from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.on_ray.backend import OnRay
 from torch_xdist.launcher.on_ray.request import request_of
 from torch_xdist.launcher.shipping.sender import Shipment
+from torch_xdist.launcher.viewing.viewers import Viewers
 
 _START_S = 5.0
 _CLOSE_S = 2.0
@@ -154,18 +155,24 @@ def run_job(
         if first is not None:
             first.agent.end()
         raise
-    events, ending = Events(job, show), None
+    viewers, ending = Viewers(job), None
+    events = Events(job, viewers.beside(show))
     try:
         if events.folder is None:
             events("note", text=f"warning: no logs are kept: {events.why_none}")
-        ending = _Run(job, payload, events, requests, registration, stdin).whole(first)
+        run = _Run(job, payload, events, requests, registration, stdin, viewers.name)
+        ending = run.whole(first)
         events("end", exit_code=ending.exit_code, text=ending.text, warnings=[*ending.warnings])
         return ending
+    except LauncherError as error:
+        viewers.fails(int(error.exit_code), str(error))
+        raise
     finally:
         code = ending.exit_code if ending is not None else None
         # What ended in an error of ours keeps its logs.
         events.close(keep=job.keep_logs or code != 0)
         registration.close(code)
+        viewers.close()
 
 
 def backend_of(
@@ -202,8 +209,10 @@ class _Run:
         requests: Requests,
         registration: Registration,
         stdin: int | None,
+        view: str,
     ) -> None:
         self._job, self._payload, self._events = job, payload, events
+        self._view = view
         self._requests, self._registration, self._stdin = requests, registration, stdin
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
@@ -331,6 +340,7 @@ class _Run:
                 attempt=facts["number"],
                 address=facts["address"],
                 token=facts["token"],
+                view=self._view,
                 log_dir=facts["log_dir"],
                 argv=self._job.argv,
                 ranks=self._crew.job.nprocs,

@@ -36,6 +36,7 @@ from torch_xdist.launcher.k8s import command as k8s_command
 from torch_xdist.launcher.k8s import options as k8s_options
 from torch_xdist.launcher.shipping import options as ship_options
 from torch_xdist.launcher.ways_in import command_line, host_options, job_commands, preview
+from torch_xdist.launcher.ways_in.attach_command import attach
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
 from torch_xdist.launcher.ways_in.screen import Screen, cleaned
@@ -93,8 +94,9 @@ def cli() -> None:
     """
 
 
-for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_commands.stop):
+for each in (check, attach, job_commands.ps, job_commands.logs, job_commands.stack):
     cli.add_command(each)
+cli.add_command(job_commands.stop)
 
 
 # The first word that is no option of ours begins the command: all that follows is its own.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from torch_xdist.launcher.facts import host, log_folders, registry, settings
 from torch_xdist.launcher.facts.errors import (
@@ -27,7 +26,7 @@ from torch_xdist.launcher.facts.errors import (
 from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
-from torch_xdist.launcher.ways_in.param_types import Seconds
+from torch_xdist.launcher.ways_in.param_types import JobName, Seconds
 from torch_xdist.launcher.ways_in.screen import cleaned
 from torch_xdist.system.process import Process
 
@@ -36,18 +35,6 @@ _FOLLOW_S = 0.3
 # Beyond the grace that the ranks were given: the launcher takes its time to end.
 _STOP_MORE_S = 20.0
 _PAGE_BYTES = 1 << 20
-
-
-class _JobName(click.ParamType):
-    """The name of a job, or a beginning of it; a shell completes those that run."""
-
-    name = "job"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        names = [record["job"] for record in registry.running(_state_dir())]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class _Since(click.ParamType):
@@ -136,7 +123,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 @click.command()
-@click.argument("name", metavar="JOB", type=_JobName())
+@click.argument("name", metavar="JOB", type=JobName())
 @click.option("--rank", type=int, help="this rank alone")
 @click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
 @click.option("-n", "--tail", type=click.IntRange(0), help="the last N lines of each rank")
@@ -231,7 +218,7 @@ class _LogFile:
 
 
 @click.command()
-@click.argument("name", metavar="JOB", type=_JobName())
+@click.argument("name", metavar="JOB", type=JobName())
 @click.option("--all-threads", "whole", is_flag=True, help="not the main thread alone")
 def stack(name: str, whole: bool) -> None:
     """Where every rank of JOB is: its Python stack."""
@@ -249,7 +236,7 @@ def stack(name: str, whole: bool) -> None:
 
 
 @click.command()
-@click.argument("name", metavar="JOB", type=_JobName())
+@click.argument("name", metavar="JOB", type=JobName())
 @click.option("--now", is_flag=True, help="without any grace")
 @click.option("--no-wait", is_flag=True, help="return at once")
 @click.option("--limit", "limit_s", type=Seconds(), help="wait at most so long, such as 90 or 2m")
