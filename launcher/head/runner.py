@@ -39,6 +39,7 @@ from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.on_ray.backend import OnRay
 from torch_xdist.launcher.on_ray.request import request_of
 from torch_xdist.launcher.shipping.sender import Shipment
+from torch_xdist.launcher.viewing.events import in_turn
 from torch_xdist.launcher.viewing.viewers import Viewers
 
 _START_S = 5.0
@@ -156,7 +157,7 @@ def run_job(
             first.agent.end()
         raise
     viewers, ending = Viewers(job), None
-    events = Events(job, viewers.beside(show))
+    events = Events(job, in_turn(show, viewers))
     try:
         if events.folder is None:
             events("note", text=f"warning: no logs are kept: {events.why_none}")

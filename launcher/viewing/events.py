@@ -4,7 +4,7 @@ No secret of the job is among them: neither its token nor the results of its ran
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Facts = dict[str, Any]
@@ -34,3 +34,13 @@ def size(event: str, facts: Mapping[str, Any]) -> tuple[int, int]:
     if event != "log":
         return len(str(facts.get("text", ""))) + 200, 0
     return sum(map(len, facts["lines"])) + 100 * len(facts["lines"]) + 200, len(facts["lines"])
+
+
+def in_turn(*shows: Callable[..., None]) -> Callable[..., None]:
+    """What shows every event to each of them."""
+
+    def show(event: str, **facts: Any) -> None:
+        for one in shows:
+            one(event, **facts)
+
+    return show

@@ -51,7 +51,7 @@ class Viewers:
             return
         threading.Thread(target=self._accept, name="xla-run-viewers", daemon=True).start()
 
-    def __call__(self, event: str, facts: Facts) -> None:
+    def __call__(self, event: str, **facts: Any) -> None:
         """Show an event to all of them; on any thread, and never waits for one."""
         if event == "end":
             # Told by `close`: until then the job is not over.
@@ -61,15 +61,6 @@ class Viewers:
                 self._history.add(event, facts)
                 for viewer in self._here:
                     viewer.show(event, facts)
-
-    def beside(self, show: Callable[..., None]) -> Callable[..., None]:
-        """`show`, after which the viewers are shown the same."""
-
-        def both(event: str, **facts: Any) -> None:
-            show(event, **facts)
-            self(event, facts)
-
-        return both
 
     def fails(self, exit_code: int, text: str) -> None:
         """The job ends in an error of the launcher's own."""
@@ -124,11 +115,8 @@ class Viewers:
 class _Viewer:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        dropped: Callable[[int], bytes] = lambda lines: events.encoded(
-            "note", {"text": dropped_text(lines).rstrip("\n")}
-        )
         self._writer: BackgroundWriter[Callable[[], bytes]] = BackgroundWriter(
-            self._write, lambda lines: lambda: dropped(lines)
+            self._write, lambda lines: lambda: _dropped(lines)
         )
 
     def show(self, event: str, facts: Facts) -> None:
@@ -154,3 +142,7 @@ def _line(sock: socket.socket) -> bytes:
             raise ValueError("no line")
         found += more
     return found
+
+
+def _dropped(lines: int) -> bytes:
+    return events.encoded("note", {"text": dropped_text(lines).rstrip("\n")})

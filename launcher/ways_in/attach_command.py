@@ -10,9 +10,9 @@ import click
 from torch_xdist.launcher.facts import registry, settings
 from torch_xdist.launcher.facts.errors import ExitCode, HostError, UsageError
 from torch_xdist.launcher.viewing.events import Facts, encoded
+from torch_xdist.launcher.viewing.screen import Screen
 from torch_xdist.launcher.viewing.view import View
 from torch_xdist.launcher.ways_in.param_types import JobName
-from torch_xdist.launcher.ways_in.screen import Screen
 
 
 @click.command()
@@ -50,7 +50,7 @@ def shown(told: Iterator[tuple[str, Facts]], *, timestamps: bool) -> int | None:
                 ranks, labels = facts["ranks"], facts["labels"]
                 screen = Screen(ranks, timestamps=timestamps, labels=labels)
             elif screen is not None and event == "end":
-                show_end(screen, facts)
+                screen.say_end(facts["warnings"], facts["text"])
                 return _code(facts)
             elif screen is not None:
                 screen(event, **facts)
@@ -58,14 +58,6 @@ def shown(told: Iterator[tuple[str, Facts]], *, timestamps: bool) -> int | None:
         if screen is not None:
             screen.close()
     return None
-
-
-def show_end(screen: Screen, facts: Facts) -> None:
-    """How a job has ended, as `run` says it."""
-    for warning in facts["warnings"]:
-        screen.say(f"warning: {warning}")
-    if facts["text"]:
-        screen.say(f"xla-run: {facts['text'].removeprefix('xla-run: ')}")
 
 
 def _as_json(told: Iterator[tuple[str, Facts]]) -> int | None:

@@ -26,8 +26,8 @@ from torch_xdist.launcher.facts.errors import (
 from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
+from torch_xdist.launcher.viewing.screen import cleaned
 from torch_xdist.launcher.ways_in.param_types import JobName, Seconds
-from torch_xdist.launcher.ways_in.screen import cleaned
 from torch_xdist.system.process import Process
 
 _STATUS_LIMIT_S = 3.0

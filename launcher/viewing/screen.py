@@ -176,6 +176,13 @@ class Screen:
         """A line of our own."""
         self._writer.offer(lambda: self._write(self._composer.own(text), self._err), len(text))
 
+    def say_end(self, warnings: Sequence[str], text: str) -> None:
+        """How the job has ended."""
+        for warning in warnings:
+            self.say(f"warning: {warning}")
+        if text:
+            self.say(f"xla-run: {text.removeprefix('xla-run: ')}")
+
     def close(self, limit_s: float = _CLOSE_S) -> None:
         """Write what waits, at most for `limit_s`, and leave no status line."""
         self._writer.offer(self._end_status)

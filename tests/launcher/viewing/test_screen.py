@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torch_xdist.launcher.viewing.background import BackgroundWriter
-from torch_xdist.launcher.ways_in.screen import (
+from torch_xdist.launcher.viewing.screen import (
     Composer,
     Screen,
     cleaned,
