@@ -3,19 +3,39 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from torch_xdist.launcher.facts import registry, settings
 from torch_xdist.launcher.facts.errors import ExitCode, HostError, UsageError
-from torch_xdist.launcher.viewing.events import Facts, encoded
+from torch_xdist.launcher.viewing.elsewhere import Elsewhere
+from torch_xdist.launcher.viewing.events import Facts, decoded, encoded
+from torch_xdist.launcher.viewing.on_option import OnHost, begun, show_error
 from torch_xdist.launcher.viewing.screen import Screen
 from torch_xdist.launcher.viewing.view import View
 from torch_xdist.launcher.ways_in.param_types import JobName
 
 
-@click.command()
+class _Attach(OnHost):
+    """Elsewhere it is told the events, which are shown by the screen here."""
+
+    def elsewhere(self, ctx: click.Context, asked: Elsewhere) -> int:
+        """See `OnHost`."""
+        if ctx.params["as_json"]:
+            return super().elsewhere(ctx, asked)
+        told = replace(asked, words=[asked.words[0], "--json", *asked.words[1:]])
+        command = begun(told)
+        lines = command.lines(show_error)
+        code = shown(map(decoded, lines), timestamps=ctx.params["timestamps"])
+        for _ in lines:  # it ends by itself now
+            pass
+        theirs = command.exit_code()
+        return theirs if code is None else code
+
+
+@click.command(cls=_Attach)
 @click.argument("name", metavar="JOB", type=JobName())
 @click.option("--from-start", is_flag=True, help="first all that its launcher still has")
 @click.option("-n", "--tail", type=click.IntRange(0), default=0, help="first the last N lines")
@@ -27,6 +47,7 @@ def attach(name: str, from_start: bool, tail: int, timestamps: bool, as_json: bo
     \b
     xla-run attach JOB
     xla-run attach --from-start JOB
+    xla-run attach --on me@login JOB
 
     Ctrl-C detaches, and the job runs on; `xla-run stop JOB` stops it. The exit code is that of the
     job. Several may look at a job; what is typed goes to none of its ranks.

@@ -1,4 +1,4 @@
-"""`xla-run ps | logs | stack | stop`: look after jobs that run on this host, or did.
+"""`xla-run ps | logs | stack | stop`: look after jobs that run, or did, here or `--on` a host.
 
 What a running job is asked goes to its launcher, with the token that stands in its record.
 """
@@ -26,6 +26,7 @@ from torch_xdist.launcher.facts.errors import (
 from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
+from torch_xdist.launcher.viewing.on_option import OnHost
 from torch_xdist.launcher.viewing.screen import cleaned
 from torch_xdist.launcher.ways_in.param_types import JobName, Seconds
 from torch_xdist.system.process import Process
@@ -55,7 +56,7 @@ class _Since(click.ParamType):
             self.fail(f"{error}; or a time such as 2031-05-17T08:30", param, ctx)
 
 
-@click.command()
+@click.command(cls=OnHost)
 @click.option("-a", "--all", "everything", is_flag=True, help="also jobs that have ended")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per job and line")
 def ps(everything: bool, as_json: bool) -> None:
@@ -122,7 +123,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@click.command()
+@click.command(cls=OnHost)
 @click.argument("name", metavar="JOB", type=JobName())
 @click.option("--rank", type=int, help="this rank alone")
 @click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
@@ -217,7 +218,7 @@ class _LogFile:
         return end - sum(map(len, kept))
 
 
-@click.command()
+@click.command(cls=OnHost)
 @click.argument("name", metavar="JOB", type=JobName())
 @click.option("--all-threads", "whole", is_flag=True, help="not the main thread alone")
 def stack(name: str, whole: bool) -> None:
@@ -235,7 +236,7 @@ def stack(name: str, whole: bool) -> None:
         click.echo(f"rank {rank}: no stack; it is stopped, or runs no Python of ours\n")
 
 
-@click.command()
+@click.command(cls=OnHost)
 @click.argument("name", metavar="JOB", type=JobName())
 @click.option("--now", is_flag=True, help="without any grace")
 @click.option("--no-wait", is_flag=True, help="return at once")
