@@ -5,6 +5,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.viewing import events
@@ -54,7 +55,7 @@ class View:
         """
         with self._socket, self._socket.makefile("rb") as lines:
             try:
-                first = lines.readline()
+                first = _line(lines)
             except TimeoutError:
                 raise HostError(
                     f"job {self._job_id}: its launcher did not answer in {_ANSWER_S:.0f} s; it may "
@@ -66,9 +67,16 @@ class View:
                 if event == "refused":
                     raise HostError(f"job {self._job_id}: {facts['text']}")
                 yield event, facts
-                first = lines.readline()
+                first = _line(lines)
 
     def leave(self) -> None:
         """Look no more; safe in a signal handler."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _line(lines: BinaryIO) -> bytes:
+    try:
+        return lines.readline()
+    except ConnectionError:  # a head that was killed
+        return b""

@@ -77,7 +77,7 @@ def test_a_stranger_in_the_heads_place_is_not_believed(
 
 
 def test_a_head_that_is_gone_or_stopped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HostError, match="job j: its launcher cannot be looked at: .*refused"):
+    with pytest.raises(HostError, match=r"job j: its launcher cannot be looked at: .*refused"):
         View("j", "xla-run-nobody", 0)
     monkeypatch.setattr(view, "_ANSWER_S", 0.2)
     with socket.socket(socket.AF_UNIX) as silent:

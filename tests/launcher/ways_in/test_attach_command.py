@@ -85,7 +85,9 @@ def test_ctrl_c_ends_the_look_and_not_the_job(start: Callable, number: int, code
 
 
 def test_a_viewer_that_is_stopped_holds_nobody_up(start: Callable) -> None:
-    job = begun(start, "say('up%d' % RANK)\nmeet()\n" + GOES_ON.replace("range(3)", "range(200000)"))
+    job = begun(
+        start, "say('up%d' % RANK)\nmeet()\n" + GOES_ON.replace("range(3)", "range(200000)")
+    )
     look = viewer(job, "--from-start")
     time.sleep(0.5)
     look.send_signal(signal.SIGSTOP)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from terminals import Terminal
+from terminals import terminal
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
@@ -21,7 +21,7 @@ print("first of", RANK, repr(sys.stdin.read()))
 say("up%d" % RANK)
 threading.Event().wait()
 """
-SECRET = "s" * 40
+SECRET = "5" * 40
 
 
 def comes(path: Path, limit_s: float = 60.0) -> None:
@@ -62,10 +62,12 @@ def test_a_job_in_the_background_outlives_its_terminal_and_a_hangup(start: Calla
     )
     name, mark = job.mark.split("=")
     environ = {**os.environ, "XLA_RUN_STATE_DIR": str(job.folder), name: mark}
-    line = f"{' '.join(XLA_RUN)} --detach --job-id far -n 1 {sys.executable} train.py; exec sleep 99"
-    with Terminal(["sh", "-c", line], job.folder, environ) as terminal:
-        terminal.wait_for("runs in the background")
-        shell = terminal.process
+    line = (
+        f"{' '.join(XLA_RUN)} --detach --job-id far -n 1 {sys.executable} train.py; exec sleep 99"
+    )
+    with terminal(["sh", "-c", line], job.folder, environ) as typed:
+        typed.wait_for("runs in the background")
+        shell = typed.process
     shell.wait(10)
     (head,) = re.findall(r'"pid": (\d+)', job.ask("ps", "--json"))[:1]
     assert os.getsid(int(head)) not in (int(head), shell.pid)
