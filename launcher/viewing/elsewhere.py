@@ -82,8 +82,8 @@ class Command:
         Raises:
             HostError: the host cannot be reached, or has no torch-xdist such as ours.
         """
-        listener = threading.Thread(target=self._listen, args=(show_error,), daemon=True)
-        listener.start()
+        self._listener = threading.Thread(target=self._listen, args=(show_error,), daemon=True)
+        self._listener.start()
         limit = threading.Timer(_HELLO_S, self._give_up)
         limit.daemon = True
         limit.start()
@@ -96,11 +96,11 @@ class Command:
             threading.Thread(target=self._beat, daemon=True).start()
             yield from self._out
             self._process.wait(_END_S)
-            listener.join(_END_S)
+            self._listener.join(_END_S)
         finally:
             limit.cancel()
             self._end()
-            listener.join(1.0)
+            self._listener.join(1.0)
 
     def exit_code(self) -> int:
         """Its own, after the last line.
@@ -109,9 +109,9 @@ class Command:
             HostError: the connection was lost.
         """
         code = self._process.code
-        lost = self._way.why_lost(code, [*self._said] or [""])
-        if self._way.is_own(lost):
-            raise HostError(f"host {self._asked.host.name}: the connection was lost: {lost}")
+        said = [line for line in self._said if self._way.is_own(line)] or ["ssh has not said why"]
+        if why := self._way.why_lost(code, said):
+            raise HostError(f"host {self._asked.host.name}: the connection was lost: {why}")
         return 255 if code is None else code if code >= 0 else 128 - code
 
     def signal(self, number: int) -> None:
@@ -131,6 +131,7 @@ class Command:
                 return
             noise.append(line.decode(errors="replace").strip())
         self._process.wait(_END_S)
+        self._listener.join(_END_S)
         raise HostError(f"host {self._asked.host.name}: {self._why_not(noise)}")
 
     def _check(self, hello: dict[str, str]) -> None:

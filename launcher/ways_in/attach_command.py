@@ -31,8 +31,7 @@ class _Attach(OnHost):
         code = shown(map(decoded, lines), timestamps=ctx.params["timestamps"])
         for _ in lines:  # it ends by itself now
             pass
-        theirs = command.exit_code()
-        return theirs if code is None else code
+        return command.exit_code() if code is None else code
 
 
 @click.command(cls=_Attach)

@@ -68,7 +68,7 @@ def test_a_job_of_another_host_is_looked_after_from_here(pod: Pod, job: str) -> 
     _, err = look.communicate(timeout=30)
     assert look.returncode == 143 and "stopped by SIGTERM" in err
     assert "first of 1" in said(pod, "logs", job)
-    assert on(pod, "a", f"pgrep -f {job} || true") == ""
+    assert on(pod, "a", f"pgrep -f '[f]{job[1:]}' || true") == ""
 
 
 def test_nothing_is_left_there_where_this_side_is_killed(pod: Pod, job: str) -> None:
