@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import kill_marked
 
+from torch_xdist.launcher.facts import registry
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.viewing import elsewhere
@@ -189,3 +190,15 @@ def test_what_was_typed_goes_there_but_for_what_says_where() -> None:
 def test_options_that_mean_nothing_are_refused(options: tuple[str, ...], words: str) -> None:
     done = subprocess.run([*XLA_RUN, "ps", *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == ExitCode.USAGE and words in done.stderr
+
+
+@pytest.mark.parametrize(("on", "found"), [("", ["far"]), ("a", [])])
+def test_a_shell_completes_the_jobs_of_this_machine_alone(
+    on: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "running", lambda _: [{"job": "far"}, {"job": "near"}])
+    each = cli.commands["stop"]
+    words = ["--on", on] if on else []
+    with each.make_context("stop", words, resilient_parsing=True) as ctx:
+        (name,) = [param for param in each.params if param.name == "name"]
+        assert [item.value for item in name.shell_complete(ctx, "f")] == found
