@@ -157,11 +157,12 @@ def run_job(
             first.agent.end()
         raise
     viewers, ending = Viewers(job), None
+    _introduce(job, registration, viewers.name)
     events = Events(job, in_turn(show, viewers))
     try:
         if events.folder is None:
             events("note", text=f"warning: no logs are kept: {events.why_none}")
-        run = _Run(job, payload, events, requests, registration, stdin, viewers.name)
+        run = _Run(job, payload, events, requests, registration, stdin)
         ending = run.whole(first)
         events("end", exit_code=ending.exit_code, text=ending.text, warnings=[*ending.warnings])
         return ending
@@ -174,6 +175,17 @@ def run_job(
         events.close(keep=job.keep_logs or code != 0)
         registration.close(code)
         viewers.close()
+
+
+def _introduce(job: Job, registration: Registration, view: str) -> None:
+    """Let others find the job while it waits for its hosts; an attempt tells its own trouble."""
+    limit_s = job.timeouts.graceful_s
+    facts = {"argv": job.argv, "ranks": job.nprocs, "graceful_s": limit_s, "view": view}
+    try:
+        registration.publish(**facts, started=time.time())
+    except OSError:
+        with contextlib.suppress(OSError):
+            registration.forget()
 
 
 def backend_of(
@@ -210,10 +222,8 @@ class _Run:
         requests: Requests,
         registration: Registration,
         stdin: int | None,
-        view: str,
     ) -> None:
         self._job, self._payload, self._events = job, payload, events
-        self._view = view
         self._requests, self._registration, self._stdin = requests, registration, stdin
         limit_s = job.timeouts.time_limit_s
         self._ends_at_s = None if math.isinf(limit_s) else time.monotonic() + limit_s
@@ -341,12 +351,9 @@ class _Run:
                 attempt=facts["number"],
                 address=facts["address"],
                 token=facts["token"],
-                view=self._view,
                 log_dir=facts["log_dir"],
-                argv=self._job.argv,
                 ranks=self._crew.job.nprocs,
                 hosts=[host.name for host in self._crew.job.hosts],
-                graceful_s=self._job.timeouts.graceful_s,
                 started=time.time(),
             )
         except OSError as error:

@@ -8,7 +8,9 @@ or has failed, and shows meanwhile what the head shows.
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +34,9 @@ class InBackground:
     """
 
     def __init__(self, work: Callable[[Callable[..., None]], int]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()  # what waits there is not to be said twice
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         if (child := os.fork()) == 0:
             os.close(ours)
@@ -52,21 +57,28 @@ class InBackground:
             pid = lines.readline()
             if not pid:
                 return
-            with Process(int(pid)) as self._head:
-                for number in self._asked:
-                    self._head.signal(number)
-                for line in lines:
-                    event, facts = events.decoded(line)
-                    yield event, facts
-                    if event == "start":
-                        return
-            self._head = None
+            with Process(int(pid)) as head:
+                self._head = head
+                try:
+                    for number in self._asked:
+                        head.signal(number)
+                    yield from _until_up(lines)
+                finally:
+                    self._head = None
 
     def ask(self, number: int) -> None:
-        """Stop it as if by this signal; safe in a signal handler."""
+        """Stop it as if by this signal, unless it is up; safe in a signal handler."""
         self._asked.append(number)
         if self._head is not None:
             self._head.signal(number)
+
+
+def _until_up(lines: Iterable[bytes]) -> Iterator[tuple[str, Facts]]:
+    for line in lines:
+        event, facts = events.decoded(line)
+        yield event, facts
+        if event == "start":
+            return
 
 
 def _be_in_background(work: Callable[[Callable[..., None]], int], pipe: int) -> NoReturn:
@@ -86,6 +98,9 @@ def _be_in_background(work: Callable[[Callable[..., None]], int], pipe: int) -> 
             code = int(error.exit_code)
             os.write(2, f"xla-run: {str(error).removeprefix('xla-run: ')}\n".encode())
             told("end", exit_code=code, text=str(error), warnings=[])
+        except Exception as error:
+            traceback.print_exc()
+            told("end", exit_code=code, text=f"the launcher failed: {error!r}", warnings=[])
         finally:
             told.close()
     finally:

@@ -31,7 +31,11 @@ class _Attach(OnHost):
         code = shown(map(decoded, lines), timestamps=ctx.params["timestamps"])
         for _ in lines:  # it ends by itself now
             pass
-        return command.exit_code() if code is None else code
+        if code is None:
+            code = command.exit_code()
+            if code == ExitCode.INTERRUPTED:
+                _say_detached(ctx.params["name"], f" --on {asked.host.destination}")
+        return code
 
 
 @click.command(cls=_Attach)
@@ -58,7 +62,7 @@ def attach(name: str, from_start: bool, tail: int, timestamps: bool, as_json: bo
     view = View(job, record["view"], None if from_start else tail)
     left = _leaves(view.leave)
     told = _as_json(view.events()) if as_json else shown(view.events(), timestamps=timestamps)
-    sys.exit(_exit_code(job, told, left))
+    sys.exit(_exit_code(job, told, left, as_json=as_json))
 
 
 def shown(told: Iterator[tuple[str, Facts]], *, timestamps: bool) -> int | None:
@@ -93,7 +97,7 @@ def _code(facts: Facts) -> int:
     return int(ExitCode.INTERNAL) if facts["exit_code"] is None else int(facts["exit_code"])
 
 
-def _exit_code(job: str, code: int | None, left: list[int]) -> int:
+def _exit_code(job: str, code: int | None, left: list[int], *, as_json: bool) -> int:
     """That of the job; where there is none, this viewer has left, or the launcher has."""
     if code is not None:
         return code
@@ -102,12 +106,17 @@ def _exit_code(job: str, code: int | None, left: list[int]) -> int:
             f"job {job}: its launcher is gone without a word, so it was killed; "
             f"its ranks end with it; see `xla-run logs {job}`"
         )
+    if not as_json:
+        _say_detached(job)
+    return int(ExitCode.INTERRUPTED) if left[0] == signal.SIGINT else 128 + left[0]
+
+
+def _say_detached(job: str, on: str = "") -> None:
     click.echo(
-        f"xla-run: detached from job {job}, which runs on; `xla-run attach {job}` looks at it "
-        f"again, `xla-run stop {job}` stops it",
+        f"xla-run: detached from job {job}, which runs on; `xla-run attach{on} {job}` looks at it "
+        f"again, `xla-run stop{on} {job}` stops it",
         err=True,
     )
-    return int(ExitCode.INTERRUPTED) if left[0] == signal.SIGINT else 128 + left[0]
 
 
 def _leaves(leave: Callable[[], Any]) -> list[int]:

@@ -245,7 +245,10 @@ def stop(name: str, now: bool, no_wait: bool, limit_s: float | None) -> None:
     """Stop JOB: SIGTERM to its ranks, then SIGKILL; wait until nothing of it is left."""
     record = registry.find(_state_dir(), name)
     with Process(record["pid"]) as launcher:
-        _ask(record, {"op": "stop", "signal": int(signal.SIGTERM), "now": now})
+        if "address" in record:
+            _ask(record, {"op": "stop", "signal": int(signal.SIGTERM), "now": now})
+        else:  # it waits for its hosts, and answers nobody yet
+            launcher.signal(signal.SIGTERM)
         if no_wait:
             click.echo(f"job {record['job']}: told to stop")
             return

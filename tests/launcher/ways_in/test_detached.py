@@ -13,6 +13,7 @@ import pytest
 from terminals import terminal
 
 from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.launcher.viewing.detach import InBackground
 from torch_xdist.system import process_tree
 
 XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
@@ -137,3 +138,23 @@ def test_what_cannot_be_in_the_background_is_refused(
 ) -> None:
     ended = run("", *options, "--detach")
     assert ended.code == ExitCode.USAGE and words in ended.err
+
+
+def test_a_job_that_is_not_up_yet_is_found_and_can_be_stopped(start: Callable) -> None:
+    job = waiting(start)
+    job.process.kill()
+    job.process.wait()
+    assert re.search(r"far +starting +1 ", job.ask("ps"))
+    assert job.ask("stop", "far") == "job far: stopped\n"
+    assert job.gone(5.0), job.alive()
+
+
+def test_an_error_in_the_head_is_told_with_its_words() -> None:
+    def fails(tell: Callable[..., None]) -> int:
+        tell("note", text="begun")
+        raise KeyError("wrong")
+
+    told = list(InBackground(fails).events())
+    assert [event for event, _ in told] == ["note", "end"]
+    assert told[1][1]["exit_code"] == ExitCode.INTERNAL
+    assert told[1][1]["text"] == "the launcher failed: KeyError('wrong')"
