@@ -102,7 +102,7 @@ def test_ctrl_c_detaches_there(start: Callable) -> None:
     job, look, mark = looking(start)
     look.send_signal(signal.SIGINT)
     _, err = look.communicate(timeout=30)
-    assert look.returncode == ExitCode.INTERRUPTED and "detached from job far" in err
+    assert look.returncode == ExitCode.INTERRUPTED and "xla-run stop --on a far" in err
     assert gone(mark, 10.0) and job.process.poll() is None
 
 

@@ -91,9 +91,9 @@ def test_a_job_that_cannot_start_says_why_with_its_own_code(start: Callable) -> 
     assert second.gone(5.0)
 
 
-def waiting(start: Callable):
+def waiting(start: Callable, nnodes: str):
     """A job whose head waits for another node."""
-    nodes = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1")
+    nodes = ("--nnodes", nnodes, "--node-rank", "0", "--master-addr", "127.0.0.1")
     nodes += ("--master-port", str(20000 + os.getpid() % 10000))
     job = start(
         WAITS, *nodes, "-n", "1", "--job-id", "far", "--detach", env={"XLA_RUN_SECRET": SECRET}
@@ -108,13 +108,13 @@ def waiting(start: Callable):
 
 
 def test_ctrl_c_before_the_job_is_up_stops_it(start: Callable) -> None:
-    job = waiting(start)
+    job = waiting(start, "2")
     job.process.send_signal(signal.SIGINT)
     assert job.end(20.0).code == ExitCode.INTERRUPTED
 
 
 def test_a_head_that_is_killed_before_the_job_is_up_is_told(start: Callable) -> None:
-    job = waiting(start)
+    job = waiting(start, "2")
     for pid in process_tree.marked(job.mark) - {job.process.pid}:
         os.kill(pid, signal.SIGKILL)
     ended = job.end(20.0)
@@ -141,10 +141,10 @@ def test_what_cannot_be_in_the_background_is_refused(
 
 
 def test_a_job_that_is_not_up_yet_is_found_and_can_be_stopped(start: Callable) -> None:
-    job = waiting(start)
+    job = waiting(start, "2:3")
     job.process.kill()
     job.process.wait()
-    assert re.search(r"far +starting +1 ", job.ask("ps"))
+    assert re.search(r"far +starting +\d ", job.ask("ps"))
     assert job.ask("stop", "far") == "job far: stopped\n"
     assert job.gone(5.0), job.alive()
 
