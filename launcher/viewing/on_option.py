@@ -20,7 +20,9 @@ class OnHost(click.Command):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.params += [
-            click.Option(["--on"], default="", metavar="HOST", help="there: a, or me@a:2222"),
+            click.Option(
+                ["--on"], default="", metavar="HOST", help="on that machine, by ssh: a, me@a:2222"
+            ),
             click.Option(
                 ["--python"], default="", help="with --on: the interpreter there [as here]"
             ),

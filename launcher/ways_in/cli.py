@@ -7,7 +7,8 @@ xla-run --ray --nodes 2 -n 2 python train.py
 xla-run --nnodes 2 --node-rank 0 --master-addr a -n 2 python train.py
 xla-run --k8s NAME --image IMAGE --nodes 2 -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
-xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
+xla-run --detach -n 4 python train.py
+xla-run ps; xla-run attach JOB; xla-run logs JOB; xla-run stack JOB; xla-run stop --on HOST JOB
 """
 
 import contextlib
