@@ -55,6 +55,10 @@ def read_until(process: subprocess.Popen[str], text: str) -> list[str]:
 
 def test_viewers_show_what_the_terminal_shows_and_end_with_the_jobs_code(start: Callable) -> None:
     job = begun(start)
+    end_s = time.monotonic() + 20
+    while (job.folder / "out").read_text().count("line 2") < 2:
+        assert time.monotonic() < end_s, job.texts()
+        time.sleep(0.05)
     whole, newest = viewer(job, "--from-start"), viewer(job, "-n", "2", "--json")
     hello = read_until(newest, '"hello"')
     read_until(whole, "line 2")
