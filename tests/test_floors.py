@@ -223,6 +223,7 @@ PROCESSES = [
     "node",
     "on_ray",
     "attempts",
+    "viewing",
     "head",
     "preflight",
     "k8s",

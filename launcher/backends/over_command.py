@@ -27,7 +27,7 @@ _KEPT_LINES = 20
 _END_S = 2.0
 # Reads one line of JSON, byte by byte, so that what follows is left to the program it becomes.
 # No quote, dollar sign or exclamation mark of any shell's is in it.
-_FIRST_WORDS = (
+FIRST_WORDS = (
     'import json,os,sys;f=open(0,"rb",0);d=json.loads(f.readline());'
     'os.environ.update(d["env"]);os.execv(sys.executable,[sys.executable,*d["argv"]])'
 )
@@ -125,7 +125,7 @@ class HostsOverCommand:
 
     def command(self, host_index: int) -> list[str]:
         """The whole command for one host; it holds nothing that others may not see."""
-        words = [*self._inside, self._python, "-P", "-c", _FIRST_WORDS]
+        words = [*self._inside, self._python, "-P", "-c", FIRST_WORDS]
         return self._way.command(self._hosts[host_index], words)
 
     def start(self, host_index: int, job_id: str, warmth: str, mark: str) -> "AgentOverCommand":

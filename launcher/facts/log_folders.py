@@ -19,6 +19,8 @@ from torch_xdist.launcher.facts.errors import AmbiguousJobError
 KEPT_FOLDERS = 20
 MARK = ".xla-run-job"
 EVENTS = "events.jsonl"
+# What a job in the background has shown.
+SCREEN = "screen.log"
 _OURS = re.compile(r"rank-\d+\.(log|times|error\.json)")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 _LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
@@ -78,7 +80,7 @@ def remove(folder: Path) -> None:
                     path.unlink()
             with contextlib.suppress(OSError):
                 attempt.rmdir()
-        for name in (EVENTS, MARK):
+        for name in (EVENTS, SCREEN, MARK):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 

@@ -39,6 +39,8 @@ from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.on_ray.backend import OnRay
 from torch_xdist.launcher.on_ray.request import request_of
 from torch_xdist.launcher.shipping.sender import Shipment
+from torch_xdist.launcher.viewing.events import in_turn
+from torch_xdist.launcher.viewing.viewers import Viewers
 
 _START_S = 5.0
 _CLOSE_S = 2.0
@@ -154,18 +156,36 @@ def run_job(
         if first is not None:
             first.agent.end()
         raise
-    events, ending = Events(job, show), None
+    viewers, ending = Viewers(job), None
+    _introduce(job, registration, viewers.name)
+    events = Events(job, in_turn(show, viewers))
     try:
         if events.folder is None:
             events("note", text=f"warning: no logs are kept: {events.why_none}")
-        ending = _Run(job, payload, events, requests, registration, stdin).whole(first)
+        run = _Run(job, payload, events, requests, registration, stdin)
+        ending = run.whole(first)
         events("end", exit_code=ending.exit_code, text=ending.text, warnings=[*ending.warnings])
         return ending
+    except LauncherError as error:
+        viewers.fails(int(error.exit_code), str(error))
+        raise
     finally:
         code = ending.exit_code if ending is not None else None
         # What ended in an error of ours keeps its logs.
         events.close(keep=job.keep_logs or code != 0)
         registration.close(code)
+        viewers.close()
+
+
+def _introduce(job: Job, registration: Registration, view: str) -> None:
+    """Let others find the job while it waits for its hosts; an attempt tells its own trouble."""
+    limit_s = job.timeouts.graceful_s
+    facts = {"argv": job.argv, "ranks": job.nprocs, "graceful_s": limit_s, "view": view}
+    try:
+        registration.publish(**facts, started=time.time())
+    except OSError:
+        with contextlib.suppress(OSError):
+            registration.forget()
 
 
 def backend_of(
@@ -332,10 +352,8 @@ class _Run:
                 address=facts["address"],
                 token=facts["token"],
                 log_dir=facts["log_dir"],
-                argv=self._job.argv,
                 ranks=self._crew.job.nprocs,
                 hosts=[host.name for host in self._crew.job.hosts],
-                graceful_s=self._job.timeouts.graceful_s,
                 started=time.time(),
             )
         except OSError as error:

@@ -57,7 +57,8 @@ class Asked:
             raise UsageError(f"{names}: for a job on Kubernetes; give --k8s NAME too")
 
     def _has(self, name: str) -> bool:
-        return name != "k8s" and bool(getattr(self, name))
+        # Every kind of job can be one that is not followed.
+        return name not in ("k8s", "detach") and bool(getattr(self, name))
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +80,11 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--memory", default="", help="that each pod gets, such as 64Gi"),
             click.option("--shm-size", default="", help="of /dev/shm in each pod [8Gi]"),
             click.option("--print", "prints", is_flag=True, help="the manifest, and do nothing"),
-            click.option("--detach", is_flag=True, help="start the job, and do not follow it"),
+            click.option(
+                "--detach",
+                is_flag=True,
+                help="return once the job is up; then see attach, logs, stop",
+            ),
         )
     ):
         command = option(command)

@@ -14,7 +14,8 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import FirstAgent, run_job
-from torch_xdist.launcher.ways_in.screen import BackgroundWriter, Composer, dropped_text
+from torch_xdist.launcher.viewing.background import BackgroundWriter, dropped_text
+from torch_xdist.launcher.viewing.screen import Composer
 from torch_xdist.system.errors import ProcessError
 from torch_xdist.system.frames import Link, Message
 from torch_xdist.system.process import Process

@@ -7,7 +7,8 @@ xla-run --ray --nodes 2 -n 2 python train.py
 xla-run --nnodes 2 --node-rank 0 --master-addr a -n 2 python train.py
 xla-run --k8s NAME --image IMAGE --nodes 2 -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
-xla-run ps; xla-run logs JOB; xla-run stack JOB; xla-run stop JOB
+xla-run --detach -n 4 python train.py
+xla-run ps; xla-run attach JOB; xla-run logs JOB; xla-run stack JOB; xla-run stop --on HOST JOB
 """
 
 import contextlib
@@ -35,10 +36,18 @@ from torch_xdist.launcher.head.runner import run_job
 from torch_xdist.launcher.k8s import command as k8s_command
 from torch_xdist.launcher.k8s import options as k8s_options
 from torch_xdist.launcher.shipping import options as ship_options
-from torch_xdist.launcher.ways_in import command_line, host_options, job_commands, preview
+from torch_xdist.launcher.viewing.events import in_turn
+from torch_xdist.launcher.viewing.screen import Screen, cleaned
+from torch_xdist.launcher.ways_in import (
+    command_line,
+    detached,
+    host_options,
+    job_commands,
+    preview,
+)
+from torch_xdist.launcher.ways_in.attach_command import attach
 from torch_xdist.launcher.ways_in.check_command import check
 from torch_xdist.launcher.ways_in.param_types import Count, Seconds
-from torch_xdist.launcher.ways_in.screen import Screen, cleaned
 from torch_xdist.system.rank import Rank
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -93,8 +102,9 @@ def cli() -> None:
     """
 
 
-for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_commands.stop):
+for each in (check, attach, job_commands.ps, job_commands.logs, job_commands.stack):
     cli.add_command(each)
+cli.add_command(job_commands.stop)
 
 
 # The first word that is no option of ours begins the command: all that follows is its own.
@@ -132,7 +142,11 @@ for each in (check, job_commands.ps, job_commands.logs, job_commands.stack, job_
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND")
 @click.pass_context
 def run(
-    ctx: click.Context, words: Sequence[str], timestamps: bool, dry_run: bool, **options: Any
+    ctx: click.Context,
+    words: Sequence[str],
+    timestamps: bool,
+    dry_run: bool,
+    **options: Any,
 ) -> None:
     """Run COMMAND in N ranks (with -n), here or on each of some hosts, or once here (without)."""
     on_k8s, asked = k8s_options.taken_from(options), host_options.taken_from(options)
@@ -146,6 +160,8 @@ def run(
         sys.exit(
             k8s_command.run(on_k8s, beside, line, words, _show, _hear_signals, dry_run=dry_run)
         )
+    if on_k8s.detach:
+        detached.check(asked, stdin_rank=options["stdin_rank"])
     spec = shipped.of(_job(words, asked, **options))
     if asked.batch.nodes and not asked.ray:
         line = ctx.meta["line"]
@@ -155,6 +171,8 @@ def run(
         click.echo(preview.text(spec, words, asked.nodes.node_rank or 0))
     elif asked.nodes.are_several and asked.nodes.node_rank:
         sys.exit(_be_node(spec, asked.nodes.node_rank))
+    elif on_k8s.detach:
+        sys.exit(detached.run(spec, _hear_signals, run_on_screen, timestamps=timestamps))
     else:
         sys.exit(run_on_screen(spec, timestamps))
 
@@ -252,8 +270,12 @@ def _flush(stream: TextIO) -> None:
         stream.flush()
 
 
-def run_on_screen(spec: Job, timestamps: bool) -> int:
-    """Run a job, show what it says, pass signals on to it, and return its exit code."""
+def run_on_screen(spec: Job, timestamps: bool, before: Callable[..., None] | None = None) -> int:
+    """Run a job, show what it says, pass signals on to it, and return its exit code.
+
+    Args:
+        before: called with each event before it is shown; must not block.
+    """
     requests = Requests()
     if spec.way == "nodes":
         # Before anything is made of the job.
@@ -263,11 +285,9 @@ def run_on_screen(spec: Job, timestamps: bool) -> int:
     screen = Screen(spec.nprocs, timestamps=timestamps, labels=labels)
     try:
         stdin = 0 if spec.stdin_rank is not None else None
-        ending = run_job(spec, b"", screen, requests, stdin=stdin)
-        for warning in ending.warnings:
-            screen.say(f"warning: {warning}")
-        if ending.text:
-            screen.say(f"xla-run: {ending.text}")
+        show = in_turn(before, screen) if before is not None else screen
+        ending = run_job(spec, b"", show, requests, stdin=stdin)
+        screen.say_end(ending.warnings, ending.text)
     finally:
         screen.close()
     return ending.exit_code

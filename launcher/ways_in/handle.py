@@ -18,8 +18,8 @@ from torch_xdist.launcher.facts.errors import (
 )
 from torch_xdist.launcher.facts.job import Job, new_mark
 from torch_xdist.launcher.on_host import inherit
+from torch_xdist.launcher.viewing.screen import cleaned
 from torch_xdist.launcher.ways_in import termination
-from torch_xdist.launcher.ways_in.screen import cleaned
 from torch_xdist.system import process
 from torch_xdist.system.frames import Frame, Link, Message
 from torch_xdist.system.process import Child

@@ -1,4 +1,4 @@
-"""`xla-run ps | logs | stack | stop`: look after jobs that run on this host, or did.
+"""`xla-run ps | logs | stack | stop`: look after jobs that run, or did, here or `--on` a host.
 
 What a running job is asked goes to its launcher, with the token that stands in its record.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from torch_xdist.launcher.facts import host, log_folders, registry, settings
 from torch_xdist.launcher.facts.errors import (
@@ -27,8 +26,9 @@ from torch_xdist.launcher.facts.errors import (
 from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
-from torch_xdist.launcher.ways_in.param_types import Seconds
-from torch_xdist.launcher.ways_in.screen import cleaned
+from torch_xdist.launcher.viewing.on_option import OnHost
+from torch_xdist.launcher.viewing.screen import cleaned
+from torch_xdist.launcher.ways_in.param_types import JobName, Seconds
 from torch_xdist.system.process import Process
 
 _STATUS_LIMIT_S = 3.0
@@ -36,18 +36,6 @@ _FOLLOW_S = 0.3
 # Beyond the grace that the ranks were given: the launcher takes its time to end.
 _STOP_MORE_S = 20.0
 _PAGE_BYTES = 1 << 20
-
-
-class _JobName(click.ParamType):
-    """The name of a job, or a beginning of it; a shell completes those that run."""
-
-    name = "job"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        names = [record["job"] for record in registry.running(_state_dir())]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class _Since(click.ParamType):
@@ -68,7 +56,7 @@ class _Since(click.ParamType):
             self.fail(f"{error}; or a time such as 2031-05-17T08:30", param, ctx)
 
 
-@click.command()
+@click.command(cls=OnHost)
 @click.option("-a", "--all", "everything", is_flag=True, help="also jobs that have ended")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per job and line")
 def ps(everything: bool, as_json: bool) -> None:
@@ -135,8 +123,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@click.command()
-@click.argument("name", metavar="JOB", type=_JobName())
+@click.command(cls=OnHost)
+@click.argument("name", metavar="JOB", type=JobName())
 @click.option("--rank", type=int, help="this rank alone")
 @click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
 @click.option("-n", "--tail", type=click.IntRange(0), help="the last N lines of each rank")
@@ -230,8 +218,8 @@ class _LogFile:
         return end - sum(map(len, kept))
 
 
-@click.command()
-@click.argument("name", metavar="JOB", type=_JobName())
+@click.command(cls=OnHost)
+@click.argument("name", metavar="JOB", type=JobName())
 @click.option("--all-threads", "whole", is_flag=True, help="not the main thread alone")
 def stack(name: str, whole: bool) -> None:
     """Where every rank of JOB is: its Python stack."""
@@ -248,8 +236,8 @@ def stack(name: str, whole: bool) -> None:
         click.echo(f"rank {rank}: no stack; it is stopped, or runs no Python of ours\n")
 
 
-@click.command()
-@click.argument("name", metavar="JOB", type=_JobName())
+@click.command(cls=OnHost)
+@click.argument("name", metavar="JOB", type=JobName())
 @click.option("--now", is_flag=True, help="without any grace")
 @click.option("--no-wait", is_flag=True, help="return at once")
 @click.option("--limit", "limit_s", type=Seconds(), help="wait at most so long, such as 90 or 2m")
@@ -257,7 +245,10 @@ def stop(name: str, now: bool, no_wait: bool, limit_s: float | None) -> None:
     """Stop JOB: SIGTERM to its ranks, then SIGKILL; wait until nothing of it is left."""
     record = registry.find(_state_dir(), name)
     with Process(record["pid"]) as launcher:
-        _ask(record, {"op": "stop", "signal": int(signal.SIGTERM), "now": now})
+        if "address" in record:
+            _ask(record, {"op": "stop", "signal": int(signal.SIGTERM), "now": now})
+        else:  # it waits for its hosts, and answers nobody yet
+            launcher.signal(signal.SIGTERM)
         if no_wait:
             click.echo(f"job {record['job']}: told to stop")
             return

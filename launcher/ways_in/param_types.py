@@ -1,10 +1,12 @@
 """The kinds of values that options of `xla-run` take."""
 
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.facts import registry, settings
 from torch_xdist.launcher.facts.errors import LauncherError
 
 
@@ -51,3 +53,21 @@ class Count(click.ParamType):
         if not str(value).isdecimal() or int(value) == 0:
             self.fail(f"{value!r}: a whole number from 1 up is needed, or auto", param, ctx)
         return int(value)
+
+
+class JobName(click.ParamType):
+    """The name of a job, or a beginning of it; a shell completes those that run here."""
+
+    name = "job"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        if ctx.params.get("on"):  # a login for every key that is typed takes too long
+            return []
+        names = [record["job"] for record in registry.running(_state_dir())]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _state_dir() -> Path:
+    return settings.state_dir(settings.environment())

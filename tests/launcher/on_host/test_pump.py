@@ -16,7 +16,7 @@ import pytest
 from torch_xdist.launcher.on_host import log_files
 from torch_xdist.launcher.on_host.log_files import LogFiles
 from torch_xdist.launcher.on_host.pump import Pump
-from torch_xdist.launcher.ways_in.screen import Screen
+from torch_xdist.launcher.viewing.screen import Screen
 
 
 class Shown:

@@ -7,97 +7,24 @@ the last line of the terminal, every other line is written above it; there, cont
 the ranks are left out, so that no rank can forge what another one says.
 """
 
-import collections
 import contextlib
 import re
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, TextIO
+
+from torch_xdist.launcher.viewing.background import BackgroundWriter, dropped_text
 
 _CLEAR = "\r\x1b[K"
 _PLAIN_EVERY_S = 60.0
-_MOST_BYTES = 4 << 20
 _CLOSE_S = 2.0
 # Colours stay; cursor movements, titles and the like do not, nor do other control characters.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-
-Item = TypeVar("Item")
-
-
-class BackgroundWriter(Generic[Item]):
-    """A queue and a thread that writes what is in it; who offers something never waits.
-
-    Args:
-        write: called on the thread with one item after the other; may block.
-        dropped: makes the item that says how many lines were dropped.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[Item], None],
-        dropped: Callable[[int], Item],
-        most_bytes: int = _MOST_BYTES,
-    ) -> None:
-        self._write, self._dropped_item, self._most_bytes = write, dropped, most_bytes
-        self._queue: collections.deque[tuple[Item, int]] = collections.deque()
-        self._queued_bytes = self._dropped = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="xla-run-writer", daemon=True)
-        self._thread.start()
-
-    def offer(self, item: Item, size: int = 0, lines: int = 0) -> None:
-        """Queue an item; one that holds lines of ranks is dropped where too much waits already."""
-        with self._changed:
-            if lines and self._queued_bytes > self._most_bytes:
-                self._dropped += lines
-                return
-            self._note_dropped()
-            self._queue.append((item, size))
-            self._queued_bytes += size
-            self._changed.notify()
-
-    def is_idle(self) -> bool:
-        """Whether nothing waits."""
-        with self._changed:
-            return not self._queue
-
-    def close(self, limit_s: float = _CLOSE_S) -> bool:
-        """Write what waits, at most for `limit_s`; whether all was written."""
-        with self._changed:
-            self._note_dropped()
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(limit_s)
-        return not self._thread.is_alive()
-
-    def _note_dropped(self) -> None:
-        if self._dropped:
-            self._queue.append((self._dropped_item(self._dropped), 0))
-            self._dropped = 0
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                item, size = self._queue.popleft()
-            self._write(item)
-            with self._changed:
-                self._queued_bytes -= size
-
-
-def dropped_text(lines: int) -> str:
-    """The line that stands for those that were dropped."""
-    return f"[{lines} lines not shown, they are in the logs]\n"
 
 
 class Composer:
@@ -248,6 +175,13 @@ class Screen:
     def say(self, text: str) -> None:
         """A line of our own."""
         self._writer.offer(lambda: self._write(self._composer.own(text), self._err), len(text))
+
+    def say_end(self, warnings: Sequence[str], text: str) -> None:
+        """How the job has ended."""
+        for warning in warnings:
+            self.say(f"warning: {warning}")
+        if text:
+            self.say(f"xla-run: {text.removeprefix('xla-run: ')}")
 
     def close(self, limit_s: float = _CLOSE_S) -> None:
         """Write what waits, at most for `limit_s`, and leave no status line."""

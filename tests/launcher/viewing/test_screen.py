@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torch_xdist.launcher.ways_in.screen import (
-    BackgroundWriter,
+from torch_xdist.launcher.viewing.background import BackgroundWriter
+from torch_xdist.launcher.viewing.screen import (
     Composer,
     Screen,
     cleaned,
