@@ -40,6 +40,7 @@ class Settings:
     rate_smoothing: float  # RATE_TRACKER_SMOOTHING
     enumerate_batches: bool  # XDIST_ENUMERATE_BATCHES: DataParallel hands out (number, data)
     cache_size: int  # XLA_COMPILATION_CACHE_SIZE: programs kept in memory
+    programs_mb: int  # XDIST_PROGRAMS_MB: host memory that those programs may hold
     cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH; "" for no cache, None for the user's
     cache_disk_mb: int  # XDIST_PERSISTENT_CACHE_MB: what programs may take of the disk
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
@@ -225,6 +226,7 @@ def read(env: Mapping[str, str]) -> Settings:
         rate_smoothing=_number(env, "RATE_TRACKER_SMOOTHING", 0.4, float),
         enumerate_batches=_flag(env, "XDIST_ENUMERATE_BATCHES"),
         cache_size=_number(env, "XLA_COMPILATION_CACHE_SIZE", 2048, int),
+        programs_mb=_number(env, "XDIST_PROGRAMS_MB", 1000, int),
         cache_path=env.get("XLA_PERSISTENT_CACHE_PATH"),
         cache_disk_mb=_number(env, "XDIST_PERSISTENT_CACHE_MB", 1000, int),
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
