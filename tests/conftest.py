@@ -10,6 +10,9 @@ import pytest
 
 # A test that takes so long has a line of its own when it ends.
 TOLD_FROM_S = 20
+# No test depends on what an earlier run compiled, nor fills the developer's own cache: those about
+# it name a folder. Before anything reads the variable; programs that tests start inherit it.
+os.environ["XLA_PERSISTENT_CACHE_PATH"] = ""
 NAMES_OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "CPU_NUM_DEVICES", "XLA_USE_SPMD")
 
 

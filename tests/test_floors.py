@@ -44,6 +44,7 @@ ROOMS = [
 CORE = [
     "trace",
     "sharding",
+    "disk_cache",
     "programs",
     "run",
     "devices",

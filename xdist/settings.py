@@ -40,7 +40,9 @@ class Settings:
     rate_smoothing: float  # RATE_TRACKER_SMOOTHING
     enumerate_batches: bool  # XDIST_ENUMERATE_BATCHES: DataParallel hands out (number, data)
     cache_size: int  # XLA_COMPILATION_CACHE_SIZE: programs kept in memory
-    cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH
+    programs_mb: int  # XDIST_PROGRAMS_MB: host memory that those programs may hold
+    cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH; "" for no cache, None for the user's
+    cache_disk_mb: int  # XDIST_PERSISTENT_CACHE_MB: what programs may take of the disk
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
     # Reports
     explain_recompiles: bool  # XDIST_EXPLAIN_RECOMPILES: say why a program is compiled again
@@ -182,6 +184,17 @@ def set_cache(path: str, read_only: bool) -> None:
     reread()
 
 
+def user_cache_folder(name: str) -> str:
+    """A folder of this name where the user's programs keep what can be made again.
+
+    XDG_CACHE_HOME, which counts where it is absolute, or ~/.cache.
+    """
+    of_user = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(of_user):
+        of_user = os.path.expanduser("~/.cache")
+    return os.path.join(of_user, name)
+
+
 def fit_to_one_core() -> None:
     """On a single core keep XLA from splitting operators over threads, which costs time there."""
     flags = os.environ.get("XLA_FLAGS", "")
@@ -213,7 +226,9 @@ def read(env: Mapping[str, str]) -> Settings:
         rate_smoothing=_number(env, "RATE_TRACKER_SMOOTHING", 0.4, float),
         enumerate_batches=_flag(env, "XDIST_ENUMERATE_BATCHES"),
         cache_size=_number(env, "XLA_COMPILATION_CACHE_SIZE", 2048, int),
-        cache_path=env.get("XLA_PERSISTENT_CACHE_PATH") or None,
+        programs_mb=_number(env, "XDIST_PROGRAMS_MB", 1000, int),
+        cache_path=env.get("XLA_PERSISTENT_CACHE_PATH"),
+        cache_disk_mb=_number(env, "XDIST_PERSISTENT_CACHE_MB", 1000, int),
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
         explain_recompiles=_flag(
             {"XDIST_EXPLAIN_RECOMPILES": "1", **env}, "XDIST_EXPLAIN_RECOMPILES"

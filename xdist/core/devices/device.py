@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist import metrics, settings, world
+from torch_xdist import settings, world
 from torch_xdist.core.devices import plugins
+from torch_xdist.core.programs import programs_on_disk
 from torch_xdist.core.run.device_trace import (
     HERE,
     check_process,
@@ -27,7 +28,6 @@ from torch_xdist.progress import PROGRESS
 from torch_xdist.system.rank import Rank
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
-_CACHE_EVENTS = "/jax/compilation_cache/"
 _lock = threading.RLock()
 _devices: list[Device] = []
 _default = threading.local()
@@ -128,7 +128,7 @@ def _configure() -> None:
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
-    _use_cache()
+    programs_on_disk.use()
 
 
 def _make_cpu_devices(count: int | None) -> None:
@@ -143,30 +143,6 @@ def _make_cpu_devices(count: int | None) -> None:
                 f"CPU_NUM_DEVICES={count}: JAX runs already, with {len(jax.local_devices())}"
                 " device(s); use an xla device before the first JAX operation"
             ) from error
-
-
-def _use_cache() -> None:
-    """Keep compiled programs in XLA_PERSISTENT_CACHE_PATH, and find those of earlier runs."""
-    path = settings.current().cache_path
-    if path is None:
-        return
-    # JAX has no switch for read-only: a program that must take ages to be kept is never written.
-    least_s = 1e9 if settings.current().cache_read_only else 0.0
-    jax.config.update("jax_compilation_cache_dir", path)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.monitoring.register_event_listener(_count_cached)
-
-
-def _count_cached(event: str, **named: Any) -> None:
-    """Count which of our programs were in the folder; JAX compiles others of its own besides."""
-    if PROGRESS.compiling and event.startswith(_CACHE_EVENTS):
-        if event.endswith("/compile_requests_use_cache"):
-            metrics.count("PersistentCacheMiss")
-        elif event.endswith("/cache_hits"):
-            # The request for it was counted as a miss.
-            metrics.count("PersistentCacheMiss", -1)
-            metrics.count("PersistentCacheHit")
 
 
 def _addressable() -> list[jax.Device]:

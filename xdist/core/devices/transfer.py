@@ -16,6 +16,7 @@ from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.programs.jax_internals import in_profile
+from torch_xdist.core.run import mid_step_cuts
 from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
@@ -181,7 +182,11 @@ def host_value(tensor: XlaTensor) -> torch.Tensor:
         found = _part_on_host(value)  # type: ignore[arg-type]
         if found is not None:
             return found
-    return to_host(buffer_of(value), value.type.dtype)
+    is_pending = value.buffer is None
+    found = to_host(buffer_of(value), value.type.dtype)
+    if is_pending:
+        mid_step_cuts.after_read()
+    return found
 
 
 def _part_on_host(view: ViewValue) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ from torch_xdist.collectives.mesh import lowering as mesh_lowering
 from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core.programs import compile_options
+from torch_xdist.core.programs import compile_options, programs_on_disk
 from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
 from torch_xdist.core.programs.locations import located
 from torch_xdist.progress import PROGRESS
@@ -68,7 +68,8 @@ class OnDevice:
         """Compile it, once; returns what runs it."""
         traced = self._traced(signature)
         options = compile_options.options(traced.jaxpr, self._platform)
-        self._compiled = compiled(self._lowered(traced), options)
+        with programs_on_disk.turn():
+            self._compiled = compiled(self._lowered(traced), options)
         # JAX keeps what it traced and lowered, 1.3 MB of a tiny program, as long as the function.
         self._function = None
         return callable_of(self._compiled)

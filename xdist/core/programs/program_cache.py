@@ -22,6 +22,9 @@ Key = tuple[Any, ...]
 _PROGRAMS_PER_LOOK = 16
 # Of the maps the kernel allows: the rest is for what is compiled until the next look.
 _SHARE_OF_MAPS = 0.5
+# Of host memory, as measured on the CPU (docs/benchmarks.md): by a program, and by each operator.
+_BYTES_PER_PROGRAM, _BYTES_PER_ROW = 300_000, 17_000
+_MB = 10**6
 
 
 @dataclass(slots=True)
@@ -55,17 +58,23 @@ class Program:
     # When it was last asked for, by the clock of the cache.
     used: int = 0
 
+    @property
+    def host_bytes(self) -> int:
+        """About how much memory of the host it holds, as long as it is kept."""
+        return _BYTES_PER_PROGRAM + self.rows * _BYTES_PER_ROW
+
     def memory(self) -> Any:
         """XLA's account of the bytes a run needs."""
         return self.executable.memory()
 
 
 class ProgramCache:
-    """Programs by key, at most XLA_COMPILATION_CACHE_SIZE of them."""
+    """Programs by key: XLA_COMPILATION_CACHE_SIZE and XDIST_PROGRAMS_MB of them at most."""
 
     def __init__(self) -> None:
         self._programs: dict[Key, Program] = {}
         self._time = 0
+        self._held_bytes = 0
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
 
@@ -78,7 +87,9 @@ class ProgramCache:
 
     def clear(self) -> None:
         """Forget every program; what runs at the moment runs on."""
-        self._programs.clear()
+        with self._lock:
+            self._programs.clear()
+            self._held_bytes = 0
 
     def get(self, key: Key) -> Program | None:
         """The program of a key, which counts as a use, or None."""
@@ -90,12 +101,14 @@ class ProgramCache:
     def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
         """Keep a program; returns what made room for it (the least recently used), and why."""
         with self._lock:
-            dropped, full = self._make_room()
+            dropped, full = self._make_room(program)
             self._time = program.used = self._time + 1
+            replaced = self._programs.get(key)
             self._programs[key] = program
+            self._held_bytes += program.host_bytes - (replaced.host_bytes if replaced else 0)
         return dropped, full
 
-    def _make_room(self) -> tuple[list[Program], str]:
+    def _make_room(self, program: Program) -> tuple[list[Program], str]:
         dropped: list[Program] = []
         full = ""
         limit = settings.current().cache_size
@@ -103,6 +116,11 @@ class ProgramCache:
         if surplus > 0:
             dropped += self._drop(surplus)
             full = f"{limit} programs (XLA_COMPILATION_CACHE_SIZE)"
+        limit_mb = settings.current().programs_mb
+        while self._programs and self._held_bytes + program.host_bytes > limit_mb * _MB:
+            # Some at once, for the oldest are looked for among all.
+            dropped += self._drop(1 + len(self._programs) // 64)
+            full = f"about {limit_mb} MB of programs (XDIST_PROGRAMS_MB)"
         self._until_look -= 1
         if self._until_look <= 0:
             self._until_look = _PROGRAMS_PER_LOOK
@@ -116,8 +134,9 @@ class ProgramCache:
 
     def _drop(self, count: int) -> list[Program]:
         oldest = heapq.nsmallest(count, self._programs.items(), key=lambda item: item[1].used)
-        for key, _ in oldest:
+        for key, program in oldest:
             del self._programs[key]
+            self._held_bytes -= program.host_bytes
         metrics.count("EvictedProgram", len(oldest))
         return [program for _, program in oldest]
 

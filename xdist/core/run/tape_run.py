@@ -9,7 +9,14 @@ import jax
 from torch_xdist import metrics
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program_cache import Program
-from torch_xdist.core.run import analysis, cuts, moving_slices, recompilations, reports
+from torch_xdist.core.run import (
+    analysis,
+    cuts,
+    mid_step_cuts,
+    moving_slices,
+    recompilations,
+    reports,
+)
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace.plans import PLANS
@@ -93,6 +100,7 @@ class TapeRun:
         )
         reports.after_run(tape, trace.device, outs, results[0])
         recompilations.after_run(launch, tape, trace.tape, self.cut, compile_s)
+        mid_step_cuts.after_run(self.cut, asked_s)
         if is_new:
             PLANS.sweep()
         return [found[slot] for slot in slots]

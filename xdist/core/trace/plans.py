@@ -228,10 +228,14 @@ class PlanTable:
     """
 
     _FIRST_SWEEP = 8192
+    # Plans whose last program went, before a sweep, and for each that is looked at then.
+    _LEAST_FREE = 128
+    _FREE_PER_PLAN = 1 / 4
 
     def __init__(self) -> None:
         self.plans: dict[Hashable, Plan | CpuOnly] = {}
         self._sweep_at = self._FIRST_SWEEP
+        self._free = 0
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -254,16 +258,19 @@ class PlanTable:
         with self._lock:
             for plan in plans:
                 plan.programs -= 1
+                self._free += plan.programs <= 0
 
     def sweep(self) -> None:
-        """Drop what no program holds, if the table has doubled since the last time.
+        """Drop what no program holds, where programs went or the table has doubled.
 
         Called between steps: a plan that is dropped while a tape holds it is made anew, and the
         program with it.
         """
-        if len(self.plans) < self._sweep_at:
+        held = len(self.plans)
+        if held < self._sweep_at and self._free <= self._LEAST_FREE + held * self._FREE_PER_PLAN:
             return
         with self._lock:
+            self._free = 0
             for key, plan in list(self.plans.items()):
                 if plan.programs <= 0:
                     self.plans.pop(key, None)

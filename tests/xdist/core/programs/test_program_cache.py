@@ -11,6 +11,7 @@ import torch_xla
 from torch_xdist import metrics, settings
 from torch_xdist.core.programs import collective_program, program, program_cache
 from torch_xdist.core.programs.sharded_program import OnLayout
+from torch_xdist.core.trace.plans import PLANS
 
 
 @pytest.fixture
@@ -62,6 +63,39 @@ def test_the_least_recently_used_program_makes_room_and_is_compiled_again(limite
     with pytest.warns(RuntimeWarning, match="EvictedProgram"):
         run(2)
     assert compiled() > before
+
+
+def test_programs_make_room_where_they_hold_too_much_memory(monkeypatch):
+    monkeypatch.setenv("XDIST_PROGRAMS_MB", "2")
+    settings.reread()
+    try:
+        cache = program_cache.ProgramCache()
+        for number, rows in enumerate((0, 50, 0, 1000, 0)):
+            made = program_cache.Program(
+                None, (), str(number), "", rows, frozenset(), (0, 0), (), ()
+            )
+            dropped, full = cache.put((number,), made)
+            if number == 2:
+                assert not dropped and len(cache) == 3
+            elif number == 3:
+                # One that is larger than all that there may be is kept alone.
+                assert len(dropped) == 3 and len(cache) == 1
+                assert full == "about 2 MB of programs (XDIST_PROGRAMS_MB)"
+        assert [program.fingerprint for program in cache.values()] == ["4"]
+    finally:
+        monkeypatch.undo()
+        settings.reread()
+
+
+def test_plans_go_with_their_programs(limited):
+    limited(2)
+    with pytest.warns(RuntimeWarning, match="full with 2 programs"):
+        for rows in range(3000, 3120):
+            run(rows)
+            if rows == 3060:
+                before = len(PLANS)
+    # Each shape has several plans of its own; sixty of them would be far more.
+    assert len(PLANS) < before + 100
 
 
 def test_the_memory_of_an_evicted_program_is_given_back(limited):

@@ -1,0 +1,124 @@
+"""Compiled programs are kept between runs, in the user's cache folder unless told otherwise.
+
+JAX has a cache on disk of its own, whose keys are used here: they say all of a program, of XLA's
+flags and of the platform. What it keeps in a folder is read by whoever looks, half written where a
+process dies, and unbounded or behind one lock for all, so the folder is ours (`disk_cache`).
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from torch_xdist import metrics, settings
+from torch_xdist.core.disk_cache import folder
+from torch_xdist.core.disk_cache.store import Store, tell_once
+from torch_xdist.core.programs import jax_internals
+from torch_xdist.progress import PROGRESS
+
+_EVENTS = "/jax/compilation_cache/"
+_MB = 10**6
+_store: Store | None = None
+
+
+def use() -> None:
+    """Have JAX keep what it compiles, and find what earlier runs kept. Before JAX's start."""
+    global _store
+    now = settings.current()
+    path, is_named = now.cache_path, now.cache_path is not None
+    of_jax: Any = jax.config
+    if path == "" or (not is_named and of_jax.jax_compilation_cache_dir is not None):
+        if path is None:
+            _count()
+        return
+    if path is None:
+        path = settings.user_cache_folder(folder.NAME)
+    if "://" in path:
+        _use_of_jax(path, now.cache_read_only)
+        return
+    try:
+        opened = folder.opened(os.path.abspath(path), is_named=is_named)
+    except OSError as error:
+        metrics.count("PersistentCacheFailure")
+        reason = f"{path} cannot be used ({error.strerror})" if error.strerror else str(error)
+        tell_once(f"{reason}; programs are not kept between runs")
+        return
+    limit_bytes = now.cache_disk_mb * _MB
+    _store = Store(opened, path, limit_bytes, stamp(), is_read_only=now.cache_read_only)
+    if jax_internals.keep_compiled(_store):
+        _of_any_size()
+        _count()
+    else:
+        _store = None
+        os.close(opened)
+        if is_named:
+            _use_of_jax(path, now.cache_read_only)
+
+
+def turn() -> contextlib.AbstractContextManager[None]:
+    """Around the compilation of a program that other processes of this host may want as well."""
+    # Only the first of JAX's processes writes, so to wait for another one would be in vain.
+    if _store is None or jax.process_count() > 1:
+        return contextlib.nullcontext()
+    return _store.turn()
+
+
+@functools.cache
+def stamp() -> str:
+    """What a compiled program depends on beside JAX's key: releases, and what the CPU can do."""
+    names = "torch-xdist", "torch", "jax", "jaxlib", "libtpu"
+    parts = [f"{name} {_version(name)}" for name in names]
+    return "\n".join([*parts, platform.machine(), _processor()])
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _processor() -> str:
+    """The processor and its instructions, where the system tells."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+    except OSError:
+        return platform.processor()
+    told = ("model name", "cpu family", "model\t", "stepping", "flags", "Features", "CPU ")
+    lines = sorted(line for line in first.splitlines() if line.startswith(told))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _use_of_jax(path: str, is_read_only: bool) -> None:
+    """JAX's own cache: what is not a path, and releases of JAX that take no other."""
+    # JAX has no switch for read-only: a program that must take ages to be kept is never written.
+    jax.config.update("jax_compilation_cache_dir", path)
+    _of_any_size(least_s=1e9 if is_read_only else 0.0)
+    _count()
+
+
+def _of_any_size(least_s: float = 0.0) -> None:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@functools.cache
+def _count() -> None:
+    jax.monitoring.register_event_listener(_count_cached)
+
+
+def _count_cached(event: str, **named: Any) -> None:
+    """Count which of our programs were in the folder; JAX compiles others of its own besides."""
+    if PROGRESS.compiling and event.startswith(_EVENTS):
+        if event.endswith("/compile_requests_use_cache"):
+            metrics.count("PersistentCacheMiss")
+        elif event.endswith("/cache_hits"):
+            # The request for it was counted as a miss.
+            metrics.count("PersistentCacheMiss", -1)
+            metrics.count("PersistentCacheHit")
