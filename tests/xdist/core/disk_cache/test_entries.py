@@ -1,3 +1,5 @@
+"""Entries of a folder: whole or absent, damaged ones, and those that make room."""
+
 import errno
 import os
 import time

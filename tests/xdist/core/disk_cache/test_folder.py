@@ -1,3 +1,5 @@
+"""Which folders are trusted with programs, and how one is made."""
+
 import os
 
 import pytest

@@ -1,3 +1,5 @@
+"""What JAX is given and what is kept, alone and beside other processes."""
+
 import errno
 import os
 import subprocess
