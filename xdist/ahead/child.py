@@ -7,7 +7,6 @@ its stdin, and with its parent.
 """
 
 import os
-import sys
 import time
 from typing import Any
 
@@ -43,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

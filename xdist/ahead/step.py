@@ -1,5 +1,6 @@
 """The program of what is pending on a device, lowered for a topology and given to its compiler."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch_xdist.ahead.compiler import Compiler
@@ -38,7 +39,9 @@ def compiled(launch: program.Launch, topology: Topology, compiler: Compiler) -> 
     except NotImplementedError as error:
         return Verdict(REFUSED, f"JAX has no form of it for this platform: {error}")
     order = target.device.layout.order if launch.placement is not None else range(count)
-    return compiler.compile(module_bytes(lowered), topology, [*order], options_in(lowered))
+    module, options = module_bytes(lowered), options_in(lowered)
+    verdict = compiler.compile(module, topology, [*order], options)
+    return replace(verdict, donated=sum(launch.mask))
 
 
 def forget() -> None:

@@ -10,6 +10,9 @@ _COLLECTIVE = re.compile(
     r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
     r"|collective-broadcast|ragged-all-to-all)(-start)?\("
 )
+# Between slices, over the data centre's network: sent by the host of each device.
+_ACROSS = re.compile(r" send\(.*_xla_megascale_transfer_type=\"([A-Z_]+)\"")
+_ALIASES = re.compile(r"input_output_alias=\{(.*?)\}, entry")
 # A result of this type that is no scalar.
 _WIDE = re.compile(r"= \(?(s64|f64)\[\d")
 
@@ -26,7 +29,10 @@ class Verdict:
         bytes: on each device, of "arguments", "results", "aliased" ones and "temporaries".
         flops: of one run, where XLA says it.
         wide: instructions with an array of "s64" or "f64" for a result.
-        collectives: how many of each kind, by XLA's names.
+        collectives: how many of each kind inside a slice, by XLA's names.
+        across_slices: how many of each kind between slices, by Megascale's names.
+        aliases: how many results are written where an argument was.
+        donated: how many arguments were given away.
         hlo: the compiled program.
     """
 
@@ -37,6 +43,9 @@ class Verdict:
     flops: float = 0.0
     wide: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, int] = field(default_factory=dict)
+    across_slices: dict[str, int] = field(default_factory=dict)
+    aliases: int = 0
+    donated: int = 0
     hlo: str = ""
 
     @property
@@ -46,9 +55,8 @@ class Verdict:
 
     @property
     def donated_share(self) -> float:
-        """How many of the bytes of results are written where an argument was, 0 to 1."""
-        results = self.bytes.get("results", 0)
-        return self.bytes.get("aliased", 0) / results if results else 0.0
+        """How many of the arguments that were given away hold a result afterwards, 0 to 1."""
+        return self.aliases / self.donated if self.donated else 0.0
 
 
 def facts_of(executable: Any) -> dict[str, Any]:
@@ -65,6 +73,8 @@ def facts_of(executable: Any) -> dict[str, Any]:
         "flops": _flops(executable),
         "wide": wide_of(text),
         "collectives": collectives_of(text),
+        "across_slices": across_slices(text),
+        "aliases": aliases_of(text),
         "hlo": text,
     }
 
@@ -83,3 +93,14 @@ def wide_of(hlo: str) -> dict[str, int]:
 def collectives_of(hlo: str) -> dict[str, int]:
     """How many collectives a program has, by kind; an asynchronous pair is one."""
     return dict(Counter(kind for kind, _ in _COLLECTIVE.findall(hlo)))
+
+
+def across_slices(hlo: str) -> dict[str, int]:
+    """How many collectives of a program leave the slice, by kind."""
+    return dict(Counter(_ACROSS.findall(hlo)))
+
+
+def aliases_of(hlo: str) -> int:
+    """How many results of a program are written where an argument was."""
+    found = _ALIASES.search(hlo)
+    return found.group(1).count("-alias") if found else 0

@@ -78,7 +78,8 @@ def options_in(lowered: jax.stages.Lowered) -> dict[str, Any]:
 def module_bytes(lowered: jax.stages.Lowered) -> bytes:
     """A lowered program in MLIR's bytecode, which XLA's clients compile."""
     _need(mlir and hasattr(mlir, "module_to_bytecode"), "the bytes of a program")
-    return bytes(mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")))
+    module: Any = lowered.compiler_ir("stablehlo")
+    return bytes(mlir.module_to_bytecode(module))
 
 
 def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
