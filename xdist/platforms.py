@@ -22,6 +22,7 @@ class Choices(NamedTuple):
         has_pallas: Pallas's kernels for TPUs run, else what computes the same.
         has_quick_options: small programs are compiled with the options of `compile_options`.
         on_cpu: operators that it has no form of: they run on the CPU, counted by name.
+        refused_dtypes: by numpy's names: its compiler may end the process over them.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Choices(NamedTuple):
     has_pallas: bool = False
     has_quick_options: bool = False
     on_cpu: frozenset[str] = frozenset()
+    refused_dtypes: frozenset[str] = frozenset()
 
 
 # Eigenvalues of what is not symmetric: XLA has none but LAPACK's.
@@ -45,7 +47,9 @@ CHOICES = {
         "cpu", is_host=True, shares_memory=True, waits_outside=True, has_quick_options=True
     ),
     "cuda": Choices("cuda"),
-    "tpu": Choices("tpu", has_pallas=True, on_cpu=_NOT_SYMMETRIC),
+    "tpu": Choices(
+        "tpu", has_pallas=True, on_cpu=_NOT_SYMMETRIC, refused_dtypes=frozenset({"complex128"})
+    ),
 }
 _OTHER_NAMES = {"gpu": "cuda", "rocm": "cuda"}
 

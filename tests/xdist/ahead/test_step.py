@@ -68,7 +68,8 @@ def test_a_step_of_a_gpt_gives_its_memory_back(compiler):
     with aim.at(devices(V5E)):
         model = Gpt().to("xla")
         ids = torch.randint(0, 20, (2, 8)).to("xla")
-        loss = trained(model, ids, ids, torch.optim.AdamW(model.parameters()))
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss = trained(model, ids, ids, optimizer)
         found = step.pending(V5E, compiler)
     assert found.is_ok, found.words
     assert found.donated > 3 * len([*model.parameters()]) - 1
@@ -82,7 +83,8 @@ def test_the_step_of_the_quickstart(compiler):
         model = DigitsNet().to("xla")
         images = torch.randn(8, 1, 8, 8).to("xla")
         target = torch.zeros(8, dtype=torch.long, device="xla")
-        loss = trained(model, images, target, torch.optim.SGD(model.parameters(), 0.1, 0.9))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+        loss = trained(model, images, target, optimizer)
         found = step.pending(V5E, compiler)
     assert found.is_ok, found.words
     assert found.donated_share == 1.0

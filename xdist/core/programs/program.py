@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, platforms, settings
-from torch_xdist.core.programs import collective_program, host_memory
+from torch_xdist.core.programs import collective_program, host_memory, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -193,6 +193,7 @@ def find(
 def make(launch: Launch) -> Program:
     """The program of a launch, not compiled yet."""
     entries = launch.entries
+    refused_dtypes.check(entries, platforms.of(launch.device.jax.platform))
     given = [*itertools.compress(launch.leaves, launch.mask)]
     held = [slot for slot, give in zip(launch.leaves, launch.mask) if not give]
     outs = launch.outs
