@@ -26,7 +26,8 @@ V5E = Topology("v5e:2x4")
 TWO_SLICES = Topology("v5e:2x2", 2)
 FAST = """
     add mul
-    div.no_rounding_mode exp where sum mean var softmax log_softmax matmul bmm addmm einsum cumsum sort topk
+    div.no_rounding_mode exp where sum mean var softmax log_softmax matmul bmm addmm
+    einsum cumsum sort topk
     argmax gather scatter index_select index_put cat linalg.svdvals linalg.svd linalg.pinv
     linalg.eigh linalg.qr linalg.eig nn.functional.linear nn.functional.conv2d
     nn.functional.max_pool2d nn.functional.layer_norm nn.functional.embedding
