@@ -19,7 +19,13 @@ FLOORS = {
     "torch_xla": "torch_xla",
 }
 # What needs neither torch nor jax, so that the launcher may use it.
-LIGHT = {"torch_xdist", "torch_xdist.settings", "torch_xdist.world", "torch_xdist.progress"}
+LIGHT = {
+    "torch_xdist",
+    "torch_xdist.platforms",
+    "torch_xdist.settings",
+    "torch_xdist.world",
+    "torch_xdist.progress",
+}
 # The folders of xdist/, ground first; the modules beside them are the ground.
 ROOMS = [
     "releases",
@@ -35,6 +41,7 @@ ROOMS = [
     "training",
     "dynamo",
     "export",
+    "ahead",
     "checkpoint",
     "sharded_checkpoint",
     "doctor",

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from torch_xdist import settings
+from torch_xdist import platforms, settings
 from torch_xdist.errors import WorldError
 from torch_xdist.system import rank as ranks
 from torch_xdist.system.rank import Rank
@@ -102,8 +102,7 @@ def transport() -> str:
         return "mesh" if chosen == "gloo" else chosen
     here = current()
     one_host = here.local_world_size == here.world_size
-    on_cpu = (settings.current().platform or "CPU").upper() == "CPU"
-    if not on_cpu:
+    if not platforms.of(settings.current().platform or "cpu").shares_memory:
         return "mesh"
     return "host" if one_host else "hosts"
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -90,4 +91,9 @@ def devices() -> Mesh:
     firsts: dict[int, jax.Device] = {}
     for device in jax.devices():
         firsts.setdefault(device.process_index, device)
-    return Mesh(np.array([firsts[rank] for rank in sorted(firsts)]), (AXIS,))
+    return over([firsts[rank] for rank in sorted(firsts)])
+
+
+def over(firsts: Sequence[jax.Device]) -> Mesh:
+    """The mesh with these devices, one of each rank, in the order of ranks."""
+    return Mesh(np.array(firsts), (AXIS,))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.export import DisabledSafetyCheck
 
-from torch_xdist import settings
+from torch_xdist import platforms, settings
 from torch_xdist.export import dynamic, modules
 from torch_xdist.export.custom_calls import TARGETS
 from torch_xdist.export.graph import Graph
@@ -64,12 +64,7 @@ def _module(
     checks = [DisabledSafetyCheck.platform(), *map(DisabledSafetyCheck.custom_call, targets)]
     exported = jax.export.export(
         jax.jit(function, keep_unused=True),
-        platforms=[_platform(device)],
+        platforms=[platforms.of(device.platform).name],
         disabled_checks=checks,
     )(*parameters)
     return modules.tidied(str(exported.mlir_module()))
-
-
-def _platform(device: jax.Device) -> str:
-    """JAX's name of a device's platform, as `jax.export` wants it."""
-    return {"gpu": "cuda"}.get(device.platform, device.platform)

@@ -23,7 +23,7 @@ def is_on_device(tensor: torch.Tensor) -> bool:
 
 def has_pallas() -> bool:
     """Whether Pallas's kernels for TPUs run here."""
-    return devices_here.device_type() == "TPU"
+    return devices_here.choices().has_pallas
 
 
 def in_32_bits(kernel: Form) -> Form:

@@ -13,6 +13,7 @@ import jax
 import torch
 
 from torch_xdist import metrics, settings
+from torch_xdist.core.devices import aim
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.devices.precision import PRECISIONS, choose, chosen
 from torch_xdist.core.trace.values import hardware_name
@@ -88,8 +89,7 @@ def runtime_device_attributes(device: str | torch.device) -> dict[str, Any]:
 
 def global_runtime_device_attributes() -> list[dict[str, Any]]:
     """`runtime_device_attributes` of every device of the job that JAX can see."""
-    devices_here.start()
-    return [_attributes(d) for d in jax.devices()]
+    return [_attributes(d) for d in aim.devices()]
 
 
 def _attributes(jax_device: jax.Device) -> dict[str, Any]:

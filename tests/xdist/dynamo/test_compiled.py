@@ -9,8 +9,8 @@ from torch import nn
 import torch_xla
 import torch_xla.core.dynamo_bridge as bridge
 import torch_xla.debug.metrics as met
-from torch_xdist import settings
-from torch_xdist.core.record import mask_counts
+from torch_xdist import platforms, settings
+from torch_xdist.core.devices import device
 from torch_xla._dynamo import config, dynamo_backend2
 
 
@@ -177,7 +177,7 @@ def test_what_only_the_cpu_runs_parts_the_graph():
 
 
 def test_a_size_that_is_read_is_no_part_of_a_program(monkeypatch):
-    monkeypatch.setattr(mask_counts, "_is_cpu", lambda: False)
+    monkeypatch.setattr(device.device_at(0), "choices", platforms.of("tpu"))
     function = torch.compile(lambda x: (x * 2).masked_select(x > 0) + 1, backend="openxla")
     for x in (torch.tensor([1.0, -1.0, 2.0]), torch.tensor([3.0, -1.0, -2.0])):
         with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):

@@ -24,6 +24,7 @@ from torch_xdist.core.trace.random_stream import RandomStream
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Device, hardware_name
 from torch_xdist.errors import DeviceError, DeviceIndexError
+from torch_xdist.platforms import Choices
 from torch_xdist.progress import PROGRESS
 from torch_xdist.system.rank import Rank
 
@@ -235,6 +236,18 @@ def devices() -> list[torch.device]:
 def device_type() -> str:
     """CPU, TPU, CUDA: the platform's name as torch_xla spells it."""
     return hardware_name(jax_device(0)).partition(":")[0]
+
+
+def choices() -> Choices:
+    """What depends on the platform that this process' programs are for."""
+    start()
+    return _devices[0].choices
+
+
+def started() -> list[Device]:
+    """Every device, as the trace knows it."""
+    start()
+    return list(_devices)
 
 
 def real_devices() -> list[str]:

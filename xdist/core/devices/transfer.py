@@ -11,7 +11,7 @@ import torch
 from jax.sharding import NamedSharding
 from numpy.lib.stride_tricks import as_strided
 
-from torch_xdist import dtypes, metrics
+from torch_xdist import dtypes, metrics, platforms
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
@@ -199,7 +199,9 @@ def _part_on_host(view: ViewValue) -> torch.Tensor | None:
         return None
     if root.trace.device.layout is not None or not _only_strides(view):
         return None
-    is_near = root.buffer.nbytes <= _READ_WHOLE or root.trace.device.jax.platform == "cpu"
+    # By where the buffer is, whatever programs are for.
+    is_host = platforms.of(root.trace.device.jax.platform).is_host
+    is_near = root.buffer.nbytes <= _READ_WHOLE or is_host
     if not is_near:
         return None
     started = time.perf_counter()

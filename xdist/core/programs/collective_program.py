@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from torch_xdist import world
+from torch_xdist import platforms, world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.mesh import lowering as mesh_lowering
 from torch_xdist.collectives.mesh import transport as mesh
@@ -30,15 +30,23 @@ Step = Callable[[Any, Any, Any, Any], Any]
 
 
 def executable(
-    step: Step, calls: Sequence[Call], device: jax.Device, locations: Mapping[int, Location]
+    step: Step,
+    calls: Sequence[Call],
+    device: jax.Device,
+    locations: Mapping[int, Location],
+    peers: Sequence[jax.Device] = (),
 ) -> "OnDevice | OnMesh":
-    """How to compile and run `step`, which holds these collectives, on this process' rank."""
+    """How to compile and run `step`, which holds these collectives, on this process' rank.
+
+    Args:
+        peers: the first device of every rank, where they are not those of this job.
+    """
     if not calls:
         return OnDevice(step, device, locations)
     count = world.world_size()
-    if count == 1 or world.transport() != "mesh":
+    if count == 1 or not (peers or world.transport() == "mesh"):
         return OnHost(step, device, count, locations)
-    return OnMesh(step, count, calls, locations)
+    return OnMesh(step, calls, locations, mesh.over(peers) if peers else mesh.devices())
 
 
 class OnDevice:
@@ -54,7 +62,7 @@ class OnDevice:
         self._locations = locations
         # Said outright, or JAX would compile again where a leaf was not put there by name.
         there = SingleDeviceSharding(device)
-        self._platform = device.platform
+        self._choices = platforms.of(device.platform)
         self._function: Any = jax.jit(
             step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
         )
@@ -67,7 +75,7 @@ class OnDevice:
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it, once; returns what runs it."""
         traced = self._traced(signature)
-        options = compile_options.options(traced.jaxpr, self._platform)
+        options = compile_options.options(traced.jaxpr, self._choices)
         with programs_on_disk.turn():
             self._compiled = compiled(self._lowered(traced), options)
         # JAX keeps what it traced and lowered, 1.3 MB of a tiny program, as long as the function.
@@ -124,15 +132,15 @@ class OnMesh:
     """The step as one program over the mesh of ranks."""
 
     def __init__(
-        self, step: Step, count: int, calls: Sequence[Call], locations: Mapping[int, Location]
+        self, step: Step, calls: Sequence[Call], locations: Mapping[int, Location], ranks: Mesh
     ) -> None:
         self._step: Step | None = step
         self._locations = locations
         self._calls = calls
-        self._count = count
-        self._mesh = mesh.devices()
+        self._count = ranks.size
+        self._mesh = ranks
         self._sharding = NamedSharding(self._mesh, PartitionSpec(mesh_lowering.AXIS))
-        self._is_gloo = self._mesh.devices.flat[0].platform == "cpu"
+        self._is_gloo = platforms.of(ranks.devices.flat[0].platform).waits_outside
         self._is_new = True
         self._scalar_results: list[bool] = []
         self._compiled: Any = None

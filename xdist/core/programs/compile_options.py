@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from torch_xdist import settings
+from torch_xdist.platforms import Choices
 
 Options = dict[str, bool | int]
 
@@ -62,9 +63,9 @@ ALIKE = frozenset(
 )
 
 
-def options(program: core.ClosedJaxpr, platform: str) -> Options:
+def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """The options to compile a program with, by name; none for most."""
-    if platform != "cpu":
+    if not choices.has_quick_options:
         return {}
     names: set[str] = set()
     elements = 0

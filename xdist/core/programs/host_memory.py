@@ -10,6 +10,7 @@ import psutil
 
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.errors import OutOfMemoryError
+from torch_xdist.platforms import Choices
 
 
 @functools.cache
@@ -18,9 +19,9 @@ def host_bytes() -> int:
     return int(psutil.virtual_memory().total + psutil.swap_memory().total)
 
 
-def check(program: Program, platform: str) -> None:
+def check(program: Program, choices: Choices) -> None:
     """Raise OutOfMemoryError for a compiled program that needs more than the host has."""
-    if platform != "cpu":
+    if not choices.is_host:
         return
     sizes: Any = program.memory()
     if sizes is None:

@@ -74,17 +74,27 @@ def compiled(
     lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
 ) -> jax.stages.Compiled:
     """A lowered program compiled with these options of XLA's, where this XLA has them."""
-    options = dict(options or {})
-    module: Any = lowered.compiler_ir("stablehlo")
-    attributes = module.operation.attributes
-    if _WITHOUT in attributes:
-        options["xla_disable_hlo_passes"] = attributes[_WITHOUT].value
+    options = {**(options or {}), **options_in(lowered)}
     try:
         return lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
         return lowered.compile()
+
+
+def options_in(lowered: jax.stages.Lowered) -> dict[str, Any]:
+    """The options that lowerings asked for, by name (`compile_without`)."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    attributes = module.operation.attributes
+    return {"xla_disable_hlo_passes": attributes[_WITHOUT].value} if _WITHOUT in attributes else {}
+
+
+def module_bytes(lowered: jax.stages.Lowered) -> bytes:
+    """A lowered program in MLIR's bytecode, which XLA's clients compile."""
+    _need(mlir and hasattr(mlir, "module_to_bytecode"), "the bytes of a program")
+    module: Any = lowered.compiler_ir("stablehlo")
+    return bytes(mlir.module_to_bytecode(module))
 
 
 def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:

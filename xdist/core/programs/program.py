@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from torch_xdist import metrics, settings
-from torch_xdist.core.programs import collective_program, host_memory
+from torch_xdist import metrics, platforms, settings
+from torch_xdist.core.programs import collective_program, host_memory, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -179,7 +179,7 @@ def find(
     finally:
         PROGRESS.compiling = False
     metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
-    host_memory.check(program, launch.device.jax.platform)
+    host_memory.check(program, platforms.of(launch.device.jax.platform))
     metrics.observe("InputOutputAliasCount", sum(launch.mask))
     dropped, full = PROGRAMS.put(key, program)
     PLANS.hold(program.plans)
@@ -193,6 +193,7 @@ def find(
 def make(launch: Launch) -> Program:
     """The program of a launch, not compiled yet."""
     entries = launch.entries
+    refused_dtypes.check(entries, platforms.of(launch.device.jax.platform))
     given = [*itertools.compress(launch.leaves, launch.mask)]
     held = [slot for slot, give in zip(launch.leaves, launch.mask) if not give]
     outs = launch.outs
@@ -273,7 +274,9 @@ def _executable(
 ) -> Any:
     """How `step` is compiled and run, which holds these collectives."""
     if launch.placement is None:
-        return collective_program.executable(step, calls, launch.device.jax, locations)
+        return collective_program.executable(
+            step, calls, launch.device.jax, locations, launch.device.peers
+        )
     mask = [*enumerate(launch.mask)]
     types = types_of(launch.entries)
     of_leaves, of_outs = (

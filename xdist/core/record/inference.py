@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch_xdist.core.devices.device import choices
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record import abstract_results, cpu_only, lowering
 from torch_xdist.core.trace.operators import Op
@@ -57,6 +58,8 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Cpu
     metas = [template.meta(a) for a in args]
     named = {name: template.meta(a) for name, a in kwargs.items()}
     if func is None or cpu_only.is_wanted(func, metas):
+        return CpuOnly()
+    if str(func) in choices().on_cpu:
         return CpuOnly()
     try:
         if str(func) in SHAPED:

@@ -57,13 +57,10 @@ def _is_symbolic(*tensors: Any) -> bool:
 def selected(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of a read by a mask as rows, once its size is read; None where the CPU serves."""
     select, word = _SELECTIONS.get(name, (None, ""))
-    if select is None or not (word in settings.current().experimental or not _is_cpu()):
+    on_device = word in settings.current().experimental or not device.choices().is_host
+    if select is None or not on_device:
         return None
     return select(*args, **kwargs)
-
-
-def _is_cpu() -> bool:
-    return device.device_type() == "CPU"
 
 
 def _counted(of: Any) -> tuple[torch.Tensor, int]:
@@ -81,7 +78,7 @@ def _first(of: Any, count: int, dim: int = 0) -> torch.Tensor:
     """The first `count` along a dim of a dense tensor, which is computed here."""
     if of.shape[dim] == count:
         return of
-    if not _is_cpu():
+    if not device.choices().is_host:
         buffer_of(of.value)
         return _aten.slice_copy(of, dim, 0, count)
     # The memory of a CPU device is the host's: no program is needed.

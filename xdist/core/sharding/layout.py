@@ -59,6 +59,12 @@ class Layout:
         self._shardings: dict[Tiling, NamedSharding] = {}
         self._tilings: dict[tuple[Any, int], Tiling] = {}
 
+    def over(self, devices: Sequence[jax.Device]) -> "Layout":
+        """The same arrangement of as many other devices."""
+        other = Layout(devices)
+        other._set(self.order, self._sizes)
+        return other
+
     @property
     def mesh(self) -> Mesh:
         """The mesh of the finest axes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from torch_xdist import world
+from torch_xdist import platforms, world
 from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.progress import PROGRESS
@@ -29,7 +29,7 @@ def meeting(calls: Sequence[Call], *, is_new: bool) -> Iterator[Any]:
     agreement, launches = mesh.joined()
     with launches.next(PROGRESS.where) as launch:
         # On the CPU, who is here sooner waits outside gloo, which gives up on a late process.
-        waits = is_new or jax.default_backend() == "cpu"
+        waits = is_new or platforms.of(jax.default_backend()).waits_outside
         agreement.launch(launch, calls, waits=waits)
         yield launch
 

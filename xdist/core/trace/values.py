@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import torch
 
+from torch_xdist import platforms
 from torch_xdist.core.trace.tensor_types import TensorType
 
 
@@ -22,9 +23,11 @@ class Device:
         random: its random numbers.
         torch, lazy: what its tensors say they are on, and what they are on underneath.
         layout: the devices it stands for (`xr.use_spmd`); None where it is one.
+        choices: what depends on the platform that its programs are for.
+        peers: the devices of all ranks, where programs are not compiled for those of this job.
     """
 
-    __slots__ = ("index", "jax", "layout", "lazy", "random", "torch")
+    __slots__ = ("choices", "index", "jax", "layout", "lazy", "peers", "random", "torch")
 
     def __init__(self, index: int, jax_device: jax.Device, random: Any) -> None:
         self.index = index
@@ -34,6 +37,8 @@ class Device:
         self.lazy = torch.device("lazy", index)
         # A Layout, which is above this folder.
         self.layout: Any = None
+        self.choices = platforms.of(jax_device.platform)
+        self.peers: tuple[jax.Device, ...] = ()
 
     def __repr__(self) -> str:
         return f"xla:{self.index}"

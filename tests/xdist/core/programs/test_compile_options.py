@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from torch_xdist import platforms
 from torch_xdist.core.programs import compile_options, jax_internals
 
 NO_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
@@ -24,7 +25,7 @@ def no_flags(monkeypatch):
 
 def options(function, *shape, dtype="float32", platform="cpu"):
     x = jax.ShapeDtypeStruct(shape or (8,), dtype)
-    return compile_options.options(jax.jit(function).trace(x).jaxpr, platform)
+    return compile_options.options(jax.jit(function).trace(x).jaxpr, platforms.of(platform))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ FUNCTIONS = {
 def test_small_programs_give_the_bits_of_others(function, shape, dtype):
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape) * 0.9, dtype)
     traced = jax.jit(function).trace(x)
-    found = compile_options.options(traced.jaxpr, "cpu")
+    found = compile_options.options(traced.jaxpr, platforms.of("cpu"))
     assert found
     lowered = traced.lower()
     expected, got = lowered.compile()(x), lowered.compile(compiler_options=found)(x)

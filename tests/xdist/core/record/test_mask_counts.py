@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
-from torch_xdist import metrics, settings
+from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.devices import device, steps
-from torch_xdist.core.record import mask_counts
 from torch_xdist.core.run import cuts
 
 
@@ -97,7 +96,7 @@ def test_a_mask_reads_one_number_and_the_rest_are_rows(read, on_the_device):
 def test_masks_of_many_counts_share_few_programs(read, is_cpu, on_the_device, monkeypatch):
     numbers = torch.arange(24.0)
     x = numbers.to("xla")
-    monkeypatch.setattr(mask_counts, "_is_cpu", lambda: is_cpu)
+    monkeypatch.setattr(device.device_at(0), "choices", platforms.of("cpu" if is_cpu else "tpu"))
     steps.sync()
     before = metrics.counter_value("UncachedCompile") or 0
     for few in range(3, 24):
@@ -125,7 +124,7 @@ def test_only_where_the_device_is_no_cpu_or_it_is_asked_for(monkeypatch):
     before = metrics.counter_value("aten::nonzero") or 0
     assert x.nonzero().tolist() == [[0]]
     assert metrics.counter_value("aten::nonzero") == before + 1
-    monkeypatch.setattr(device, "device_type", lambda: "TPU")
+    monkeypatch.setattr(device.device_at(0), "choices", platforms.of("tpu"))
     assert x.nonzero().tolist() == [[0]]
     assert metrics.counter_value("aten::nonzero") == before + 1
 

@@ -1,0 +1,114 @@
+"""torch's operators compiled by the TPU compiler, on any machine: which compile, which fall back.
+
+    scripts/check_tpu [--topology v5e:2x4] [--dtype float32] [--match REGEX] [--shard 0/4]
+                      [--limit-s 120] [--json FILE]
+
+The first sample of each operator, forward and backward, as the device records it for that topology.
+A line is printed for each that does not compile or falls back to the CPU, then the counts; the file
+gets everything. The exit code is 1 where the compiler's process was aborted, or one was refused.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from sweep import full_name, inputs_of, operators
+from sweep_forms import forms_of, on_device
+
+from torch_xdist.ahead.compiler import Compiler
+from torch_xdist.ahead.sweep import Found, tried
+from torch_xdist.ahead.topology import Topology, devices, why_missing
+from torch_xdist.core.devices import aim
+
+_FINE = ("ok", "falls back")
+
+
+def found_of(op: Any, dtype: torch.dtype, topology: Topology, compiler: Compiler) -> Found | None:
+    """What becomes of an operator's first sample; None where it has none."""
+    torch.manual_seed(0)
+    backward = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+    made = op.sample_inputs("cpu", dtype, requires_grad=backward)
+    samples = list(itertools.islice(made, 1))
+    if not samples:
+        return None
+    sample = samples[0]
+    form, *_ = forms_of(op, sample)
+
+    def call(operands: Any) -> Any:
+        return form(op, operands, [], sample.output_process_fn_grad)
+
+    return tried(full_name(op), lambda: on_device(op, inputs_of(sample)), call, topology, compiler)
+
+
+def tell(found: Found) -> None:
+    """One line of the table, where there is something to tell."""
+    if found.word == "ok":
+        return
+    words = found.verdict.words.splitlines()[:1] or [", ".join(found.fallbacks)]
+    print(f"{found.name:40} {found.word:12} {words[0][:160]}", flush=True)
+
+
+def told(found: Found) -> dict[str, Any]:
+    """For the JSON file: all but the program."""
+    verdict = found.verdict
+    return {
+        "name": found.name,
+        "outcome": found.word,
+        "words": verdict.words,
+        "fallbacks": found.fallbacks,
+        "seconds": round(verdict.seconds, 3),
+        "bytes": verdict.bytes,
+        "flops": verdict.flops,
+        "wide": verdict.wide,
+    }
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--topology", default="v5e:2x4")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--match", default=".")
+    parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="for one operator")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    missing = why_missing()
+    if missing:
+        print(f"check_tpu: {missing}", file=sys.stderr)
+        return 2
+    topology, dtype = Topology(options.topology), getattr(torch, options.dtype)
+    started = time.perf_counter()
+    all_found = []
+    with Compiler(options.limit_s) as compiler, aim.at(devices(topology)):
+        for op in operators(dtype, options.match, options.shard):
+            found = found_of(op, dtype, topology, compiler)
+            if found is not None:
+                all_found.append(found)
+                tell(found)
+    counts = Counter(found.word for found in all_found)
+    wide = sum("s64" in found.verdict.wide for found in all_found)
+    print(
+        f"{topology}, {options.dtype}: {len(all_found)} operators,"
+        f" {', '.join(f'{n} {word}' for word, n in counts.most_common())};"
+        f" {wide} with arrays of s64; {time.perf_counter() - started:.0f} s"
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps([*map(told, all_found)], indent=1) + "\n")
+    return int(any(found.word not in _FINE for found in all_found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+../../xdist/platforms.py

@@ -1,0 +1,49 @@
+"""The program of what is pending on a device, lowered for a topology and given to its compiler."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch_xdist.ahead.compiler import Compiler
+from torch_xdist.ahead.topology import Topology, devices
+from torch_xdist.ahead.verdict import REFUSED, Verdict
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.programs import program
+from torch_xdist.core.programs.jax_internals import module_bytes, options_in
+from torch_xdist.core.programs.retarget import retargeted
+from torch_xdist.dynamo.private_names import _clear_pending_irs
+
+
+def pending(topology: Topology, compiler: Compiler) -> Verdict:
+    """Compile what this thread has recorded since its last cut; it stays pending.
+
+    The program is that of the next cut: the same results, the same buffers donated. It must have
+    been recorded inside `aim.at` the topology's devices.
+    """
+    trace: Any = devices_here.trace_of(devices_here.default_index())
+    tape = trace.tape
+    values = program.live_values(tape)
+    outs = sorted({value.slot for value in values} - tape.buffers.keys())
+    tilings = {v.slot: t for v in values if (t := getattr(v, "tiling", None)) is not None}
+    del values
+    launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
+    return compiled(launch, topology, compiler)
+
+
+def compiled(launch: program.Launch, topology: Topology, compiler: Compiler) -> Verdict:
+    """Compile the program of a launch for a topology."""
+    there = devices(topology)
+    count = 1 if launch.placement is None and not launch.tape.collectives else len(there)
+    target = retargeted(launch, there[:count])
+    try:
+        lowered = program.lowered(target)
+    except NotImplementedError as error:
+        return Verdict(REFUSED, f"JAX has no form of it for this platform: {error}")
+    order = target.device.layout.order if launch.placement is not None else range(count)
+    module, options = module_bytes(lowered), options_in(lowered)
+    verdict = compiler.compile(module, topology, [*order], options)
+    return replace(verdict, donated=sum(launch.mask))
+
+
+def forget() -> None:
+    """Drop what this thread has recorded since its last cut."""
+    _clear_pending_irs()

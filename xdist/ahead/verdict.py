@@ -1,0 +1,106 @@
+"""What a compiler made of a program: whether it compiled, and what it needs. No torch, no JAX."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+OK, REFUSED, ABORTED, LATE = "ok", "refused", "aborted", "late"
+_COLLECTIVE = re.compile(
+    r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    r"|collective-broadcast|ragged-all-to-all)(-start)?\("
+)
+# Between slices, over the data centre's network: sent by the host of each device.
+_ACROSS = re.compile(r" send\(.*_xla_megascale_transfer_type=\"([A-Z_]+)\"")
+_ALIASES = re.compile(r"input_output_alias=\{(.*?)\}, entry")
+# A result of this type that is no scalar.
+_WIDE = re.compile(r"= \(?(s64|f64)\[\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one program.
+
+    Attributes:
+        kind: "ok"; "refused", by the compiler's words; "aborted", the compiler's process ended; or
+            "late", it took longer than it was given.
+        words: why it is not "ok".
+        seconds: of the compilation.
+        bytes: on each device, of "arguments", "results", "aliased" ones and "temporaries".
+        flops: of one run, where XLA says it.
+        wide: instructions with an array of "s64" or "f64" for a result.
+        collectives: how many of each kind inside a slice, by XLA's names.
+        across_slices: how many of each kind between slices, by Megascale's names.
+        aliases: how many results are written where an argument was.
+        donated: how many arguments were given away.
+        hlo: the compiled program.
+    """
+
+    kind: str
+    words: str = ""
+    seconds: float = 0.0
+    bytes: dict[str, int] = field(default_factory=dict)
+    flops: float = 0.0
+    wide: dict[str, int] = field(default_factory=dict)
+    collectives: dict[str, int] = field(default_factory=dict)
+    across_slices: dict[str, int] = field(default_factory=dict)
+    aliases: int = 0
+    donated: int = 0
+    hlo: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it compiled."""
+        return self.kind == OK
+
+    @property
+    def donated_share(self) -> float:
+        """How many of the arguments that were given away hold a result afterwards, 0 to 1."""
+        return self.aliases / self.donated if self.donated else 0.0
+
+
+def facts_of(executable: Any) -> dict[str, Any]:
+    """The facts of XLA's executable, as a Verdict has them."""
+    memory = executable.get_compiled_memory_stats()
+    text = "\n".join(module.to_string() for module in executable.hlo_modules())
+    return {
+        "bytes": {
+            "arguments": memory.argument_size_in_bytes,
+            "results": memory.output_size_in_bytes,
+            "aliased": memory.alias_size_in_bytes,
+            "temporaries": memory.temp_size_in_bytes,
+        },
+        "flops": _flops(executable),
+        "wide": wide_of(text),
+        "collectives": collectives_of(text),
+        "across_slices": across_slices(text),
+        "aliases": aliases_of(text),
+        "hlo": text,
+    }
+
+
+def _flops(executable: Any) -> float:
+    found: Any = executable.cost_analysis()
+    found = found[0] if isinstance(found, list) else found
+    return float((found or {}).get("flops", 0.0))
+
+
+def wide_of(hlo: str) -> dict[str, int]:
+    """How many instructions of a program give arrays of 64 bits, by type; scalars are free."""
+    return dict(Counter(_WIDE.findall(hlo)))
+
+
+def collectives_of(hlo: str) -> dict[str, int]:
+    """How many collectives a program has, by kind; an asynchronous pair is one."""
+    return dict(Counter(kind for kind, _ in _COLLECTIVE.findall(hlo)))
+
+
+def across_slices(hlo: str) -> dict[str, int]:
+    """How many collectives of a program leave the slice, by kind."""
+    return dict(Counter(_ACROSS.findall(hlo)))
+
+
+def aliases_of(hlo: str) -> int:
+    """How many results of a program are written where an argument was."""
+    found = _ALIASES.search(hlo)
+    return found.group(1).count("-alias") if found else 0

@@ -1,0 +1,61 @@
+"""The one table of what depends on a platform: cpu, cuda, tpu.
+
+Each choice is made by the platform of the program in question: of the device that it is compiled
+for, which `Device.choices` says. That may be another than this process has: `core/devices/aim.py`.
+What is chosen inside a program, JAX chooses by the platform that it lowers for, so by the same one:
+`lax.platform_dependent` in `ops/grouped.py`, and the primitives registered for a platform in
+`ops/tpu_forms.py`, `kernels/quantized_forms.py` and `export/custom_calls.py`.
+"""
+
+from typing import NamedTuple
+
+
+class Choices(NamedTuple):
+    """What is done for programs of one platform.
+
+    Attributes:
+        name: of the platform, as `jax.export` has it.
+        is_host: its memory is the host's: it is read without a copy of parts, masked reads are
+            cheaper in torch, and a program larger than the host's memory is refused.
+        shares_memory: ranks of one host exchange through it; elsewhere by XLA's own collectives.
+        waits_outside: who comes first to a collective of XLA's waits before it: gloo gives up.
+        has_pallas: Pallas's kernels for TPUs run, else what computes the same.
+        has_quick_options: small programs are compiled with the options of `compile_options`.
+        on_cpu: operators that it has no form of: they run on the CPU, counted by name.
+        refused_dtypes: by numpy's names: its compiler may end the process over them.
+    """
+
+    name: str
+    is_host: bool = False
+    shares_memory: bool = False
+    waits_outside: bool = False
+    has_pallas: bool = False
+    has_quick_options: bool = False
+    on_cpu: frozenset[str] = frozenset()
+    refused_dtypes: frozenset[str] = frozenset()
+
+
+# Eigenvalues of what is not symmetric: XLA has none but LAPACK's.
+_NOT_SYMMETRIC = frozenset(
+    """
+    aten.linalg_eig.default aten.linalg_eigvals.default aten._linalg_eigvals.default
+    """.split()
+)
+
+CHOICES = {
+    "cpu": Choices(
+        "cpu", is_host=True, shares_memory=True, waits_outside=True, has_quick_options=True
+    ),
+    "cuda": Choices("cuda"),
+    "tpu": Choices(
+        "tpu", has_pallas=True, on_cpu=_NOT_SYMMETRIC, refused_dtypes=frozenset({"complex128"})
+    ),
+}
+_OTHER_NAMES = {"gpu": "cuda", "rocm": "cuda"}
+
+
+def of(platform: str) -> Choices:
+    """The choices for a platform by any of its names, "GPU" too; a plugin's has none of its own."""
+    name = platform.lower()
+    name = _OTHER_NAMES.get(name, name)
+    return CHOICES.get(name) or Choices(name)
