@@ -265,7 +265,7 @@ def test_a_node_that_fails_is_lost_with_what_srun_says(
         code = job.process.wait(30)
         # Slurm does not speak to that node any more: its agent hears nothing, and ends its ranks.
         assert job.gone(15.0), f"survivors: {job.alive()}"
-    assert code == ExitCode.HOST
+    assert code == ExitCode.HOST, job.texts()
     told = "xla-run: host n2 (ranks 2, 3) was lost: its stream ended; srun: error: Node failure"
     assert told in job.texts()
 
