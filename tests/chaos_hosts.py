@@ -140,7 +140,7 @@ class Round:
         left = [shown(pid) for pid in process_tree.marked(self.mark)]
         for host in self.hosts:
             with contextlib.suppress(OSError, IndexError):
-                left += [f"{what} on host {host.name}" for what in left_on(host)]
+                left += [f"{what} on host {host.name}" for what in left_on(host, self.pod)]
         return left
 
     def problems(self) -> Iterator[str]:
@@ -162,7 +162,7 @@ class Round:
                 return
             took_s = time.monotonic() - faulted_s
             yield from self._judge(code)
-            yield from self._left(took_s)
+        yield from self._left(took_s)
 
     def _left(self, took_s: float) -> Iterator[str]:
         """Behind a cut it takes as long as there may be another connection."""
@@ -239,7 +239,7 @@ def shown(pid: int) -> str:
     return f"process {pid}"
 
 
-def left_on(host: PodHost) -> Iterator[str]:
+def left_on(host: PodHost, pod: Pod) -> Iterator[str]:
     """What a host without a job does not have."""
     first = first_of(host)
     for pid in process_tree.descendants(first):
@@ -249,7 +249,9 @@ def left_on(host: PodHost) -> Iterator[str]:
     for path in sorted(Path(f"/proc/{first}/root/dev/shm").iterdir()):
         yield f"/dev/shm/{path.name}"
     for path in sorted(Path(f"/proc/{first}/root/tmp").iterdir()):
-        if path.name != f"xla-run-{os.getuid()}" and not path.name.startswith("pytest-of"):
+        # Logs stay, and torch keeps its cache; what is mounted there is of the pod.
+        kept = path.name.startswith(("xla-run-", "torchinductor_")) or Path("/tmp", path.name) in pod.folder.parents
+        if not kept:
             yield f"/tmp/{path.name}"
     for line in Path(f"/proc/{first}/net/tcp").read_text().splitlines()[1:]:
         _, address, _, state = line.split()[:4]

@@ -115,7 +115,8 @@ class Plan:
             words += ["--hang-timeout", f"{HANG_S:g}"]
         if self.way == "nodes":
             few = f"{self.fewest}:" if self.is_elastic else ""
-            return [*words, "--nnodes", f"{few}{self.hosts}", "--elastic-wait", "3"]
+            words += ["--elastic-wait", "3"] if self.is_elastic else []
+            return [*words, "--nnodes", f"{few}{self.hosts}"]
         words += ["--hosts", ",".join(NAMES[: self.hosts])]
         if self.spares:
             words += ["--spares", str(self.spares)]
