@@ -267,7 +267,7 @@ def test_a_node_that_fails_is_lost_with_what_srun_says(
         assert job.gone(15.0), f"survivors: {job.alive()}"
     assert code == ExitCode.HOST, job.texts()
     told = "xla-run: host n2 (ranks 2, 3) was lost: its stream ended; srun: error: Node failure"
-    assert told in job.texts()
+    assert told in job.texts(), job.texts()
 
 
 def test_code_is_shipped_to_the_nodes(
