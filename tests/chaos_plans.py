@@ -133,7 +133,7 @@ class Plan:
     def _codes_of(self, fault: Fault) -> set[int]:
         kind, codes = fault.kind, set(fault.kind.codes)
         if self.way == "nodes" and fault.host == 0 and kind.name in _ENDS_NODE_0:
-            return {KILLED if kind.name == "host killed" else 73}
+            return {_ENDS_NODE_0[kind.name]}
         makes_up = (kind.again and self.restarts) or (kind.lost and self.is_elastic)
         if not makes_up:
             return codes
@@ -151,8 +151,8 @@ class Plan:
         return f"{self.way}, {self.hosts} hosts of {self.ranks_per_host}{more}: {what}"
 
 
-# Where node 0 is cut off, it loses all others, and they lose it.
-_ENDS_NODE_0 = ("link cut", "way back cut", "host killed")
+# Where node 0 is cut off, it loses all others, and they lose it; its agent is its own, as on one host.
+_ENDS_NODE_0 = {"link cut": 73, "way back cut": 73, "host killed": KILLED, "agent killed": 70}
 
 
 def _owner(fault: Fault) -> str:
