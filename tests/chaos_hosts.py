@@ -140,6 +140,8 @@ class Round:
         """What is left of the job: processes, ports, shared memory, files of /tmp."""
         left = [shown(pid) for pid in process_tree.marked(self.mark)]
         for host in self.hosts:
+            if host._process is None:
+                continue
             with contextlib.suppress(OSError, IndexError):
                 left += [f"{what} on host {host.name}" for what in left_on(host, self.pod)]
         return left

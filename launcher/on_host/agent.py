@@ -226,6 +226,7 @@ class Agent:
             show=self._stream.show,
             warn=lambda text: self._stream.send({"op": "note", "warning": text}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
+            ahead_s=float(message["time_s"]) - time.time(),
         )
         self._beside.log_dir = message["log_dir"]
         self._stream.show_lines_of(message["tee"])

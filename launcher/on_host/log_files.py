@@ -49,10 +49,12 @@ class LogFiles:
 
     Args:
         folder: made if it is not there; None: no files.
+        ahead_s: what is added to the time of day here: clocks of hosts differ, and `--since` is
+            asked on the head's.
     """
 
-    def __init__(self, folder: Path | None, warn: Warn) -> None:
-        self._folder, self._warn = folder, warn
+    def __init__(self, folder: Path | None, warn: Warn, ahead_s: float = 0.0) -> None:
+        self._folder, self._warn, self._ahead_s = folder, warn, ahead_s
         self._warned = False
         self._logs: dict[int, _OpenLog] = {}
         self._lost: collections.Counter[int] = collections.Counter()
@@ -177,7 +179,7 @@ class LogFiles:
         now_s = time.monotonic()
         if now_s - log.marked_s >= _LOOK_S:
             log.marked_s = now_s
-            os.write(log.times, TIME_MARK.pack(time.time(), log.end))
+            os.write(log.times, TIME_MARK.pack(time.time() + self._ahead_s, log.end))
 
     def _complain(self, why: str, advice: str = "") -> None:
         if not self._warned:
