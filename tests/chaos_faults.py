@@ -190,6 +190,12 @@ def _signal_head(number: int) -> Callable[..., None]:
     return lambda run, fault, undone: kill(run.head_pid(), number)
 
 
+def _go_on(run: Any, fault: Fault) -> None:
+    kill(run.head_pid(), signal.SIGCONT)
+    # What leads to its host stops with it.
+    kill(run.head.pid, signal.SIGCONT)
+
+
 _HOW: dict[str, Callable[..., None]] = {
     "rank killed": _signal_rank(signal.SIGKILL),
     "rank stopped": _signal_rank(signal.SIGSTOP),
@@ -207,9 +213,7 @@ _HOW: dict[str, Callable[..., None]] = {
     "link slow": _slow,
     "disk full": _fill,
     "head killed": _signal_head(signal.SIGKILL),
-    "head stopped for a while": _for_a_while(
-        _signal_head(signal.SIGSTOP), lambda run, fault: kill(run.head_pid(), signal.SIGCONT)
-    ),
+    "head stopped for a while": _for_a_while(_signal_head(signal.SIGSTOP), _go_on),
     "SIGTERM": _signal_head(signal.SIGTERM),
     "SIGINT": _signal_head(signal.SIGINT),
 }

@@ -161,7 +161,8 @@ class Round:
             try:
                 code = self.head.wait(END_S)
             except subprocess.TimeoutExpired:
-                yield f"still running {END_S:g} s after the fault"
+                names = sorted(path.name for path in self.folder.iterdir())
+                yield f"still running {END_S:g} s after the fault, with {' '.join(names)}"
                 return
             took_s = time.monotonic() - faulted_s
             yield from self._judge(code)
@@ -280,8 +281,10 @@ def run(plan: Plan, pod: Pod) -> list[str]:
         print("; ".join(problems) or "as it should be", flush=True)
         if problems:
             for number in range(len(one.launchers)):
-                lines = [x for x in one.told(number).splitlines() if "] step " not in x]
-                print(f"--- launcher {number}", *lines, sep="\n")
+                lines = one.told(number).splitlines()
+                steps = [line for line in lines if "] step " in line][-plan.world :]
+                lines = [line for line in lines if "] step " not in line]
+                print(f"--- launcher {number}", *lines, *steps, sep="\n")
             print(f"--- again: python tests/chaos_hosts.py --rounds 1 --seed {plan.seed}")
     return problems
 
