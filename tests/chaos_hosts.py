@@ -29,7 +29,7 @@ from pathlib import Path
 
 import chaos_faults
 import chaos_plans
-from chaos_plans import KILLED, NAMES, Plan
+from chaos_plans import NAMES, Plan
 from pod import Pod, PodHost
 from processes import kill_marked
 
@@ -184,7 +184,9 @@ class Round:
         if (code == 0) != self.has_finished():
             yield f"exit code {code}, and all ranks have{' not' * (code == 0)} finished"
         yield from self._lies()
-        if "Traceback" in self.told().replace("\nTraceback (most recent call last):\n  File \"" + str(self.folder), ""):
+        lines = self.told().splitlines()
+        starts = [at for at, line in enumerate(lines) if line.startswith("Traceback ")]
+        if any(str(self.folder) not in "".join(lines[at + 1 : at + 2]) for at in starts):
             yield "a traceback that is not the script's"
 
     def has_finished(self) -> bool:
@@ -256,7 +258,10 @@ def left_on(host: PodHost, pod: Pod) -> Iterator[str]:
         yield f"/dev/shm/{path.name}"
     for path in sorted(Path(f"/proc/{first}/root/tmp").iterdir()):
         # Logs stay, and torch keeps its cache; what is mounted there is of the pod.
-        kept = path.name.startswith(("xla-run-", "torchinductor_")) or Path("/tmp", path.name) in pod.folder.parents
+        kept = (
+            path.name.startswith(("xla-run-", "torchinductor_"))
+            or Path("/tmp", path.name) in pod.folder.parents
+        )
         if not kept:
             yield f"/tmp/{path.name}"
     for line in Path(f"/proc/{first}/net/tcp").read_text().splitlines()[1:]:
@@ -306,7 +311,8 @@ def main() -> int:
                 done += 1
                 if bad and not options.keep_going:
                     break
-    print(f"seeds {options.seed} to {options.seed + done - 1}: {done} rounds, {bad} not as they should be")
+    last = options.seed + done - 1
+    print(f"seeds {options.seed} to {last}: {done} rounds, {bad} not as they should be")
     return 1 if bad else 0
 
 

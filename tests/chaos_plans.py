@@ -151,7 +151,8 @@ class Plan:
         return f"{self.way}, {self.hosts} hosts of {self.ranks_per_host}{more}: {what}"
 
 
-# Where node 0 is cut off, it loses all others, and they lose it; its agent is its own, as on one host.
+# Where node 0 is cut off, it loses all others, and they lose it; its agent is its own, as on one
+# host.
 _ENDS_NODE_0 = {"link cut": 73, "way back cut": 73, "host killed": KILLED, "agent killed": 70}
 
 

@@ -31,7 +31,11 @@ def test_a_rank_that_was_told_to_end_just_before_is_lost_with_its_host() -> None
 
 @pytest.mark.parametrize(
     ("ended_s", "ended"),
-    [(1.0, {"exit_code": -15}), (5.0, {"exit_code": -9}), (5.0, {"exit_code": -15, "stopped": True})],
-)  # fmt: skip
+    [
+        (1.0, {"exit_code": -15}),
+        (5.0, {"exit_code": -9}),
+        (5.0, {"exit_code": -15, "stopped": True}),
+    ],
+)
 def test_a_rank_that_ended_by_itself_is_not(ended_s: float, ended: dict[str, Any]) -> None:
     assert seen_at(ended_s, 6.0, **ended) is None

@@ -114,14 +114,10 @@ def test_since_goes_by_the_time_of_day_where_the_job_was_started(
     differ_by(ended.folder, hours)
 
 
-def test_nodes_whose_time_of_day_differs_work_together(
-    two_hosts: TwoHosts, tmp_path: Path
-) -> None:
+def test_nodes_whose_time_of_day_differs_work_together(two_hosts: TwoHosts, tmp_path: Path) -> None:
     body = "say('clock%d' % (RANK // 2), time.time()); time.sleep(5); print('done', RANK)"
     clock = ("env", f"PYTHONPATH={clock_of(tmp_path, -3)}")
-    jobs = [
-        two_hosts.on(name, node, body, *SOON, before=clock) for node, name in enumerate("ab")
-    ]
+    jobs = [two_hosts.on(name, node, body, *SOON, before=clock) for node, name in enumerate("ab")]
     head, _ = [job.end() for job in jobs]
     assert head.code == 0 and head.out.count("done") == 4, head.err
     assert "lost" not in head.err
