@@ -254,9 +254,9 @@ def left_on(host: PodHost, pod: Pod) -> Iterator[str]:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         if not name.startswith("sshd"):
             yield shown(pid)
-    for path in sorted(Path(f"/proc/{first}/root/dev/shm").iterdir()):
+    for path in sorted(Path("/proc", str(first), "root", "dev/shm").iterdir()):
         yield f"/dev/shm/{path.name}"
-    for path in sorted(Path(f"/proc/{first}/root/tmp").iterdir()):
+    for path in sorted(Path("/proc", str(first), "root", "tmp").iterdir()):
         # Logs stay, and torch keeps its cache; what is mounted there is of the pod.
         kept = (
             path.name.startswith(("xla-run-", "torchinductor_"))

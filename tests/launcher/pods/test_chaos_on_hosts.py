@@ -25,9 +25,9 @@ def ends_as_it_should(rounds: int, seed: int, minutes: float) -> None:
     assert f": {rounds} rounds, 0 not as they should be" in done.stdout, done.stdout
 
 
-def test_three_faults_over_hosts_end_as_they_should() -> None:
-    """A killed head, an ssh that is made anew, and a head of nodes that is killed."""
-    ends_as_it_should(rounds=3, seed=21, minutes=3)
+def test_two_faults_over_hosts_end_as_they_should() -> None:
+    """An ssh that is made anew, and a head of nodes that is killed."""
+    ends_as_it_should(rounds=2, seed=22, minutes=3)
 
 
 @pytest.mark.long
