@@ -119,7 +119,7 @@ def _kill_host(run: Any, fault: Fault, undone: object) -> None:
     del first
 
 
-class _Outside:
+class Outside:
     """The head's own place, as a host that others may miss."""
 
     def __init__(self, address: str) -> None:
@@ -129,7 +129,7 @@ class _Outside:
 def _others(run: Any, fault: Fault) -> list[Any]:
     """Whom a host of the job speaks to beside its ranks' peers: the head."""
     if run.plan.way == "ssh":
-        return [_Outside(run.pod.address)]
+        return [Outside(run.pod.address)]
     return [run.hosts[0]] if fault.host else run.hosts[1:]
 
 

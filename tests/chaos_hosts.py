@@ -225,6 +225,7 @@ class Round:
             launcher.wait()
         for host in self.hosts:
             host.mend()
+            host.finds(chaos_faults.Outside(self.pod.address))  # type: ignore[arg-type]
             if host._process is not None:
                 chaos_faults.give_room(host)
         self.pod.make_whole()
