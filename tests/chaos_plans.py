@@ -133,7 +133,9 @@ class Plan:
     def _codes_of(self, fault: Fault) -> set[int]:
         kind, codes = fault.kind, set(fault.kind.codes)
         if self.way == "nodes" and fault.host == 0 and kind.name in _ENDS_NODE_0:
-            return {_ENDS_NODE_0[kind.name]}
+            # Node 0 goes on alone where one is enough.
+            is_enough = self.fewest == 1 and "cut" in kind.name
+            return {0} if is_enough else {_ENDS_NODE_0[kind.name]}
         makes_up = (kind.again and self.restarts) or (kind.lost and self.is_elastic)
         if not makes_up:
             return codes
