@@ -231,8 +231,8 @@ class Head:
         if lines:
             self._emit("note", text=f"[{lines} lines not shown, they are in the logs]")
 
-    def _on_note(self, _: HostState, message: Message, __: bytes) -> None:
-        self._note(message["text"])
+    def _on_note(self, state: HostState, message: Message, _: bytes) -> None:
+        self._note(self._hosts.told(state, message))
 
     def _on_all_ended(self, state: HostState, _: Message, __: bytes) -> None:
         state.all_ended = True

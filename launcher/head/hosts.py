@@ -98,6 +98,13 @@ class Hosts:
         for state in self.states:
             state.agent.end(max(0.1, end_s - time.monotonic()))
 
+    def told(self, state: HostState, message: Message) -> str:
+        """The line of a note; one that warns is named with its host, where there are several."""
+        if "warning" not in message:
+            return str(message["text"])
+        where = f"host {state.name}: " if len(self.states) > 1 else ""
+        return f"warning: {where}{message['warning']}"
+
     def are_in_doubt(self, silent_s: float) -> bool:
         """Whether one that is not known to be gone has been silent for so long."""
         return any(not one.is_over and one.agent.silent_s() > silent_s for one in self.states)

@@ -75,6 +75,8 @@ def _what(failure: Failure) -> str:
         return f"raised {failure.type or 'an exception'}"
     if failure.kind == "exit":
         return f"exited with code {failure.exit_code}"
+    if failure.kind == "launch" and failure.step:
+        return "was ended"  # with its agent, in the middle of its work
     words = {
         "early_exit": "finished early, while others still needed it",
         "hang": "did not go on",

@@ -1,5 +1,6 @@
 """What the head has seen of every rank of an attempt: it remembers, and judges nothing."""
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ _STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "D": "in the di
 _FAILURE_FIELDS = frozenset({"kind", "exit_code", "type", "message", "traceback"})
 # The messages that are about ranks.
 OPS = ("started", "arrived", "beats", "finished", "failed", "ended")
+# Who takes a host away tells its ranks first: SIGTERM and the loss of it within this time are one.
+TAKEN_S = 2.0
 # The loop looks at its clock several times a second: a longer gap means that it was stopped.
 _GAP_S = 3.0
 
@@ -100,11 +103,16 @@ class Sight:
             self._see(rank, host=host)
 
     def lose(self, ranks: range, why: str) -> None:
-        """Nothing is known any more of the host of these ranks: those that ran are lost with it."""
+        """Nothing is known any more of the host of these ranks: those that ran are lost with it.
+
+        So are those that were told to end shortly before, not by us: it was taken away.
+        """
         now_s = self._clock.now_s()
         for rank in ranks:
             seen = self.seen[rank]
-            if seen.exit_code is None and seen.report is None:
+            was_told = seen.exit_code == -signal.SIGTERM and not seen.stopped
+            is_fresh = was_told and now_s - (seen.ended_s or 0.0) <= TAKEN_S
+            if (seen.exit_code is None or is_fresh) and seen.report is None:
                 failure = Failure(rank, "host_lost", message=why, time=now_s)
                 self._see(rank, report=self.identified(failure))
 

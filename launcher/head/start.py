@@ -4,6 +4,7 @@ serves what the ranks meet at, the others try their way to it, and all get their
 Called on the head's thread alone.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,7 +190,8 @@ class Start:
             if self._sending is not None:
                 common = self._sending.moved(state.index, self._job, common)
             is_own = self._keeps_own_logs and bool(place.log_dir)
-            state.send({"op": "start", **common, "is_own_log_dir": is_own, "ranks": own}, b"")
+            order = {"op": "start", "time_s": time.time(), **common, "is_own_log_dir": is_own}
+            state.send({**order, "ranks": own}, b"")
         self._started(self._headline)
 
     def log_dir_on(self, state: HostState) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.records import Failure, ranks_text, signal_name
 from torch_xdist.launcher.facts.settings import Timeouts
-from torch_xdist.launcher.head.sight import Seen
+from torch_xdist.launcher.head.sight import TAKEN_S, Seen
 from torch_xdist.launcher.head.standing import left_early
 
 # JAX's runtime aborts every process of a world within this time of losing one.
@@ -23,6 +23,7 @@ TIE_S = 0.1
 _ERROR_LINES = 12
 SIGABRT = 6
 SIGKILL = 9
+SIGTERM = 15
 
 # What only a rank says that has lost a peer.
 _ECHO = re.compile(
@@ -86,7 +87,10 @@ def judge(
     failures = _failures(workers)
     causes = [failure for failure in failures if not failure.secondary]
     if causes:
-        return _stop(min(causes, key=_place_in_time), failures)
+        first = min(causes, key=_place_in_time)
+        if _may_be_of_a_lost_host(workers, first, now_s):
+            return Wait()
+        return _stop(first, failures)
     early = left_early(workers, now_s, failing=bool(failures))
     if failures and early:
         return _stop(_early_exit(early.seen, early.sentence), failures)
@@ -134,7 +138,8 @@ def _failures(workers: Sequence[Seen]) -> list[Failure]:
     marked = []
     for worker, failure in own:
         if _is_echo(worker, failure, [other for other, _ in own if other is not worker], workers):
-            failure = replace(failure, secondary=True, reason="it lost a peer")
+            reason = "a host was taken away" if _is_told_to_end(failure) else "it lost a peer"
+            failure = replace(failure, secondary=True, reason=reason)
         marked.append(failure)
     return marked
 
@@ -177,6 +182,10 @@ def _is_echo(
         # The error is among the last lines; JAX and torch add remarks after it.
         last = worker.tail[-_ERROR_LINES:]
         return any(is_echo_text(line, "\n".join(worker.tail)) for line in last)
+    if _is_told_to_end(failure):
+        losses = [other.report for other in others if other.report is not None]
+        losses = [loss for loss in losses if loss.kind == "host_lost"]
+        return any(abs(loss.time - failure.time) <= TAKEN_S for loss in losses)
     if failure.kind != "signal" or failure.signal != SIGABRT:
         return False
     if any(is_echo_text(line) for line in worker.tail[-_ERROR_LINES:]):
@@ -208,6 +217,19 @@ def _may_explain_itself(workers: Sequence[Seen], echo: Failure, now_s: float) ->
     """Whether the cause of an echo may still show: a report that is under way."""
     some_run = any(worker.exit_code is None for worker in workers)
     return some_run and now_s - echo.time < SETTLE_S
+
+
+def _is_told_to_end(failure: Failure) -> bool:
+    return failure.kind == "signal" and failure.signal == SIGTERM
+
+
+def _may_be_of_a_lost_host(workers: Sequence[Seen], first: Failure, now_s: float) -> bool:
+    """Whether a SIGTERM that is not ours may have come because a host is being taken away.
+
+    Slurm sends it to the ranks of all nodes when one of them fails, and then says which.
+    """
+    has_hosts = len({worker.host for worker in workers}) > 1
+    return has_hosts and _is_told_to_end(first) and now_s - first.time < TAKEN_S
 
 
 def _early_exit(worker: Seen, sentence: str) -> Failure:

@@ -105,6 +105,7 @@ class OwnOrders:
         task = {"kind": job.kind, "argv": job.argv, "sys_path": job.sys_path}
         return {
             "op": "start",
+            "time_s": float(message["time_s"]),
             "task": {**task, "beat_s": self._beat_s},
             "env": job.env,
             "cwd": job.cwd,

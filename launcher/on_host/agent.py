@@ -224,8 +224,9 @@ class Agent:
         self._pump = Pump(
             Path(message["log_dir"]) if message["log_dir"] else None,
             show=self._stream.show,
-            warn=lambda text: self._stream.send({"op": "note", "text": f"warning: {text}"}),
+            warn=lambda text: self._stream.send({"op": "note", "warning": text}),
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
+            ahead_s=float(message["time_s"]) - time.time(),
         )
         self._beside.log_dir = message["log_dir"]
         self._stream.show_lines_of(message["tee"])

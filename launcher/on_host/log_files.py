@@ -8,6 +8,7 @@ once a second, for `xla-run logs --since`.
 
 import collections
 import contextlib
+import errno
 import os
 import struct
 import threading
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch_xdist.launcher.shipping.manifest import size_text
 
 Warn = Callable[[str], None]
 
@@ -26,6 +29,7 @@ _MOST_QUEUED_BYTES = 16 << 20
 _HUNG_S = 5.0
 _CLOSE_S = 4.0
 _LOOK_S = 1.0
+_ADVICE = "remove what else lies there, or name another place by --log-dir"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -45,10 +49,12 @@ class LogFiles:
 
     Args:
         folder: made if it is not there; None: no files.
+        ahead_s: what is added to the time of day here: clocks of hosts differ, and `--since` is
+            asked on the head's.
     """
 
-    def __init__(self, folder: Path | None, warn: Warn) -> None:
-        self._folder, self._warn = folder, warn
+    def __init__(self, folder: Path | None, warn: Warn, ahead_s: float = 0.0) -> None:
+        self._folder, self._warn, self._ahead_s = folder, warn, ahead_s
         self._warned = False
         self._logs: dict[int, _OpenLog] = {}
         self._lost: collections.Counter[int] = collections.Counter()
@@ -111,7 +117,7 @@ class LogFiles:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            self._complain(error.strerror or str(error))
+            self._complain_of(error)
         while (item := self._next()) is not None:
             self._append(*item)
         for log in self._logs.values():
@@ -147,7 +153,7 @@ class LogFiles:
             missing = (
                 len(data) - max(0, written - len(note)) - (lost if written >= len(note) else 0)
             )
-            self._complain(error.strerror or str(error))
+            self._complain_of(error)
         if rank in self._logs:
             self._logs[rank].end += written
         with self._changed:
@@ -173,14 +179,29 @@ class LogFiles:
         now_s = time.monotonic()
         if now_s - log.marked_s >= _LOOK_S:
             log.marked_s = now_s
-            os.write(log.times, TIME_MARK.pack(time.time(), log.end))
+            os.write(log.times, TIME_MARK.pack(time.time() + self._ahead_s, log.end))
 
-    def _complain(self, why: str) -> None:
+    def _complain(self, why: str, advice: str = "") -> None:
         if not self._warned:
             self._warned = True
-            self._warn(
-                f"log directory {self._folder}: {why}; the job goes on, output is lost there"
-            )
+            lost = "the job goes on, output is lost there"
+            self._warn(f"log directory {self._folder}: {why}; {lost}{advice}")
+
+    def _complain_of(self, error: OSError) -> None:
+        why = error.strerror or str(error)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self._complain(why)
+            return
+        self._complain(f"{why} ({_room(self._folder)})", f" until there is room; {_ADVICE}")
+
+
+def _room(folder: Path | None) -> str:
+    """What is free where a folder is, or was to be; a disk may have less for one user."""
+    for place in (folder, *folder.parents) if folder else ():
+        with contextlib.suppress(OSError):
+            found = os.statvfs(place)
+            return f"{size_text(found.f_bavail * found.f_frsize)} free"
+    return "nobody says how much is free"
 
 
 def _close(log: _OpenLog) -> None:

@@ -37,6 +37,7 @@ class Pump:
         show: called in the pump's thread with a rank and its new lines; must not block.
         warn: called with one sentence, once, when log files cannot be written.
         drained: called in the pump's thread when a rank's last pipe has ended.
+        ahead_s: how far the head's time of day is ahead of the one here; logs go by the head's.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Pump:
         show: Show,
         warn: Warn,
         drained: Callable[[int], None] = lambda rank: None,
+        ahead_s: float = 0.0,
     ) -> None:
-        self._files = LogFiles(log_dir, warn)
+        self._files = LogFiles(log_dir, warn, ahead_s)
         self._show, self._drained = show, drained
         self._streams: dict[int, _Stream] = {}
         self._selector = selectors.DefaultSelector()

@@ -87,7 +87,8 @@ def test_a_log_directory_that_cannot_be_written_is_one_warning(
     assert ended.code == 0
     assert ended.out.count("after") == 2
     assert ended.err.count("warning: log directory") == 1
-    words = "No space left on device" if full == "small" else "Read-only file system"
+    room = "No space left on device (0 bytes free)"
+    words = room if full == "small" else "Read-only file system"
     assert f"{words}; the job goes on, output is lost there" in ended.err
 
 

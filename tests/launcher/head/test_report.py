@@ -38,3 +38,12 @@ def test_a_host_that_was_lost_later_is_folded() -> None:
     lost = Failure(2, "host_lost", host="b", message="its stream ended", secondary=True)
     told = report.failure_text([cause, lost, replace(lost, rank=3)], "").splitlines()
     assert told[-1] == "then host b (ranks 2, 3) was lost: its stream ended"
+
+
+def test_a_rank_whose_agent_has_died_was_ended_and_not_unable_to_start() -> None:
+    died = Failure(0, "launch", host="a", message="the agent of host a has died")
+    assert report.describe(died) == (
+        "rank 0 (host a) could not be started: the agent of host a has died"
+    )
+    told = report.describe(replace(died, step=7))
+    assert told == "rank 0 (host a) was ended: the agent of host a has died"

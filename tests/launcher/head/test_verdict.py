@@ -283,3 +283,22 @@ def test_echoes_wait_while_a_host_may_be_lost():
     ranks = [raised(0, 5.0, ECHO, "XlaRuntimeError"), running(1)]
     assert judge(ranks, 9.0, T, in_doubt=True) == Wait()
     assert root(judge(ranks, 9.0, T)) == (0, "exception", 1)
+
+
+def test_ranks_that_are_told_to_end_with_a_host_that_is_lost_are_not_blamed():
+    ranks = [killed(0, 15, 9.0, host="a"), killed(1, 15, 9.1, host="a"), lost(2, 10.0)]
+    verdict = judge(ranks, 10.0, T)
+    assert root(verdict) == (2, "host_lost", 73)
+    assert {failure.reason for failure in verdict.failures[1:]} == {"a host was taken away"}
+
+
+def test_a_rank_that_was_told_to_end_long_before_a_host_was_lost_is_blamed():
+    ranks = [killed(0, 15, 5.0, host="a"), lost(1, 10.0)]
+    assert root(judge(ranks, 10.0, T)) == (0, "signal", 143)
+
+
+def test_sigterm_that_is_not_ours_waits_for_the_loss_of_a_host_where_there_are_several():
+    told, other = killed(0, 15, 9.0, host="a"), running(1, host="b")
+    assert judge([told, other], 10.0, T) == Wait()
+    assert root(judge([told, other], 11.1, T)) == (0, "signal", 143)
+    assert root(judge([told, running(1, host="a")], 9.0, T)) == (0, "signal", 143)

@@ -22,7 +22,14 @@ JOB = Job(
 RANKS = [
     {"rank": rank, "env": {"RANK": str(rank)}, "cores": [rank], "threads": 1} for rank in (2, 3)
 ]
-START = {"op": "start", "tee": [2], "stdin_rank": 0, "ranks": RANKS, "log_folder": "job.2"}
+START = {
+    "op": "start",
+    "time_s": 1e9,
+    "tee": [2],
+    "stdin_rank": 0,
+    "ranks": RANKS,
+    "log_folder": "job.2",
+}
 CONFIG = {"op": "config", "device": "CPU", "beat_s": 2, "lost_s": 10}
 
 
