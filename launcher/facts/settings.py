@@ -24,11 +24,13 @@ LOOPBACK = "127.0.0.1"
 # Asks a rank for the stacks of its threads. A real-time signal: SIGUSR1 and SIGUSR2 are the
 # script's own, and that of schedulers. Ignored until a rank has a handler for it.
 STACK_SIGNAL = signal.SIGRTMAX - 3
+# The value of TPU_WORKER_ID and more in processes that were started by one that has tried libtpu.
+_NO_TPU = "WARNING: could not determine TPU "
 
 
 def environment() -> dict[str, str]:
-    """A copy of this process's environment."""
-    return dict(os.environ)
+    """A copy of this process's environment, without what libtpu wrote where it found no TPU."""
+    return {name: value for name, value in os.environ.items() if not value.startswith(_NO_TPU)}
 
 
 def publish(values: Mapping[str, str]) -> None:

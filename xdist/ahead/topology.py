@@ -5,8 +5,10 @@ compiler's own process uses it too.
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -72,7 +74,9 @@ def devices(topology: Topology) -> Sequence[jax.Device]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """What libtpu reads of the environment while it is loaded; processes started later get none."""
+    """What libtpu reads of the environment while it is loaded; processes started later get none,
+    nor what it has put there itself.
+    """
     before = {name: os.environ.get(name) for name in _ALONE}
     os.environ.update(_ALONE)
     try:
@@ -83,3 +87,17 @@ def _alone() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        for name in _names_of_process() - {*os.environ}:
+            os.unsetenv(name)
+
+
+def _names_of_process() -> set[str]:
+    """The variables that a process started now inherits: those, too, that Python knows nothing of.
+
+    Where it does not find a worker's number libtpu puts a warning in its place.
+    """
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    found = itertools.takewhile(
+        lambda entry: entry is not None, map(entries.__getitem__, itertools.count())
+    )
+    return {os.fsdecode(entry.partition(b"=")[0]) for entry in found}

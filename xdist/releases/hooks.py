@@ -95,6 +95,9 @@ _LAUNCHER = "ranks forked from a process that has imported torch and jax"
 _THREADS = "process groups of threads that are ranks"
 _NESTED = "operands in lists and dicts are found"
 _PROGRAMS = "programs as StableHLO"
+_AHEAD = "programs for a TPU that is not here"
+_SVD = "singular values on a TPU"
+_NO_SVD = "JAX's own form, over which libtpu may abort"
 _LINES = "operations of programs have the user's lines (XLA_HLO_DEBUG)"
 _LINES_OF_JAX = "they have those of JAX"
 _PROFILER = "sessions and servers of the profiler"
@@ -323,6 +326,19 @@ PROBES = (
         _PROGRAMS,
     ),
     Probe("jaxlib.mlir.dialects.func.CallOp", _PROGRAMS),
+    Probe("jax._src.interpreters.mlir.module_to_bytecode", _AHEAD, when=USE),
+    *_each("jax._src.interpreters.mlir", "ir.Module.parse make_ir_context", _AHEAD, when=USE),
+    Probe("jax._src.compiler.get_compile_options", _AHEAD, when=USE),
+    Probe("jaxlib._jax.DeviceList", _AHEAD, when=USE),
+    Probe("jax.experimental.topologies.get_topology_desc", _AHEAD, when=USE),
+    *_each("jax._src", "lax.linalg.svd_p interpreters.mlir.register_lowering", _SVD, _NO_SVD),
+    Probe("jax._src.interpreters.mlir._lowerings", _SVD, _NO_SVD),
+    *_each(
+        "jax._src.compilation_cache",
+        "_cache _cache_initialized reset_cache _get_cache",
+        "compiled programs are kept between runs",
+        "they are where XLA_PERSISTENT_CACHE_PATH names a folder, by JAX's own cache",
+    ),
     Probe("jaxlib.mlir.passmanager.PassManager.parse", _PROGRAMS),
     Probe("jaxlib.mlir.dialects.sdy.sharding_group", "tensors that are sharded alike"),
     *_each(

@@ -11,14 +11,14 @@ import pytest
 
 from torch_xdist.launcher.backends import return_to_agent
 from torch_xdist.launcher.backends.last_word import LastWord
-from torch_xdist.launcher.backends.over_command import _FIRST_WORDS
+from torch_xdist.launcher.backends.over_command import FIRST_WORDS
 from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_place
 from torch_xdist.launcher.on_host.reconnection.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.system import process_tree
 from torch_xdist.system.process import Child
 
-THERE = (sys.executable, "-P", "-c", _FIRST_WORDS)
+THERE = (sys.executable, "-P", "-c", FIRST_WORDS)
 REFUSED = ("sh", "-c", "echo ssh: connect to host b port 22: Connection refused >&2; exit 255")
 MARK = "XDIST_TEST_MARK=return"
 

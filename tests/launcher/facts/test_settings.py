@@ -113,3 +113,11 @@ def test_the_number_of_devices_is_asked_for_by_kind():
     assert settings.asked_num_devices(environ, "CPU") == 4
     assert settings.asked_num_devices(environ, "CUDA") == 2
     assert settings.asked_num_devices(environ, "TPU") is None
+
+
+def test_what_libtpu_writes_where_it_finds_no_tpu_is_no_fact(monkeypatch) -> None:
+    warning = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID`"
+    monkeypatch.setenv("CLOUD_TPU_TASK_ID", warning)
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    told = settings.environment()
+    assert "CLOUD_TPU_TASK_ID" not in told and told["TPU_WORKER_ID"] == "0"

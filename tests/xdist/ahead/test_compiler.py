@@ -104,6 +104,9 @@ def test_two_slices_have_numbers(compiler):
 def test_the_environment_is_as_before(compiler):
     devices(V5E)
     assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in os.environ
+    # What a process started now is given: libtpu puts warnings there where it finds nothing.
+    told = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    assert "TPU_WORKER_ID" not in told and "CLOUD_TPU_TASK_ID" not in told
 
 
 def test_an_unknown_topology_is_named(compiler):
