@@ -258,10 +258,11 @@ def left_on(host: PodHost, pod: Pod) -> Iterator[str]:
     for path in sorted(Path("/proc", str(first), "root", "dev/shm").iterdir()):
         yield f"/dev/shm/{path.name}"
     for path in sorted(Path("/proc", str(first), "root", "tmp").iterdir()):
-        # Logs stay, and torch keeps its cache; what is mounted there is of the pod.
+        # Logs stay, and torch keeps its cache; what is mounted there is of the pod, or this tree.
+        mounted = [*pod.folder.parents, ROOT, *ROOT.parents]
         kept = (
             path.name.startswith(("xla-run-", "torchinductor_"))
-            or Path("/tmp", path.name) in pod.folder.parents
+            or Path("/tmp", path.name) in mounted
         )
         if not kept:
             yield f"/tmp/{path.name}"

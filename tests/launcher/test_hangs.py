@@ -131,7 +131,7 @@ def test_a_long_compilation_is_announced_and_no_hang(run: Callable) -> None:
         import torch
         import torch_xla.core.xla_model as xm
         x = torch.ones(64, 64, device=xm.xla_device())
-        for n in range(200):
+        for n in range(400):
             x = torch.sin(x @ x) + n
         began_s = time.monotonic()
         xm.mark_step()
