@@ -26,8 +26,8 @@ from torch_xdist.launcher.preflight.checked_nodes import CheckedNodes
 from torch_xdist.launcher.preflight.inquiry import Answer, Inquiry, Starter
 from torch_xdist.launcher.preflight.judge import Plan
 from torch_xdist.launcher.preflight.trouble import Trouble
-from torch_xdist.launcher.ways_in import command_line
 from torch_xdist.launcher.viewing.screen import cleaned
+from torch_xdist.launcher.ways_in import command_line
 
 _CLEAR = "\r\x1b[K"
 _MOST_NAMES = 5

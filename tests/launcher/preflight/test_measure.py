@@ -20,6 +20,13 @@ QUESTION = {
 }
 
 
+def version_or_nothing(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def test_this_machine_tells_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XLA_RUN_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://me:pw@proxy:8080")
@@ -27,7 +34,7 @@ def test_this_machine_tells_everything(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found["failed"] == {} and found["slow"] == []
     assert found["versions"]["python"] == platform.python_version()
     assert found["versions"]["jax"] == importlib.metadata.version("jax")
-    assert found["versions"]["libtpu"] == ""
+    assert found["versions"]["libtpu"] == version_or_nothing("libtpu")
     assert found["disk"]["logs"] == str(tmp_path / "logs") and found["disk"]["free_bytes"] > 0
     assert found["disk"]["has_cwd"]
     assert found["shared_memory"]["total_bytes"] >= found["shared_memory"]["free_bytes"] > 0
