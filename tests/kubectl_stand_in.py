@@ -20,7 +20,10 @@ from typing import Any
 
 import yaml
 
-_KEPT = ("PATH", "HOME", "TMPDIR", "PYTHONPATH", "XLA_RUN_TEST", "XLA_RUN_PREIMPORT")
+_KEPT = (
+    *("PATH", "HOME", "TMPDIR", "PYTHONPATH", "XLA_RUN_TEST", "XLA_RUN_PREIMPORT"),
+    "XLA_PERSISTENT_CACHE_PATH",
+)
 REFUSED = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?"
 
 
