@@ -4,6 +4,7 @@ Lines come over stdin: first the command, then beats (empty) and signals (their 
 any for a while, or at their end, this process ends: who asked is gone, or the way to them is.
 """
 
+import io
 import json
 import os
 import select
@@ -18,10 +19,11 @@ from torch_xdist.launcher.ways_in import cli
 
 def main() -> None:
     """Say hello, be `xla-run WORDS`."""
-    words = json.loads(_line(0))["words"]
+    # Without a buffer, so that of what follows nothing is read yet.
+    orders = open(os.dup(0), "rb", buffering=0)  # noqa: SIM115  open until this process ends
+    words = json.loads(orders.readline())["words"]
     sys.stdout.buffer.write(HELLO + json.dumps({"version": __version__}).encode() + b"\n")
     sys.stdout.flush()
-    orders = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -29,19 +31,14 @@ def main() -> None:
     cli.main()
 
 
-def _listen(orders: int) -> None:
-    while select.select([orders], [], [], SILENT_S)[0] and (line := _line(orders)):
+def _listen(orders: io.FileIO) -> None:
+    while select.select([orders], [], [], SILENT_S)[0]:
+        # Half a line is none: the end came inside it.
+        if not (line := orders.readline()).endswith(b"\n"):
+            break
         if line.strip().isdigit():
             os.kill(os.getpid(), int(line))
     os._exit(128 + signal.SIGHUP)
-
-
-def _line(fd: int) -> bytes:
-    """One line, and nothing of what follows; b"" at the end."""
-    found = b""
-    while not found.endswith(b"\n") and (byte := os.read(fd, 1)):
-        found += byte
-    return found if found.endswith(b"\n") else b""
 
 
 if __name__ == "__main__":

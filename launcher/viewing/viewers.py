@@ -92,7 +92,7 @@ class Viewers:
     def _serve(self, came: socket.socket) -> None:
         with came, contextlib.suppress(OSError, ValueError):
             came.settimeout(_HELLO_S)
-            asked = json.loads(_line(came))
+            asked = json.loads(_hello(came))
             # It has no more to say; the end of it is the end of the viewer.
             came.settimeout(None)
             with self._lock:
@@ -134,14 +134,12 @@ class _Viewer:
             self._socket.sendall(line())
 
 
-def _line(sock: socket.socket) -> bytes:
-    found = b""
-    while not found.endswith(b"\n"):
-        more = sock.recv(1)
-        if not more or len(found) > _MOST_HELLO_BYTES:
-            raise ValueError("no line")
-        found += more
-    return found
+def _hello(sock: socket.socket) -> bytes:
+    with sock.makefile("rb", buffering=0) as asked:
+        line: bytes = asked.readline(_MOST_HELLO_BYTES)
+    if not line.endswith(b"\n"):
+        raise ValueError("no line")
+    return line
 
 
 def _dropped(lines: int) -> bytes:

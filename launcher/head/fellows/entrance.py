@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import AuthError, HostError, LauncherError
 from torch_xdist.launcher.sealed import Sealed, as_head, as_node
+from torch_xdist.system import addresses
 from torch_xdist.system.frames import Frame, Link
 
 # A stranger gets little.
@@ -122,7 +123,7 @@ class Entrance:
         with self._turn:
             if time.monotonic() < self._known_until_s:
                 return self._known
-        found = frozenset(one for name in self._part.names for one in addresses_of(name))
+        found = frozenset(one for name in self._part.names for one in _addresses_of(name))
         with self._turn:
             self._known, self._known_until_s = found, time.monotonic() + _KNOWN_S
         return found
@@ -172,30 +173,22 @@ class Silent(HostError):
 
 def _own(part: HostOfMany) -> tuple[str, int] | None:
     """Where this host is to come from: a machine may have several addresses, and one is listed."""
-    for address in addresses_of(part.names[part.host_index]) if part.names else ():
+    for address in _addresses_of(part.names[part.host_index]) if part.names else ():
         is_near = ipaddress.ip_address(address).is_loopback
         with contextlib.suppress(OSError, ValueError):
             target = ipaddress.ip_address(part.master_addr)
             # A name of this machine may lead to loopback, from where no other one is reached.
-            if is_near != target.is_loopback or target.version != _version(address):
+            family = addresses.family(address)
+            if is_near != target.is_loopback or family != addresses.family(str(target)):
                 continue
-            family = socket.AF_INET6 if target.version == 6 else socket.AF_INET
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind((address, 0))
             return address, 0
     return None
 
 
-def _version(address: str) -> int:
-    return ipaddress.ip_address(address).version
-
-
-def addresses_of(name: str) -> list[str]:
-    """Those to which a name leads; none where it leads nowhere (yet)."""
-    with contextlib.suppress(OSError, UnicodeError):
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(plain(str(address[0])) for *_, address in found))
-    return []
+def _addresses_of(name: str) -> list[str]:
+    return [plain(address) for address in addresses.of_name(name)]
 
 
 def plain(address: str) -> str:
