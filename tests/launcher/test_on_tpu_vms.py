@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting_job import counting, lines_of
 from gcloud_stand_in import V4_16, Gcloud
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
 
 WAITS = "say('on%d' % RANK); time.sleep(200)"
-COUNTS = """
-    for number in range(100):
-        print("line", number, flush=True)
-        if number == 20:
-            say("on%d" % RANK)
-        time.sleep(0.05)
-"""
+COUNTS = counting(0.05, lines=100)
 
 
 @pytest.fixture
@@ -161,8 +156,7 @@ def test_a_gcloud_that_is_killed_is_made_anew_and_no_line_is_lost(on_tpu: Callab
     ended = job.end()
     assert ended.code == 0, ended.err
     for rank in range(2):
-        numbers = re.findall(rf"/{rank}\] line (\d+)$", ended.out, re.M)
-        assert [*map(int, numbers)] == [*range(100)]
+        assert lines_of(ended.out, rank) == [*range(100)]
     told = r"^connection to host pod-w[01] lost \(its stream ended\), waiting up to 30 s$"
     assert len(re.findall(told, ended.err, re.M)) == 1, ended.err
     assert len(re.findall(r"^host pod-w[01] is back after \d+\.\d s$", ended.err, re.M)) == 1

@@ -13,19 +13,14 @@ from typing import Any
 
 import pytest
 from breakable_way import Way
+from counting_job import counting, lines_of
 from node_jobs import WAITS, Nodes, ends, shown
 
 from torch_xdist.launcher.facts.errors import ExitCode
 
 HERE = socket.gethostname()
 SOON = ("--lost-after", "2", "--beat-every", "0.5")
-COUNTS = """
-    for number in range(200):
-        print("line", number, flush=True)
-        if number == 20:
-            say("on%d" % RANK)
-        time.sleep(0.04)
-"""
+COUNTS = counting(0.04)
 
 
 @pytest.fixture
@@ -40,10 +35,6 @@ def running(nodes: Nodes, way: Way, body: str, *options: str) -> tuple[Any, Any]
     jobs = nodes.node(0, body, *options), nodes.node(1, body, *options, *over)
     nodes.all_on(jobs)
     return jobs
-
-
-def lines_of(out: str, rank: int) -> list[int]:
-    return [int(number) for number in re.findall(rf"/{rank}\] line (\d+)$", out, re.M)]
 
 
 @pytest.mark.parametrize("in_order", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from marked_processes import assert_gone, none_left
 from pod import Pod, PodHost
 from pod_nodes import PORT
 
@@ -27,12 +28,7 @@ def check(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
             [sys.executable, "-m", "torch_xdist.launcher", "check", *options, *words],
             cwd=tmp_path, capture_output=True, text=True, timeout=100,
         )  # fmt: skip
-        end_s = time.monotonic() + 5
-        while (alive := process_tree.marked(f"XDIST_TEST_MARK={mark}")) and (
-            time.monotonic() < end_s
-        ):
-            time.sleep(0.05)
-        assert alive == set()
+        assert_gone(f"XDIST_TEST_MARK={mark}")
         return done
 
     return run
@@ -169,28 +165,19 @@ def test_nodes_that_come_by_themselves_are_looked_at_as_hosts_are(
 @pytest.fixture
 def nodes_check(pod: Pod, tmp_path: Path) -> Iterator[Callable]:
     """`nodes_check("a", 0)`: the check of a node, on a host."""
-    mark = f"XDIST_TEST_MARK=check{time.time_ns()}"
-    started = []
+    with none_left("check") as (mark, started):
 
-    def begin(name: str, rank: int) -> subprocess.Popen[str]:
-        (first,) = process_tree.children(pod.hosts[name]._process.pid)
-        where = ("--master-addr", pod.hosts["a"].address, "--master-port", PORT)
-        words = ("--nnodes", "2", "--node-rank", str(rank), *where, "--limit", "40")
-        inside = ("nsenter", "-t", str(first), "-m", "-u", "-i", "-n", "-p", "--")
-        begun = subprocess.Popen(
-            [*inside, "env", "-C", str(tmp_path), "XLA_RUN_SECRET=" + "5e" * 32, mark,
-             sys.executable, "-m", "torch_xdist.launcher", "check", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started.append(begun)
-        return begun
+        def begin(name: str, rank: int) -> subprocess.Popen[str]:
+            (first,) = process_tree.children(pod.hosts[name]._process.pid)
+            where = ("--master-addr", pod.hosts["a"].address, "--master-port", PORT)
+            words = ("--nnodes", "2", "--node-rank", str(rank), *where, "--limit", "40")
+            inside = ("nsenter", "-t", str(first), "-m", "-u", "-i", "-n", "-p", "--")
+            begun = subprocess.Popen(
+                [*inside, "env", "-C", str(tmp_path), "XLA_RUN_SECRET=" + "5e" * 32, mark,
+                 sys.executable, "-m", "torch_xdist.launcher", "check", *words],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            started.append(begun)
+            return begun
 
-    yield begin
-    for begun in started:
-        if begun.poll() is None:
-            begun.kill()
-        begun.communicate()
-    end_s = time.monotonic() + 5
-    while (alive := process_tree.marked(mark)) and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert alive == set()
+        yield begin

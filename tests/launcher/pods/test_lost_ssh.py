@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting_job import counting, lines_of
 from pod import Pod
 
 from torch_xdist.launcher.facts.errors import ExitCode
@@ -20,13 +21,7 @@ from torch_xdist.system import process_tree
 TWO = ("--hosts", "a,b", "-n", "2")
 SOON = ("--lost-after", "2", "--beat-every", "0.5")
 WAITS = "say('on%d' % RANK); time.sleep(200)"
-COUNTS = """
-    for number in range(200):
-        print("line", number, flush=True)
-        if number == 20:
-            say("on%d" % RANK)
-        time.sleep(0.05)
-"""
+COUNTS = counting(0.05)
 
 
 def running(on_hosts: Callable, *options: str, body: str = COUNTS) -> Any:
@@ -35,10 +30,6 @@ def running(on_hosts: Callable, *options: str, body: str = COUNTS) -> Any:
     for rank in range(4):
         job.wait_for(f"on{rank}")
     return job
-
-
-def lines_of(out: str, rank: int) -> list[int]:
-    return [int(number) for number in re.findall(rf"/{rank}\] line (\d+)$", out, re.M)]
 
 
 def is_ssh(pid: int) -> bool:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from marked_processes import none_left
 from node_jobs import SECRET
-
-from torch_xdist.system import process_tree
 
 LIMIT_S = 40
 
@@ -22,34 +21,32 @@ LIMIT_S = 40
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable]:
     """`node(1, "--limit", "30")`: a check as one node; nothing of any may be left."""
-    mark = f"XDIST_TEST_MARK=nodes{time.time_ns()}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    started = []
+    with none_left("nodes") as (mark, started):
 
-    def begin(
-        rank: int, *words: str, secret: str = SECRET, nodes: int = 2, folder: Path = tmp_path
-    ) -> subprocess.Popen:
-        name, _, value = mark.partition("=")
-        where = ("--master-addr", "127.0.0.1", "--master-port", port, "--node-rank", str(rank))
-        command = (sys.executable, "-m", "torch_xdist.launcher", "check", "--nnodes", str(nodes))
-        process = subprocess.Popen(
-            [*command, *where, "--limit", str(LIMIT_S), *words],
-            cwd=folder, env={**os.environ, "XLA_RUN_SECRET": secret, name: value},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started.append(process)
-        return process
+        def begin(
+            rank: int, *words: str, secret: str = SECRET, nodes: int = 2, folder: Path = tmp_path
+        ) -> subprocess.Popen:
+            name, _, value = mark.partition("=")
+            where = ("--master-addr", "127.0.0.1", "--master-port", port, "--node-rank", str(rank))
+            command = (
+                sys.executable,
+                "-m",
+                "torch_xdist.launcher",
+                "check",
+                "--nnodes",
+                str(nodes),
+            )
+            process = subprocess.Popen(
+                [*command, *where, "--limit", str(LIMIT_S), *words],
+                cwd=folder, env={**os.environ, "XLA_RUN_SECRET": secret, name: value},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            started.append(process)
+            return process
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    end_s = time.monotonic() + 5
-    while (alive := process_tree.marked(mark)) and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert alive == set()
+        yield begin
 
 
 def ended(process: subprocess.Popen, limit_s: float = 80) -> tuple[int, str, str]:

@@ -6,26 +6,14 @@ import time
 
 import pytest
 
-from torch_xdist import metrics
 from torch_xdist.core.disk_cache.entries import Entries
 
 NAME = "0123456789abcdef"
 
 
 @pytest.fixture
-def entries(tmp_path):
-    def make(limit_bytes=10**6):
-        made.append(os.open(tmp_path, os.O_RDONLY))
-        return Entries(made[-1], limit_bytes)
-
-    made = []
-    yield make
-    for folder in made:
-        os.close(folder)
-
-
-def counted(name):
-    return metrics.counter_value(name) or 0
+def entries(opened):
+    return lambda limit_bytes=10**6: Entries(opened(), limit_bytes)
 
 
 def test_what_is_written_is_read_and_only_its_owner_may(entries, tmp_path):
@@ -37,7 +25,7 @@ def test_what_is_written_is_read_and_only_its_owner_may(entries, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"torch", b"\0" * 200])
-def test_a_damaged_entry_is_removed_and_counted(entries, tmp_path, damage):
+def test_a_damaged_entry_is_removed_and_counted(entries, tmp_path, damage, counted):
     kept = entries()
     kept.write(NAME, b"program")
     (file,) = tmp_path.iterdir()

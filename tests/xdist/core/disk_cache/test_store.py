@@ -10,25 +10,13 @@ import time
 
 import pytest
 
-from torch_xdist import metrics
 from torch_xdist.core.disk_cache import store as store_file
 from torch_xdist.core.disk_cache.store import Store
 
 
 @pytest.fixture
-def store(tmp_path):
-    def make(stamp="", **named):
-        made.append(os.open(tmp_path, os.O_RDONLY))
-        return Store(made[-1], str(tmp_path), 10**6, stamp, **named)
-
-    made = []
-    yield make
-    for folder in made:
-        os.close(folder)
-
-
-def counted(name):
-    return metrics.counter_value(name) or 0
+def store(opened, tmp_path):
+    return lambda stamp="", **named: Store(opened(), str(tmp_path), 10**6, stamp, **named)
 
 
 def test_programs_of_another_stamp_are_strangers(store):
@@ -45,7 +33,7 @@ def test_a_folder_to_read_gets_nothing(store, tmp_path):
     assert reading.get("key") == b"program" and {*tmp_path.iterdir()} == before
 
 
-def test_a_full_disk_costs_one_line_and_a_counter(store, monkeypatch, capsys):
+def test_a_full_disk_costs_one_line_and_a_counter(store, monkeypatch, capsys, counted):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -60,7 +48,7 @@ def test_a_full_disk_costs_one_line_and_a_counter(store, monkeypatch, capsys):
     assert lines[0].endswith("cannot be written (No space left on device); programs are not kept")
 
 
-def test_a_program_that_xla_cannot_load_is_counted_and_replaced(store):
+def test_a_program_that_xla_cannot_load_is_counted_and_replaced(store, counted):
     kept = store()
     kept.put("key", b"program")
     before = counted("PersistentCacheDamaged")
@@ -107,7 +95,7 @@ def asked(kept):
     return thread, answers
 
 
-def test_the_first_compiles_and_the_others_get_what_it_made(store, first):
+def test_the_first_compiles_and_the_others_get_what_it_made(store, first, counted):
     before = counted("PersistentCacheWait")
     waiting = [asked(store()) for _ in range(2)]
     time.sleep(0.3)
