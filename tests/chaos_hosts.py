@@ -116,6 +116,8 @@ class Round:
         name, value = self.mark.split("=")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_RUN", "PJRT"))}
         environ = {**kept, "PJRT_DEVICE": "CPU", "FOLDER": str(self.folder), name: value, **more}
+        # As in all tests: what a user's cache keeps is left on purpose.
+        environ["XLA_PERSISTENT_CACHE_PATH"] = ""
         with open(self.folder / f"told{len(self.launchers)}", "wb") as told:
             process = subprocess.Popen(
                 words, cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=told,

@@ -12,7 +12,7 @@ NAMES = "abc"
 # Silence of 2 s is a lost connection, of 8 s a lost host.
 LOST_S, GRACE_S = 2.0, 8.0
 SHORT_CUT_S = 4.0
-HANG_S = 5.0
+HANG_S, RETURN_S = 5.0, 40.0
 # A launcher that was killed by SIGKILL, as Popen says it.
 KILLED = -9
 
@@ -39,7 +39,7 @@ class Kind:
 
 KINDS = (
     Kind("rank killed", "rank", (137,), again=True),
-    Kind("rank stopped", "rank", (76,)),
+    Kind("rank stopped", "rank", (76,), again=True),
     Kind("exception", "rank", (1,), again=True),
     Kind("os._exit", "rank", (9,), again=True),
     Kind("agent killed", "host", (73,), lost=True, again=True),
@@ -116,6 +116,8 @@ class Plan:
         if self.way == "nodes":
             few = f"{self.fewest}:" if self.is_elastic else ""
             words += ["--elastic-wait", "3"] if self.is_elastic else []
+            # So long the next attempt waits for a node that somebody may start again.
+            words += ["--rendezvous-timeout", f"{RETURN_S:g}"]
             return [*words, "--nnodes", f"{few}{self.hosts}"]
         words += ["--hosts", ",".join(NAMES[: self.hosts])]
         if self.spares:
@@ -141,7 +143,10 @@ class Plan:
             return codes
         # A host that stays away is away in the next attempt, too.
         stays = kind.name in ("link cut", "way back cut", "host killed") and not self.is_elastic
-        return codes | {77} if stays else {0, *(codes if len(self.faults) > 1 else ())}
+        if stays:
+            # Over ssh the next attempt finds at once that it is away; a node is waited for.
+            return codes | {77} | ({72} if self.way == "nodes" else set())
+        return {0, *(codes if len(self.faults) > 1 else ())}
 
     def __str__(self) -> str:
         what = " and ".join(

@@ -196,7 +196,7 @@ class Pod:
     Args:
         folder: where keys and configurations go.
         shared: a folder above it that the hosts see at the same path, as they see the repository.
-        is_ipv6: whether there is no IPv4 between the hosts; then no link is to be cut.
+        is_ipv6: whether there is no IPv4 between the hosts.
     """
 
     def __init__(

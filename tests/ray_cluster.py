@@ -28,9 +28,10 @@ def missing() -> str:
 
 @dataclass
 class Cluster:
-    """Where it is, and the processes of its nodes, the head's first."""
+    """Where it is, also for a Ray client, and the processes of its nodes, the head's first."""
 
     address: str
+    client: str
     folder: Path
     mark: str
     nodes: list[subprocess.Popen[bytes]]
@@ -63,10 +64,11 @@ def running() -> Iterator[Cluster]:
     environ |= {name: value, "RAY_enable_worker_prestart": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_health_check_period_ms": "500"}
     address = f"127.0.0.1:{free_port()}"
-    client = f"--ray-client-server-port={free_port()}"
+    client = f"127.0.0.1:{free_port()}"
     first = ["--head", f"--port={address.partition(':')[2]}", "--node-ip-address=127.0.0.1"]
-    first += [f"--temp-dir={folder}", "--include-dashboard=false", client]
-    cluster = Cluster(address, folder, f"{name}={value}", [])
+    first += [f"--temp-dir={folder}", "--include-dashboard=false"]
+    first += [f"--ray-client-server-port={client.partition(':')[2]}"]
+    cluster = Cluster(address, f"ray://{client}", folder, f"{name}={value}", [])
     try:
         with open(folder / "log", "wb") as log:
             second = [f"--address={address}", "--node-ip-address=127.0.0.2"]

@@ -74,6 +74,7 @@ LATE = {
     "xdist/debug/native_profiler.py": {"grpc", "torch._dynamo"},
     "xdist/debug/remote_profile.py": {"grpc"},
     "xdist/world.py": {"torch_xdist.collectives"},
+    "xdist/ahead/environment.py": {"torch_xdist.ahead.rehearsal"},
     "loaders/sharing.py": {"torch_xdist.collectives"},
     "xdist/ranks/c10d/device_mesh.py": {"torch_xdist.ranks.c10d.dtensors"},
 }
@@ -218,6 +219,7 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
 # The folders of launcher/, ground first; `control` is what stands between the hosts and the head.
 PROCESSES = [
     "facts",
+    "named_option",
     "sealed",
     "replay",
     "connection",
@@ -235,6 +237,7 @@ PROCESSES = [
     "head",
     "preflight",
     "k8s",
+    "rehearsal",
     "ways_in",
     "torch_xla_names",
 ]

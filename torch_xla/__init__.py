@@ -10,6 +10,7 @@ from torch_xdist.distribution_name import answer_as_torch_xla, refuse_other_torc
 
 # The one above comes first: it loads jax and the core in three quarters of the time.
 # isort: split
+from torch_xdist.ahead import environment as _ahead
 from torch_xdist.core.devices.device import device, device_count, devices, real_devices
 from torch_xdist.core.devices.steps import sync
 from torch_xdist.core.torch_side import loading as _loading
@@ -31,6 +32,7 @@ _loading.register()
 _traced_collectives.register()
 _sync_batch_norm.register()
 _eager.follow_environment()
+_ahead.follow_environment()
 _on_demand(__name__)
 
 from torch_xla import (  # noqa: E402 - after the check, which explains what these could not

@@ -20,7 +20,9 @@ class Choices(NamedTuple):
         shares_memory: ranks of one host exchange through it; elsewhere by XLA's own collectives.
         waits_outside: who comes first to a collective of XLA's waits before it: gloo gives up.
         has_pallas: Pallas's kernels for TPUs run, else what computes the same.
-        has_quick_options: small programs are compiled with the options of `compile_options`.
+        has_tf32: products of float32 may be rounded to TF32, as torch's flags say.
+        has_fused_attention: cuDNN's, which XLA calls for halves.
+        has_own_options: programs are compiled with the options of `compile_options`.
         on_cpu: operators that it has no form of: they run on the CPU, counted by name.
         refused_dtypes: by numpy's names: its compiler may end the process over them.
     """
@@ -30,7 +32,9 @@ class Choices(NamedTuple):
     shares_memory: bool = False
     waits_outside: bool = False
     has_pallas: bool = False
-    has_quick_options: bool = False
+    has_tf32: bool = False
+    has_fused_attention: bool = False
+    has_own_options: bool = False
     on_cpu: frozenset[str] = frozenset()
     refused_dtypes: frozenset[str] = frozenset()
 
@@ -44,9 +48,9 @@ _NOT_SYMMETRIC = frozenset(
 
 CHOICES = {
     "cpu": Choices(
-        "cpu", is_host=True, shares_memory=True, waits_outside=True, has_quick_options=True
+        "cpu", is_host=True, shares_memory=True, waits_outside=True, has_own_options=True
     ),
-    "cuda": Choices("cuda"),
+    "cuda": Choices("cuda", has_tf32=True, has_fused_attention=True),
     "tpu": Choices(
         "tpu", has_pallas=True, on_cpu=_NOT_SYMMETRIC, refused_dtypes=frozenset({"complex128"})
     ),

@@ -6,6 +6,7 @@ names that start with XDIST_ are ours. This module imports neither torch nor jax
 """
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -134,6 +135,15 @@ def narrowed() -> Mapping[str, str]:
     if _flag(env, "XLA_USE_32BIT_LONG"):
         found |= {"int64": "int32", "uint64": "uint32"}
     return found
+
+
+def rehearsal() -> dict[str, Any]:
+    """What this process is to rehearse, as `xla-run compile` wrote it: XDIST_REHEARSE; {} for none.
+
+    "topology" by libtpu's name, "slices", "steps", "name" as the user calls it, and the path of the
+    "report".
+    """
+    return dict(json.loads(os.environ.get("XDIST_REHEARSE") or "{}"))
 
 
 def asks_for_spmd() -> bool:

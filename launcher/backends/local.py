@@ -17,6 +17,7 @@ from torch_xdist.system.process import Child
 
 # Linux takes 128 KiB for one variable, and 2 MiB for all and the command line together.
 _MOST_VALUE_BYTES = 100_000
+_ENDS_S = 0.5
 _MOST_ENVIRON_BYTES = 1 << 20
 
 
@@ -93,7 +94,13 @@ class AgentHere:
         return 0.0
 
     def explain(self, why: str, name: str, *, has_said_hello: bool) -> Gone:
-        return Gone(f"the agent of host {name or '?'} has died ({why})", int(ExitCode.INTERNAL))
+        # The end of its stream may be seen before that of its process, which tells more.
+        self._process.wait(_ENDS_S)
+        text = f"the agent of host {name or '?'} has died ({self.why_gone() or why})"
+        if has_said_hello:
+            # Somebody killed it, or memory ran out: as with any other host another may do better.
+            return Gone(text, int(ExitCode.HOST), is_lost=True)
+        return Gone(text, int(ExitCode.INTERNAL))
 
     def end(self, limit_s: float = 10.0) -> None:
         self._stdin.close()

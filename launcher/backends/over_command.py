@@ -20,6 +20,7 @@ from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_pla
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.pipe_stream import PipeStream, Tell
+from torch_xdist.system import piped
 from torch_xdist.system.frames import Message
 from torch_xdist.system.process import Child
 
@@ -168,34 +169,19 @@ class AgentOverCommand:
         self._command, self._env, self._note = command, env, note
         self._way_back: ReturnToAgent | None = None
         self._last_word: LastWord | None = None
-        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
-        ours_err, theirs_err = os.pipe2(os.O_CLOEXEC)
         try:
-            self._process = Child.start(
-                command,
-                stdin=theirs_in,
-                stdout=theirs_out,
-                stderr=theirs_err,
-                env=way.environ(),
-                # A Ctrl-C on the terminal is for the launcher, which then tells the agents.
-                start_new_session=True,
-            )
+            started = piped.start(command, way.environ())
         except OSError as error:
-            for fd in (ours_in, ours_out, ours_err):
-                os.close(fd)
             raise HostError(
                 f"host {host.name}: {command[0]} cannot be started here ({error.strerror}); "
                 f"{way.advice}"
             ) from error
-        finally:
-            for fd in (theirs_in, theirs_out, theirs_err):
-                os.close(fd)
-        self._stream = PipeStream(ours_out, ours_in, is_head=True)
+        self._process = started.process
+        self._stream = PipeStream(started.stdout, started.stdin, is_head=True)
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._is_connected = False
         self._listener = threading.Thread(
-            target=self._listen, args=(os.fdopen(ours_err, "rb"),), daemon=True
+            target=self._listen, args=(os.fdopen(started.stderr, "rb"),), daemon=True
         )
 
     def connect(self, plane: Plane, config: Message, stdin: int | None) -> Send:

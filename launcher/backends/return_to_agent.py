@@ -15,7 +15,9 @@ from torch_xdist.launcher.backends.last_word import LastWord
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.resuming import Asking, Returning
+from torch_xdist.system import piped
 from torch_xdist.system.errors import FrameError
+from torch_xdist.system.piped import Piped
 from torch_xdist.system.process import Child
 
 _MODULE = "torch_xdist.launcher.on_host.reconnection.relay"
@@ -23,7 +25,8 @@ _PAUSES_S = (0.2, 0.5, 1.0)
 _REFUSED = b"Connection refused"
 # A server that starts again refuses for a moment.
 _REFUSALS_S = 3.0
-_MOST_SAID = 4096
+# Of a command that has ended; what it has started may keep its stderr open.
+_MOST_SAID, _SAID_S = 4096, 0.5
 
 
 class ReturnToAgent(Returning):
@@ -72,20 +75,12 @@ class ReturnToAgent(Returning):
 
     def _once(self, limit_s: float) -> bool:
         """Whether there is a connection again; where there can be none, the stream is over."""
-        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
-        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-        said, said_write = os.pipe2(os.O_CLOEXEC)
-        line = Connection(ours_out, ours_in, awaits_mark=True)
-        try:
-            process = self._started(theirs_in, theirs_out, said_write)
-        finally:
-            for fd in (theirs_in, theirs_out, said_write):
-                os.close(fd)
-        if process is None:
-            line.close()
-            os.close(said)
+        started = self._started()
+        if started is None:
             return False
-        last_word = LastWord(ours_in)
+        line = Connection(started.stdout, started.stdin, awaits_mark=True)
+        process, said = started.process, started.stderr
+        last_word = LastWord(started.stdin)
         is_back = self._goes_over(line, limit_s)
         with self._turn:
             self._process = None
@@ -99,12 +94,12 @@ class ReturnToAgent(Returning):
         self._judge(said)
         return False
 
-    def _started(self, stdin: int, stdout: int, stderr: int) -> Child | None:
-        ends = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "env": self._environ}
+    def _started(self) -> Piped | None:
         with self._turn, contextlib.suppress(OSError):
             if not self._is_stopped:
-                self._process = Child.start(self._command, **ends, start_new_session=True)
-            return self._process
+                started = piped.start(self._command, self._environ)
+                self._process = started.process
+                return started
         return None
 
     def _goes_over(self, line: Connection, limit_s: float) -> bool:
@@ -119,8 +114,7 @@ class ReturnToAgent(Returning):
 
     def _judge(self, said: int) -> None:
         """Where its machine refuses for long enough, nothing of it is left to come back to."""
-        with os.fdopen(said, "rb") as stderr:
-            text = stderr.read(_MOST_SAID)
+        text = piped.last_words(said, _MOST_SAID, _SAID_S)
         now_s = time.monotonic()
         if _REFUSED not in text:
             self._refused_s = None

@@ -7,7 +7,8 @@ slice, a JobSet) means one process per host: each starts its host's ranks.
 
 import os
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -170,24 +171,63 @@ class Hydra:
 
 
 class JobSet:
-    """An indexed Kubernetes job, one pod per host, where the number of pods is told as well."""
+    """An indexed Kubernetes job, one pod per host, where the number of pods is told as well.
+
+    Kubernetes tells a pod its index, and a name that has it: train-workers-0-3.train. The first
+    pod is the same name with 0. How many there are is in no variable and no name.
+
+    Args:
+        own_name: this machine's, with its domain.
+    """
 
     name = "a JobSet"
     _COUNTS = ("XLA_RUN_HOSTS", "NUM_PROCESSES", "JAX_NUM_PROCESSES", "WORLD_SIZE")
 
+    def __init__(self, own_name: Callable[[], str] = socket.getfqdn) -> None:
+        self._own_name = own_name
+
     def read(self, environ: Environ) -> Found | None:
-        index = integer(environ, "JOB_COMPLETION_INDEX")
-        counts = [count for name in self._COUNTS if (count := integer(environ, name, least=1))]
-        if index is None or not counts or counts[0] == 1:
+        index, pods = integer(environ, "JOB_COMPLETION_INDEX"), self.count(environ)
+        if index is None or pods is None or pods == 1:
             return None
         address = text(environ, "MASTER_ADDR") or text(environ, "JAX_COORDINATOR_ADDRESS")
-        if not address:
-            raise SettingError(
-                f"JobSet with {counts[0]} pods: no MASTER_ADDR; "
-                "set it to the host name of the pod with index 0"
-            )
+        address = address or self._first_pod(index, pods)
         port = _port(environ) or _DEFAULT_PORT
-        return _checked(HostOfMany(self.name, index, counts[0], _host_of(address), port))
+        return _checked(HostOfMany(self.name, index, pods, _host_of(address), port))
+
+    @classmethod
+    def count(cls, environ: Environ) -> int | None:
+        """How many pods there are, where somebody says it."""
+        counts = (integer(environ, name, least=1) for name in cls._COUNTS)
+        return next((count for count in counts if count), None)
+
+    def _first_pod(self, index: int, pods: int) -> str:
+        """The name of the pod with index 0, as this one's name says it.
+
+        Raises:
+            SettingError: it does not.
+        """
+        own = self._own_name()
+        name, _, domain = own.partition(".")
+        if not domain or not name.endswith(f"-{index}"):
+            raise SettingError(
+                f"JobSet with {pods} pods: no MASTER_ADDR, and the name of this pod, {own}, does "
+                f"not say which one is the first (NAME-{index}.SUBDOMAIN would); set MASTER_ADDR "
+                "to the host name of the pod with index 0, or give the pods a subdomain: a "
+                "headless Service, which a JobSet makes by network.enableDNSHostnames"
+            )
+        return f"{name.removesuffix(str(index))}0.{domain}"
+
+
+def alone_in(environ: Environ) -> str:
+    """What is told of a pod of many whose number nobody says, so that it is no part of a job."""
+    index = integer(environ, "JOB_COMPLETION_INDEX")
+    if index is None or JobSet.count(environ) is not None or detect(environ) is not None:
+        return ""
+    return (
+        f"; this pod (JOB_COMPLETION_INDEX={index}) is a job of its own: for one job of all pods "
+        "set XLA_RUN_HOSTS to their number"
+    )
 
 
 def _host_of(address: str) -> str:

@@ -159,27 +159,31 @@ def device_variables(
 def missing_variables(
     local_rank: int, local_world_size: int, environ: Environ, found: Found
 ) -> dict[str, str]:
-    """What a rank that another launcher started still lacks to see its own device alone.
+    """What a rank that another launcher started still lacks: its kind, and its own device alone.
 
-    Nothing, where that launcher has restricted it to one already, and on the CPU.
+    The kind, where PJRT_DEVICE is unset: ranks meet by it. Nothing on the CPU; no device where that
+    launcher has restricted it to one already.
 
     Raises:
         UsageError, DevicesError: as `choose`; or fewer GPUs than ranks.
     """
-    if local_world_size == 1:
+    if local_world_size == 1 and asked_device(environ):
         return {}
     choice = choose(environ, found)
+    kind = {} if choice.kind == "CPU" or asked_device(environ) else {"PJRT_DEVICE": choice.kind}
+    if local_world_size == 1:
+        return kind
     if choice.kind == "TPU" and not text(environ, "TPU_VISIBLE_CHIPS"):
         return device_variables(choice, local_rank, local_world_size, environ)
     there = cuda_devices(environ, found.counts["CUDA"]) if choice.kind == "CUDA" else []
     if len(there) <= 1:
-        return {}
+        return kind
     if local_world_size > len(there):
         raise DevicesError(
             f"{local_world_size} ranks on this host, but it has {len(there)} visible GPUs; "
             "start fewer, or set PJRT_DEVICE=CPU"
         )
-    return {"CUDA_VISIBLE_DEVICES": there[local_rank]}
+    return {**kind, "CUDA_VISIBLE_DEVICES": there[local_rank]}
 
 
 def cuda_devices(environ: Environ, count: int) -> list[str]:

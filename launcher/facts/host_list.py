@@ -67,17 +67,17 @@ def of_file(text: str, path: str) -> list[Host]:
 
 
 def with_slots(hosts: Sequence[Host], nprocs: int | None) -> list[Host]:
-    """The hosts, each with as many ranks as its file says, else `nprocs`.
+    """The hosts, each with as many ranks as its file says, else `nprocs` (0: `-n auto`).
 
     Raises:
         UsageError: nothing says it of one.
     """
     for host in hosts:
         if not host.slots and not nprocs:
-            raise UsageError(
-                f"host {host.name}: how many ranks it gets is not said; give -n N for every host, "
-                "or slots=N in a --hostfile"
-            )
+            what = f"host {host.name}: how many ranks it gets is not said"
+            if nprocs == 0:
+                what += " by -n auto, which counts the devices of one host"
+            raise UsageError(f"{what}; give -n N for every host, or slots=N in a --hostfile")
     return [host if host.slots else replace(host, slots=nprocs or 0) for host in hosts]
 
 

@@ -352,7 +352,7 @@ def secret(environ: Environ) -> bytes:
     """What the user has set for all hosts of a job without a launcher to seal messages with.
 
     Raises:
-        SettingError: its value is no even number of hexadecimal digits.
+        SettingError: it is no hexadecimal digits, or can be guessed.
     """
     try:
         return rank.secret_of(environ)
@@ -381,15 +381,13 @@ def ssh_address(environ: Environ) -> str:
 
 
 def nodes_secret(environ: Environ) -> bytes:
-    """What the nodes of a job prove to each other that they know.
-
-    Raises:
-        SettingError: there is none, or it can be guessed.
-    """
-    value = text(environ, "XLA_RUN_SECRET")
-    if re.fullmatch(r"(?:[0-9a-fA-F]{2}){16,}", value):
-        return bytes.fromhex(value)
-    found = "32 hexadecimal digits or more are needed" if value else "it is not set"
+    """What the nodes of a job prove to know; SettingError where there is none, or one to guess."""
+    found = "it is not set"
+    try:
+        if value := rank.secret_of(environ):
+            return value
+    except RankError:
+        found = "32 hexadecimal digits or more are needed"
     raise SettingError(
         f"XLA_RUN_SECRET: {found}; nodes know each other by it: make one (python -c "
         '"import secrets; print(secrets.token_hex(32))") and set the same on all nodes'

@@ -18,16 +18,18 @@ from torch_xdist.launcher.facts.errors import ExitCode, LauncherError, error_of
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.placement import Meeting
 from torch_xdist.launcher.facts.records import Failure
-from torch_xdist.launcher.head import report, sight, standing, start, verdict
+from torch_xdist.launcher.head import profiles, report, sight, standing, start, verdict
 from torch_xdist.launcher.head.ending import Ending
 from torch_xdist.launcher.head.fellows.fellows import Fellows, NoFellows
 from torch_xdist.launcher.head.fellows.start import start_of
 from torch_xdist.launcher.head.hosts import Hosts, HostState
 from torch_xdist.launcher.head.inbox import Inbox
 from torch_xdist.launcher.head.pace import Pace
-from torch_xdist.launcher.head.requests import Question, Requests
+from torch_xdist.launcher.head.questions import Questions
+from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.sight import Clock, Sight
 from torch_xdist.launcher.log_ends import LogEnds
+from torch_xdist.launcher.shipping import sender
 from torch_xdist.launcher.shipping.sender import Sending, Shipment
 from torch_xdist.system.frames import Message
 
@@ -80,7 +82,7 @@ class Head:
         self._released = self._started = False
         self._shown: set[str] = set()
         self._hangs, self._pace = standing.HangWatch(job.timeouts, self._note), Pace()
-        self._questions: list[Question] = []
+        self._questions = Questions(self._inbox.tell, requests, self._status)
         self._handlers: dict[str, Callable[[HostState, Message, bytes], None]] = {
             **dict.fromkeys(start.OPS, self._on_start),
             "unshipped": self._on_unshipped,
@@ -89,6 +91,7 @@ class Head:
             "log": self._on_log,
             "note": self._on_note,
             "stacks": self._on_stacks,
+            **dict.fromkeys(profiles.OPS, lambda _, *told: self._questions.on_profile(*told)),
             "all_ended": self._on_all_ended,
             "broken": self._on_broken,
             "gone": self._on_gone,
@@ -115,12 +118,15 @@ class Head:
             # gRPC takes 0.2 s to import; the agents are on their way already.
             from torch_xdist.launcher.control import Server
 
-            server = Server(self._token, self._inbox.put, self._answer, agents=len(agents))
+            server = Server(
+                *(self._token, self._inbox.put, self._questions.answer), agents=len(agents)
+            )
         except BaseException:
             for started in agents:
                 started.end()
             raise
         self._hosts = Hosts.of(agents, self.job)
+        self._questions.of(self._hosts)
         try:
             self._connect(Plane(server, self._inbox.put), stdin)
             self._begin(server.address)
@@ -170,6 +176,7 @@ class Head:
         """Take messages until there is an ending."""
         while self._ending is None:
             self._take_one(_TICK_S)
+            self._questions.keep_time()
             if self._ending is None:
                 self._pace.keep(self._decide)
 
@@ -204,7 +211,7 @@ class Head:
         elif op == "fellow":
             self._on_fellow(message)
         elif op == "question":
-            self._on_question(message["question"])
+            self._questions.take(message["question"])
         elif (handler := self._handlers.get(op)) is not None:
             handler(self._hosts[host_index], message, blob)
         else:
@@ -218,6 +225,8 @@ class Head:
     def _on_start(self, state: HostState, message: Message, _: bytes) -> None:
         if self._ending is None:
             self._start.take(state, message)
+            if message["op"] in sender.OPS:
+                self._rendezvous.went_on(self._clock.now_s(), self._sending.unfinished)
             self.sight.place(state.ranks, state.name)
 
     def _on_unshipped(self, state: HostState, message: Message, _: bytes) -> None:
@@ -239,11 +248,7 @@ class Head:
 
     def _on_stacks(self, state: HostState, message: Message, _: bytes) -> None:
         state.stacks = dict(message["stacks"])
-        found = self._hosts.stacks()
-        if found is not None:
-            for question in self._questions:
-                question.answer({"stacks": found})
-            self._questions.clear()
+        self._questions.on_stacks()
 
     def _on_broken(self, state: HostState, message: Message, _: bytes) -> None:
         failure = Failure(
@@ -279,22 +284,6 @@ class Head:
             self._start.go_on()
 
     # ---- what is asked from outside ------------------------------------------------------------
-
-    def _answer(self, question: Message) -> Message:
-        """`xla-run ps | stack | stop`: on a thread of gRPC, which only asks the main loop."""
-        if question["op"] == "stop":
-            self._requests.ask(int(question["signal"]), now=bool(question.get("now")))
-            return {"ok": True}
-        waiting = Question(question["op"])
-        self._inbox.tell({"op": "question", "question": waiting})
-        return waiting.wait()
-
-    def _on_question(self, question: Question) -> None:
-        if question.op == "stack":
-            self._questions.append(question)
-            self._hosts.ask_stacks()
-        else:
-            question.answer(self._status())
 
     def _obey_requests(self) -> None:
         """The user asked to stop: by signal, by `xla-run stop`, or by ending `spawn`'s process."""

@@ -60,8 +60,8 @@ class Requests:
 class Question:
     """One question to the head, from a thread that waits for its answer."""
 
-    def __init__(self, op: str) -> None:
-        self.op = op
+    def __init__(self, message: Message) -> None:
+        self.message = message
         self._answer: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def answer(self, message: Message) -> None:

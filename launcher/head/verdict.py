@@ -214,9 +214,15 @@ def _place_in_time(failure: Failure) -> tuple[float, int]:
 
 
 def _may_explain_itself(workers: Sequence[Seen], echo: Failure, now_s: float) -> bool:
-    """Whether the cause of an echo may still show: a report that is under way."""
+    """Whether the cause of an echo may still show: a report that is under way.
+
+    Between ranks word of an end travels at once. That of a host comes by way of an agent, or of its
+    end: on a machine at its limit later than 0.5 s (an agent of a node was killed; the chaos of
+    hosts found its peers blamed).
+    """
     some_run = any(worker.exit_code is None for worker in workers)
-    return some_run and now_s - echo.time < SETTLE_S
+    limit_s = TAKEN_S if len({worker.host for worker in workers}) > 1 else SETTLE_S
+    return some_run and now_s - echo.time < limit_s
 
 
 def _is_told_to_end(failure: Failure) -> bool:

@@ -14,6 +14,7 @@ from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.k8s import plan as plans
 from torch_xdist.launcher.k8s.plan import Plan
+from torch_xdist.launcher.named_option import Named
 from torch_xdist.system.masking import masked
 
 # Pods come one after the other: nodes are made for them, and images pulled.
@@ -25,6 +26,7 @@ _WITH_VALUE = (
     *("--cpu", "--memory", "--shm-size", "--nodes", "--gpus-per-node", "--python", "--env"),
     *("--env-file", "--max-restarts", "--rendezvous-timeout"),
 )
+_OF_ATTEMPTS = ("--spares", "--min-hosts", "--max-preemptions")
 _OF_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
 _BY_USER = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
@@ -67,6 +69,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option(
                 "--k8s",
+                type=Named("train"),
                 default="",
                 metavar="NAME",
                 help="run as job NAME in pods of Kubernetes (a JobSet); without COMMAND: follow it",
@@ -130,6 +133,12 @@ class Beside:
         Raises:
             UsageError: there is something.
         """
+        if again := [name for name in self.hosts if name in _OF_ATTEMPTS]:
+            raise UsageError(
+                f"{' and '.join(again)}: Kubernetes chooses the hosts of a job, and starts all "
+                "pods again where one was evicted or preempted, 10 times unless --max-restarts N "
+                "says how often; leave it out, and give that"
+            )
         if self.hosts:
             both = " and ".join(("--k8s", *self.hosts))
             raise UsageError(f"{both}: they are different ways to run one job; leave one out")

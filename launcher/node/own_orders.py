@@ -14,6 +14,7 @@ from torch_xdist.launcher import log_ends
 from torch_xdist.launcher.facts import devices
 from torch_xdist.launcher.facts.errors import ProtocolError, UsageError
 from torch_xdist.launcher.facts.job import Job, check_id
+from torch_xdist.launcher.on_host.profiling import at_agent
 from torch_xdist.system.frames import Message
 from torch_xdist.system.rank import Rank
 
@@ -71,6 +72,8 @@ class OwnOrders:
                 case log_ends.OP:
                     # Of the log of a rank of this node, below its own folder.
                     return {"op": log_ends.OP, "rank": int(message["rank"])}
+                case op if op in at_agent.OPS:
+                    return at_agent.of_these_alone(message)
                 case op if op in _PASSED:
                     return message
         except (AttributeError, KeyError, TypeError, ValueError) as error:

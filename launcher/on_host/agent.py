@@ -67,7 +67,7 @@ class Agent:
         self._oom = OomWatch()
         self._pump: Any = None
         self._own_logs: Any = None
-        self._beside = Beside(lambda *told: self._stream.send(*told))
+        self._beside = Beside(lambda *told: self._stream.send(*told), self._ranks)
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -258,7 +258,10 @@ class Agent:
 
     def _on_link(self, rank: StartedRank) -> None:
         received, is_open = rank.link.read_ready()
-        for message, blobs, _ in received:
+        for message, blobs, descriptors in received:
+            if message["op"] == "profiled":
+                self._beside.profiles.told(rank.rank, message, descriptors)
+                continue
             if message["op"] == "beat":
                 self._beats[rank.rank] = {"heartbeat": message["heartbeat"]}
                 self._next_beat_s = min(self._next_beat_s, time.monotonic() + _BUNDLE_S)
@@ -308,6 +311,7 @@ class Agent:
         """Its pipe has been read to the end, or somebody else keeps it open."""
         del self._told_at_s[rank.rank]
         rank.told = True
+        self._beside.profiles.ended(rank.rank)
         if rank.program and rank.code == 0:
             self._stream.send({"op": "finished", "rank": rank.rank})
         elif (error := rank.told_error()) is not None:

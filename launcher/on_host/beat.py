@@ -1,12 +1,14 @@
 """The heartbeat of a rank: a thread that says every two seconds how far the rank has come.
 
-That it begins to wait for others is told at once: one of them may have ended.
+That it begins to wait for others is told at once: one of them may have ended. Between beats the
+thread looks for orders of the agent.
 
 The core writes its progress into `torch_xdist.progress.PROGRESS`; this only reads, and only where
 that module is loaded. Before the first step only the user's line is known.
 """
 
 import os
+import select
 import sys
 import sysconfig
 import threading
@@ -14,6 +16,7 @@ import time
 from types import FrameType
 from typing import Any
 
+from torch_xdist.launcher.on_host.orders import Orders
 from torch_xdist.system.frames import Link, Message
 
 _RECENT = 16
@@ -29,11 +32,11 @@ _PACKAGES = (
 )
 
 
-def start(link: Link, every_s: float) -> None:
+def start(link: Link, every_s: float, orders: Orders) -> None:
     """Start the thread; it ends with the process, or with `stop`."""
     main = threading.main_thread().ident or 0
     threading.Thread(
-        target=_beat, args=(link, every_s, main), daemon=True, name="heartbeat"
+        target=_beat, args=(link, every_s, main, orders), daemon=True, name="heartbeat"
     ).start()
 
 
@@ -122,9 +125,13 @@ def line(frame: FrameType | None) -> str:
     return ""
 
 
-def _beat(link: Link, every_s: float, main_thread: int) -> None:
+def _beat(link: Link, every_s: float, main_thread: int, orders: Orders) -> None:
     told_s, told_waits = time.monotonic(), False
-    while not _stop.wait(min(every_s, _LOOK_S)):
+    news = select.poll()
+    news.register(orders.fileno(), select.POLLIN)
+    while not _stop.is_set():
+        if news.poll(1000 * min(every_s, _LOOK_S)) and not orders.look():
+            return
         progress = _progress()
         waits = bool(progress is not None and progress.waits_for)
         is_news = waits and not told_waits

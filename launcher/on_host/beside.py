@@ -1,17 +1,21 @@
 """What an agent does beside its loop, on threads, because a disk or a network may take its time:
-it tries the way to host 0, takes the code that is shipped, and reads the end of a log.
+it tries the way to host 0, takes the code that is shipped, and reads the end of a log. And what it
+is asked of its ranks meanwhile: their profiles.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_xdist.launcher import log_ends
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.on_host import head_stream
+from torch_xdist.launcher.on_host.profiling import at_agent
+from torch_xdist.launcher.on_host.profiling.at_agent import RankProfiles
+from torch_xdist.launcher.on_host.started_rank import StartedRank
 from torch_xdist.system.frames import Message
 
-OPS = ("reach", log_ends.OP, "ship", "contents", "unship")
+OPS = ("reach", log_ends.OP, "ship", "contents", "unship", *at_agent.OPS)
 
 
 class Beside:
@@ -19,10 +23,13 @@ class Beside:
 
     Args:
         say: tells the head; from any thread.
+        ranks: of this host, by number.
     """
 
-    def __init__(self, say: Callable[..., None]) -> None:
+    def __init__(self, say: Callable[..., None], ranks: Mapping[int, StartedRank]) -> None:
         self._say = say
+        self.profiles = RankProfiles(say, ranks)
+        """Those of the ranks of this host."""
         self.log_dir = ""
         """Where the logs of the ranks are, from their start on."""
         # A `Receiver`, in jobs that ship.
@@ -35,6 +42,8 @@ class Beside:
                 self._begin(self._reach, message["address"], message["limit_s"])
             case log_ends.OP:
                 self._begin(self._read_log, int(message["rank"]))
+            case op if op in at_agent.OPS:
+                self.profiles.take(message)
             case _:
                 self._receive(message, blob)
 
@@ -49,6 +58,7 @@ class Beside:
 
     def close(self) -> None:
         """The agent ends: what was shipped goes, unless it was to be kept."""
+        self.profiles.close()
         if self._receiver is not None:
             self._receiver.close()
 

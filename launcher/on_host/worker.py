@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from torch_xdist.launcher.facts import payload, settings
 from torch_xdist.launcher.facts.errors import PayloadError
 from torch_xdist.launcher.on_host import beat
+from torch_xdist.launcher.on_host.orders import Orders
 from torch_xdist.system.frames import Link, Message, from_memory_file
 
 _MOST_TEXT = 200_000
@@ -51,18 +52,19 @@ def run(sock: socket.socket, task: Message, payload_fd: int, stacks_fd: int) -> 
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(settings.STACK_SIGNAL, file=stacks_fd, all_threads=True)
     _settle(task)
-    beat.start(link, float(task["beat_s"]))
+    orders = Orders(link)
+    beat.start(link, float(task["beat_s"]), orders)
     link.send({"op": "arrived"})
     try:
         result = _call(task, payload_fd)
         _finish_threads()
         blob = _pickled_result(result)
     except SystemExit as stop:
-        _leave_by(link, stop, task)
+        _leave_by(link, stop, orders)
     except BaseException as error:
         _fail(link, error)
     else:
-        _leave(link, task, blob)
+        _leave(link, orders, blob)
     os._exit(70)
 
 
@@ -131,11 +133,11 @@ def _pickled_result(result: Any) -> bytes:
     return b"" if result is None else payload.dumps_value(result)
 
 
-def _leave_by(link: Link, stop: SystemExit, task: Message) -> None:
+def _leave_by(link: Link, stop: SystemExit, orders: Orders) -> None:
     """`sys.exit`: None and 0 are a finish, a number is a code, anything else a message and 1."""
     if stop.code is None or stop.code == 0:
         _finish_threads()
-        _leave(link, task, b"")
+        _leave(link, orders, b"")
     code = stop.code if isinstance(stop.code, int) else 1
     message = "" if isinstance(stop.code, int) else str(stop.code)
     if message:
@@ -171,24 +173,17 @@ def _text(error: BaseException) -> str:
         return f"(its text cannot be made: {type(broken).__name__})"
 
 
-def _leave(link: Link, task: Message, blob: bytes) -> NoReturn:
+def _leave(link: Link, orders: Orders, blob: bytes) -> NoReturn:
     """Say that this rank finished, wait until all have, run the exit handlers, end."""
     _flush()
+    orders.finish()
     beat.stop()
     link.send({"op": "finished", **beat.last()}, *([blob] if blob else []))
-    _await_release(link)
+    orders.await_release()
     # JAX's own exit handler waits for all ranks; here all have finished.
     _quietly(atexit._run_exitfuncs)  # type: ignore[attr-defined]
     _flush()
     os._exit(0)
-
-
-def _await_release(link: Link) -> None:
-    """Until the agent says that every rank has finished, or is gone. It keeps the time."""
-    with contextlib.suppress(OSError):
-        while (received := link.receive()) is not None:
-            if received.message.get("op") == "release":
-                return
 
 
 def _quietly(action: Callable[[], object]) -> None:

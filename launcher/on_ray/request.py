@@ -1,6 +1,7 @@
 """What Ray is asked for, and the words for what it answers. Pure."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,7 +37,16 @@ def hosts_of(nodes: int, ranks: int) -> list[Host]:
 
 
 def way_command(address: str, resources: Mapping[str, float]) -> tuple[str, str]:
-    """The `way_command` of a job on Ray; no address: that of RAY_ADDRESS, or one found here."""
+    """The `way_command` of a job on Ray; no address: that of RAY_ADDRESS, or one found here.
+
+    Raises:
+        UsageError: the address is none.
+    """
+    if address and not re.fullmatch(r"auto|ray://[^\s/]+|[^\s/]+:\d+", address):
+        raise UsageError(
+            f"--ray-address {address!r}: HOST:PORT is needed, such as 10.0.0.1:6379, or "
+            "ray://HOST:10001 for a Ray client"
+        )
     return address or "auto", json.dumps(dict(resources))
 
 

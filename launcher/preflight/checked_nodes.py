@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,12 +51,16 @@ class CheckedNodes:
         self._links: dict[int, Link] = {}
         self._probes: dict[int, _NodeProbe] = {}
         self._is_full = False
+        self._chosen = [*range(len(job.hosts))]
         name, port = job.way_command
         self._where = f"{name}:{port}"
         self._door = Door(name, int(port), secret, "check", self._admit, note)
 
     def gather(self, show: Show) -> list[Host]:
         """Wait until all are there, or the limit of the rendezvous; all nodes, by their names.
+
+        Where fewer are enough, it is waited for the others as long as a job would, and those that
+        have not come are left out.
 
         Args:
             show: called now and then with how many of how many are there, and who is not.
@@ -65,7 +69,7 @@ class CheckedNodes:
         with self._news:
             while missing := self._missing():
                 waited_s = time.monotonic() - began_s
-                if waited_s >= self._limits.rendezvous_s:
+                if waited_s >= self._limits.rendezvous_s or self._is_enough(missing, waited_s):
                     break
                 if waited_s >= next_s:
                     next_s = 3 * waited_s
@@ -75,19 +79,37 @@ class CheckedNodes:
                 show(len(self._job.hosts) - len(missing), len(self._job.hosts), missing)
                 self._news.wait(min(_TICK_S, max(0.01, self._limits.rendezvous_s - waited_s)))
             self._is_full = True
-            return [self._named(node, host) for node, host in enumerate(self._job.hosts)]
+            self._chosen = self._those_of_the_check(missing)
+            return [self._named(node, self._job.hosts[node]) for node in self._chosen]
+
+    def _is_enough(self, missing: Sequence[str], waited_s: float) -> bool:
+        came, least = len(self._job.hosts) - len(missing), self._job.least_hosts
+        return 0 < least <= came and waited_s >= self._job.elastic_wait_s
+
+    def _those_of_the_check(self, missing: Sequence[str]) -> list[int]:
+        """Their numbers; where too few have come, all."""
+        everybody, least = range(len(self._job.hosts)), self._job.least_hosts
+        came = [node for node in everybody if node == 0 or node in self._links]
+        if not missing or not 0 < least <= len(came):
+            return [*everybody]
+        self._note(
+            f"warning: {', '.join(missing)} did not come to {self._where}; a job can begin with "
+            f"{least} of {len(everybody)} nodes, and the {len(came)} that are here are looked at"
+        )
+        return came
 
     def start(
         self, host_index: int, job_id: str, warmth: str, mark: str
     ) -> "AgentOverCommand | _NodeProbe":
-        """Start the probe of this host, or ask the node of this number."""
+        """Start the probe of this host, or ask the node that has this place in the check."""
         if host_index == 0:
             here = HostsOverCommand(Here(), self._job.hosts[:1], sys.executable, {}, PROBE)
             return here.start(0, job_id, warmth, mark)
         with self._news:
-            link = self._links.get(host_index)
-            probe = _NodeProbe(host_index, link, self._why_absent(host_index))
-            self._probes[host_index] = probe
+            node = self._chosen[host_index]
+            link = self._links.get(node)
+            probe = _NodeProbe(host_index, link, self._why_absent(node))
+            self._probes[node] = probe
         return probe
 
     def close(self, exit_code: int, text: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.job import Job
+from torch_xdist.launcher.named_option import Named
 from torch_xdist.launcher.shipping.manifest import size_text
 from torch_xdist.launcher.shipping.tree import MOST_BYTES
 
@@ -75,6 +76,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option(
                 "--ship",
+                type=Named("."),
                 default="",
                 metavar="DIR",
                 help="copy this folder to every host first (not what git ignores), and run in it",

@@ -132,6 +132,18 @@ class Sending:
         hosts = self._shipment.hosts if self._shipment is not None else 0
         return sum(bool(host.folder) for host in self._hosts.values()) == hosts
 
+    @property
+    def unfinished(self) -> str:
+        """How far it is; "" where every host has its copy."""
+        if self._shipment is None or self.are_all_there:
+            return ""
+        hosts = self._hosts.values()
+        taken, wanted = sum(one.taken for one in hosts), sum(one.wanted for one in hosts)
+        return (
+            f"shipping {self._shipment.root} to {self._names()}: {size_text(taken)} of "
+            f"{size_text(wanted)}"
+        )
+
     def moved(self, index: int, job: Job, order: dict[str, Any]) -> dict[str, Any]:
         """The order for the ranks of a host, who start in the copy there."""
         if self._shipment is None:
@@ -185,13 +197,7 @@ class Sending:
         if now_s < last_s:
             return
         self._told_s = now_s
-        hosts = self._hosts.values()
-        taken, wanted = sum(one.taken for one in hosts), sum(one.wanted for one in hosts)
-        assert self._shipment is not None
-        self._note(
-            f"shipping {self._shipment.root} to {self._names()}: {size_text(taken)} of "
-            f"{size_text(wanted)}"
-        )
+        self._note(self.unfinished)
 
     def _names(self) -> str:
         names = [host.name for _, host in sorted(self._hosts.items())]

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from torch_xdist import __version__
@@ -18,7 +18,7 @@ from torch_xdist.launcher.backends.over_command import FIRST_WORDS
 from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.host_list import Host
-from torch_xdist.system.process import Child
+from torch_xdist.system import piped
 
 MODULE = "torch_xdist.launcher.from_afar"
 HELLO = b"\x01xla-run "
@@ -53,30 +53,21 @@ class Command:
     def __init__(self, asked: Elsewhere) -> None:
         self._asked, self._way = asked, Ssh(asked.ssh)
         words = self._way.command(asked.host, [asked.python, "-P", "-c", FIRST_WORDS])
-        stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
-        out, stdout = os.pipe2(os.O_CLOEXEC)
-        err, stderr = os.pipe2(os.O_CLOEXEC)
         try:
-            # A Ctrl-C on the terminal is for us, who tell the command.
-            pipes = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-            self._process = Child.start(words, **pipes, start_new_session=True)
+            started = piped.start(words)
         except OSError as error:
-            for fd in (self._stdin, out, err):
-                os.close(fd)
             raise HostError(
                 f"host {asked.host.name}: {words[0]} cannot be started here ({error.strerror}); "
                 f"{self._way.advice}"
             ) from error
-        finally:
-            for fd in (stdin, stdout, stderr):
-                os.close(fd)
-        self._out, self._err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
+        self._process, self._stdin = started.process, started.stdin
+        self._out, self._err = os.fdopen(started.stdout, "rb"), os.fdopen(started.stderr, "rb")
         self._said: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._has_begun = self._is_late = False
         self._signals = 0
         self._over = threading.Event()
 
-    def lines(self, show_error: Callable[[bytes], None]) -> Iterator[bytes]:
+    def lines(self, show_error: Callable[[bytes], None]) -> Generator[bytes, None, None]:
         """What it prints; on a thread, what it says on stderr is shown.
 
         Raises:

@@ -8,6 +8,8 @@ import click
 
 from torch_xdist.launcher.facts import host_list, settings
 from torch_xdist.launcher.facts.errors import UsageError
+from torch_xdist.launcher.named_option import Named
+from torch_xdist.launcher.viewing import reader
 from torch_xdist.launcher.viewing.elsewhere import Command, Elsewhere
 from torch_xdist.launcher.viewing.screen import cleaned
 
@@ -21,7 +23,11 @@ class OnHost(click.Command):
         super().__init__(*args, **more)
         self.params += [
             click.Option(
-                ["--on"], default="", metavar="HOST", help="on that machine, by ssh: a, me@a:2222"
+                ["--on"],
+                type=Named("me@login"),
+                default="",
+                metavar="HOST",
+                help="on that machine, by ssh: a, me@a:2222",
             ),
             click.Option(
                 ["--python"], default="", help="with --on: the interpreter there [as here]"
@@ -65,6 +71,8 @@ class OnHost(click.Command):
         Raises:
             HostError: it cannot be run there.
         """
+        if ctx.params.get("follow"):
+            reader.leave_with()
         command = begun(asked)
         for line in command.lines(show_error):
             _print(line)

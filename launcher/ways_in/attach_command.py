@@ -10,6 +10,7 @@ import click
 
 from torch_xdist.launcher.facts import registry, settings
 from torch_xdist.launcher.facts.errors import ExitCode, HostError, UsageError
+from torch_xdist.launcher.viewing import reader
 from torch_xdist.launcher.viewing.elsewhere import Elsewhere
 from torch_xdist.launcher.viewing.events import Facts, decoded, encoded
 from torch_xdist.launcher.viewing.on_option import OnHost, begun, show_error
@@ -25,6 +26,7 @@ class _Attach(OnHost):
         """See `OnHost`."""
         if ctx.params["as_json"]:
             return super().elsewhere(ctx, asked)
+        reader.leave_with()
         told = replace(asked, words=[asked.words[0], "--json", *asked.words[1:]])
         command = begun(told)
         lines = command.lines(show_error)
@@ -52,7 +54,8 @@ def attach(name: str, from_start: bool, tail: int, timestamps: bool, as_json: bo
     xla-run attach --from-start JOB
     xla-run attach --on me@login JOB
 
-    Ctrl-C detaches, and the job runs on; `xla-run stop JOB` stops it. The exit code is that of the
+    Ctrl-C detaches, as does the end of who reads it (`| head`), and the job runs on; `xla-run stop
+    JOB` stops it. The exit code is that of the
     job. Several may look at a job; what is typed goes to none of its ranks.
     """
     record = registry.find(settings.state_dir(settings.environment()), name)
@@ -61,8 +64,14 @@ def attach(name: str, from_start: bool, tail: int, timestamps: bool, as_json: bo
         raise UsageError(f"job {job}: it is just starting, or cannot be looked at; see its `logs`")
     view = View(job, record["view"], None if from_start else tail)
     left = _leaves(view.leave)
+    reader.leave_with(lambda: _leave_unread(view, left))
     told = _as_json(view.events()) if as_json else shown(view.events(), timestamps=timestamps)
     sys.exit(_exit_code(job, told, left, as_json=as_json))
+
+
+def _leave_unread(view: View, left: list[int]) -> None:
+    left.append(signal.SIGPIPE)
+    view.leave()
 
 
 def shown(told: Iterator[tuple[str, Facts]], *, timestamps: bool) -> int | None:
@@ -106,7 +115,7 @@ def _exit_code(job: str, code: int | None, left: list[int], *, as_json: bool) ->
             f"job {job}: its launcher is gone without a word, so it was killed; "
             f"its ranks end with it; see `xla-run logs {job}`"
         )
-    if not as_json:
+    if not as_json and left[0] != signal.SIGPIPE:
         _say_detached(job)
     return int(ExitCode.INTERRUPTED) if left[0] == signal.SIGINT else 128 + left[0]
 

@@ -35,11 +35,15 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class ByThemselves:
-    """The hosts are nodes that come to node 0 at `where`; this is number `node` of them."""
+    """The hosts are nodes that come to node 0 at `where`; this is number `node` of them.
+
+    At least `least` of them are needed; 0: all.
+    """
 
     node: int
     where: tuple[str, ...]
     limits: Timeouts
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,9 @@ class Check:
     ) -> int:
         """Node 0 asks, and shows the table; the others answer. All end with the same code."""
         secret = settings.taken_secret()
-        job = replace(job, way="nodes", way_command=[*way.where], timeouts=way.limits)
+        job = replace(
+            job, way="nodes", way_command=[*way.where], timeouts=way.limits, least_hosts=way.least
+        )
         if way.node:
             return CheckedNode(job, way.node, secret, question, _say).run()
         nodes = CheckedNodes(job, secret, _say)

@@ -9,6 +9,7 @@ xla-run --k8s NAME --image IMAGE --nodes 2 -n 2 python train.py
 xla-run check --hosts a,b -n 2 python train.py
 xla-run --detach -n 4 python train.py
 xla-run ps; xla-run attach JOB; xla-run logs JOB; xla-run stack JOB; xla-run stop --on HOST JOB
+xla-run profile JOB --seconds 5
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from torch_xdist.launcher.head.requests import Requests
 from torch_xdist.launcher.head.runner import run_job
 from torch_xdist.launcher.k8s import command as k8s_command
 from torch_xdist.launcher.k8s import options as k8s_options
+from torch_xdist.launcher.rehearsal.command import compile_
 from torch_xdist.launcher.shipping import options as ship_options
 from torch_xdist.launcher.viewing.events import in_turn
 from torch_xdist.launcher.viewing.screen import Screen, cleaned
@@ -104,7 +106,8 @@ def cli() -> None:
 
 for each in (check, attach, job_commands.ps, job_commands.logs, job_commands.stack):
     cli.add_command(each)
-cli.add_command(job_commands.stop)
+for each in (job_commands.profile, job_commands.stop, compile_):
+    cli.add_command(each)
 
 
 # The first word that is no option of ours begins the command: all that follows is its own.

@@ -16,6 +16,8 @@ from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.settings import Environ
+from torch_xdist.launcher.named_option import Named
+from torch_xdist.launcher.node import secret_file
 from torch_xdist.launcher.on_ray.request import hosts_of, resources_of, way_command
 from torch_xdist.launcher.ways_in.param_types import NodeCount
 from torch_xdist.system import addresses
@@ -104,20 +106,36 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
             click.option(
-                "--hosts", default="", help="run there: a,b or tpu[001-003,7] or me@c:2222"
+                "--hosts",
+                type=Named("a,b"),
+                default="",
+                help="run there: a,b or tpu[001-003,7] or me@c:2222",
             ),
             click.option(
-                "--hostfile", default="", help="a file of lines HOST [slots=N] [address=A]"
+                "--hostfile",
+                type=Named("hosts.txt"),
+                default="",
+                help="a file of lines HOST [slots=N] [address=A]",
             ),
             click.option("--ssh-command", default="", help="reaches them [XLA_RUN_SSH; ssh]"),
             click.option(
                 "--slurm", is_flag=True, help="run on the nodes of the Slurm job that this is in"
             ),
-            click.option("--tpu", default="", help="run on the workers of these TPU VMs: a or a,b"),
+            click.option(
+                "--tpu",
+                type=Named("my-tpu"),
+                default="",
+                help="run on the workers of these TPU VMs: a or a,b",
+            ),
             click.option("--zone", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option("--ray", is_flag=True, help="run on --nodes N nodes of a Ray cluster"),
-            click.option("--ray-address", default="", help="of the cluster [RAY_ADDRESS; auto]"),
+            click.option(
+                "--ray-address",
+                type=Named("10.0.0.1:6379"),
+                default="",
+                help="of the cluster [RAY_ADDRESS; auto]",
+            ),
             click.option(
                 "--ray-resources",
                 default="",
@@ -166,8 +184,15 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--nnodes",
                 type=NodeCount(),
-                help="this same command is started by you on N machines (needs XLA_RUN_SECRET); "
+                help="this same command is started by you on N machines (needs a secret); "
                 "MIN:MAX: it goes on with those that are there, at least MIN",
+            ),
+            click.option(
+                "--secret-file",
+                default="",
+                callback=secret_file.take,
+                expose_value=False,
+                help="what all nodes know, in a file of mode 600 [XLA_RUN_SECRET: the digits]",
             ),
             click.option(
                 "--node-rank",
@@ -178,6 +203,7 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--master-addr",
                 "--master_addr",
+                type=Named("10.0.0.1"),
                 default="",
                 help="where the others reach node 0 [MASTER_ADDR]",
             ),

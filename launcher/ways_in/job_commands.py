@@ -1,4 +1,4 @@
-"""`xla-run ps | logs | stack | stop`: look after jobs that run, or did, here or `--on` a host.
+"""`xla-run ps | logs | stack | profile | stop`: look after jobs, here or `--on` a host.
 
 What a running job is asked goes to its launcher, with the token that stands in its record.
 """
@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,12 @@ from torch_xdist.launcher.facts.errors import (
 from torch_xdist.launcher.facts.registry import Record
 from torch_xdist.launcher.head import report
 from torch_xdist.launcher.on_host.log_files import TIME_MARK
+from torch_xdist.launcher.on_host.profiling.at_agent import MOST_S
+from torch_xdist.launcher.viewing import profile as profiles
+from torch_xdist.launcher.viewing import reader
 from torch_xdist.launcher.viewing.on_option import OnHost
 from torch_xdist.launcher.viewing.screen import cleaned
-from torch_xdist.launcher.ways_in.param_types import JobName, Seconds
+from torch_xdist.launcher.ways_in.param_types import JobName, Seconds, Since
 from torch_xdist.system.process import Process
 
 _STATUS_LIMIT_S = 3.0
@@ -36,24 +38,6 @@ _FOLLOW_S = 0.3
 # Beyond the grace that the ranks were given: the launcher takes its time to end.
 _STOP_MORE_S = 20.0
 _PAGE_BYTES = 1 << 20
-
-
-class _Since(click.ParamType):
-    """A duration before now, or a time: seconds since 1970."""
-
-    name = "duration|time"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except ValueError:
-            pass
-        try:
-            return time.time() - settings.parse_seconds(value, "--since")
-        except LauncherError as error:
-            self.fail(f"{error}; or a time such as 2031-05-17T08:30", param, ctx)
 
 
 @click.command(cls=OnHost)
@@ -128,7 +112,11 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--rank", type=int, help="this rank alone")
 @click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
 @click.option("-n", "--tail", type=click.IntRange(0), help="the last N lines of each rank")
-@click.option("--since", type=_Since(), help="what was written in the last 10m, or since a time")
+@click.option(
+    "--since",
+    type=Since(),
+    help="what was written in the last 10m, since 2031-05-17T08:30, or since 1764000000 (epoch)",
+)
 @click.option("--attempt", type=click.IntRange(0), help="of this attempt [the newest]")
 def logs(
     name: str,
@@ -139,6 +127,8 @@ def logs(
     attempt: int | None,
 ) -> None:
     """What the ranks of JOB have written (also after its end)."""
+    if follow:
+        reader.leave_with()
     record, folder = _log_folder(name, attempt, wait=follow)
     files = [_LogFile(path) for path in _log_paths(folder, rank)]
     for file in files:
@@ -234,6 +224,43 @@ def stack(name: str, whole: bool) -> None:
     missing = sorted(set(range(record["ranks"])) - {int(rank) for rank in answer["stacks"]})
     for rank in missing:
         click.echo(f"rank {rank}: no stack; it is stopped, or runs no Python of ours\n")
+
+
+@click.command(cls=profiles.Profile)
+@click.argument("name", metavar="JOB", type=JobName())
+@click.option("--seconds", type=Seconds(), default="5", show_default=True, help="for how long")
+@click.option(
+    "--ranks", default="", help=f"of which ranks, such as 0,2 [the first {profiles.MOST_RANKS}]"
+)
+@click.option("--out", default="", help="the folder that gets it [./profile-JOB]")
+@click.option("--python-calls", is_flag=True, help="all calls of Python too, which slows it down")
+@click.option("--json", "as_json", is_flag=True, help="print it, one JSON object per part")
+def profile(
+    name: str, seconds: float, ranks: str, out: str, python_calls: bool, as_json: bool
+) -> None:
+    """Take a profile of JOB while it runs, by JAX's profiler; the job goes on.
+
+    \b
+    xla-run profile JOB
+    xla-run profile JOB --seconds 10 --ranks 0,8 --out ./profiles
+    xla-run profile --on me@login JOB
+
+    XProf and TensorBoard open the folder. A rank has a profile once it has used a device.
+    """
+    if not 0.0 < seconds <= MOST_S:
+        raise UsageError(f"--seconds {seconds:g}: from above 0 to {MOST_S:.0f} are taken")
+    asked = profiles.ranks_of(ranks)
+    record = registry.find(_state_dir(), name)
+    told = profiles.pieces(
+        record["job"],
+        lambda question: _ask(record, question),
+        *(seconds, asked),
+        python_calls=python_calls,
+    )
+    if as_json:
+        profiles.print_pieces(told)
+    else:
+        profiles.file_pieces(record["job"], told, profiles.folder(record["job"], out))
 
 
 @click.command(cls=OnHost)

@@ -1,5 +1,9 @@
 """The kinds of values that options of `xla-run` take."""
 
+import contextlib
+import re
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,10 @@ from click.shell_completion import CompletionItem
 
 from torch_xdist.launcher.facts import registry, settings
 from torch_xdist.launcher.facts.errors import LauncherError
+
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?")
+# September 2001 on: ten digits. Four months in seconds have eight, as a date without dashes.
+_FIRST_EPOCH_S, _LONGEST_S = 1e9, 1e7
 
 
 class Seconds(click.ParamType):
@@ -22,6 +30,40 @@ class Seconds(click.ParamType):
             return settings.parse_seconds(value, param.opts[0] if param else "duration")
         except LauncherError as error:
             self.fail(str(error), param, ctx)
+
+
+class Since(click.ParamType):
+    """A duration before now, an ISO time, or seconds since 1970: as the latter.
+
+    A bare number is a duration where it is small and a time where it is as large as those of our
+    days. What may be either, such as a date without dashes, is refused.
+    """
+
+    name = "duration|time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        number = str(value).removeprefix("@")
+        if _NUMBER.fullmatch(number):
+            return self._of_number(float(number), str(value), param, ctx)
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(value).timestamp()
+        try:
+            return time.time() - settings.parse_seconds(value, "--since")
+        except LauncherError as error:
+            self.fail(f"{error}; or a time such as 2031-05-17T08:30", param, ctx)
+
+    def _of_number(self, number: float, value: str, param: Any, ctx: Any) -> float:
+        is_time = value.startswith("@") or _FIRST_EPOCH_S <= number < 100 * _FIRST_EPOCH_S
+        if not is_time and number >= _LONGEST_S:
+            self.fail(
+                f"--since: {value} may be a duration or a time; write a duration with its unit "
+                "(2000h), a date with dashes (2031-05-17), seconds since 1970 as @1764000000",
+                param,
+                ctx,
+            )
+        return number if is_time else time.time() - number
 
 
 class NodeCount(click.ParamType):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from torch_xdist import settings as device_settings
 from torch_xdist import world
 from torch_xdist.launcher.facts import cluster, devices, job, payload, settings
 from torch_xdist.launcher.facts import part as part_of_job
@@ -123,7 +124,8 @@ def adopt() -> Rank | HostOfMany | None:
     """
     environ = settings.environment()
     found = cluster.detect(environ)
-    if not isinstance(found, Rank) or found.control:
+    if not isinstance(found, Rank) or found.control or device_settings.rehearsal():
+        # The chips of a rehearsal are not on this host.
         return found
     settings.publish(
         {name: value for name, value in found.torchrun_names().items() if not environ.get(name)}
@@ -170,7 +172,8 @@ def _function_job(nprocs: int | None, environ: dict[str, str]) -> Job:
         environ,
         nprocs=count,
         device=choice.kind,
-        headline=devices.start_line(count * hosts, hosts, choice, environ),
+        headline=devices.start_line(count * hosts, hosts, choice, environ)
+        + ("" if part is not None else cluster.alone_in(environ)),
         cwd=os.getcwd(),
         needs_coordinator=not devices.meets_in_memory(choice.kind, hosts, environ),
         part=part,

@@ -62,6 +62,15 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_ray: Callable) -> None:
     assert "4 ranks on 2 hosts, CPU (TCP)" in ended.err
 
 
+@pytest.mark.long
+def test_a_cluster_is_reached_through_a_ray_client(on_ray: Callable, cluster: Cluster) -> None:
+    ended = on_ray("print('is', RANK)", "--ray-address", cluster.client).end()
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [
+        *("[node0/0] is 0", "[node0/1] is 1", "[node1/2] is 2", "[node1/3] is 3"),
+    ]
+
+
 def test_code_is_shipped_to_the_nodes(start: Callable, cluster: Cluster, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()

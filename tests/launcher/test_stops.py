@@ -1,6 +1,7 @@
 """Stopping a job: by signals to the launcher, and by the death of any process of ours."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -176,8 +177,8 @@ def test_no_rank_outlives_a_killed_launcher(start: Callable, way: str) -> None:
     assert job.gone(GONE_S), job.alive()
 
 
-@pytest.mark.parametrize("part", ["on_host.agent", "on_host.nursery"])
-def test_no_rank_outlives_a_killed_agent_or_nursery(start: Callable, part: str) -> None:
+@pytest.mark.parametrize(("part", "code"), [("on_host.agent", 73), ("on_host.nursery", 70)])
+def test_no_rank_outlives_a_killed_agent_or_nursery(start: Callable, part: str, code: int) -> None:
     job = start("subprocess.Popen(['setsid', 'sleep', '600'])" + _WAIT, *TWO)
     job.wait_for("ready")
     (agent,) = _pids(job, "on_host.agent")
@@ -187,8 +188,24 @@ def test_no_rank_outlives_a_killed_agent_or_nursery(start: Callable, part: str) 
     os.kill(victim, signal.SIGKILL)
     ended = job.end(20)
     assert time.monotonic() - asked_s < GONE_S
-    assert ended.code == 70
+    assert ended.code == code
     assert "has died" in ended.err
+
+
+def test_an_agent_of_this_host_that_is_killed_is_a_lost_host_that_restarts_are_for(
+    start: Callable,
+) -> None:
+    body = "if os.environ['XLA_RUN_ATTEMPT'] == '1': sys.exit()" + _WAIT
+    job = start(body, *TWO, "--max-restarts", "1")
+    job.wait_for("ready")
+    (agent,) = _pids(job, "on_host.agent")
+    os.kill(agent, signal.SIGKILL)
+    ended = job.end(40)
+    assert ended.code == 0, ended.err
+    assert re.search(
+        r"the agent of host \S+ has died \(its process ended with code -9\)", ended.err
+    )
+    assert "restart 1 of 1 in 1 s" in ended.err
 
 
 def test_nothing_is_left_where_the_agent_and_the_nursery_are_killed_together(
@@ -205,7 +222,7 @@ def test_nothing_is_left_where_the_agent_and_the_nursery_are_killed_together(
     asked_s = time.monotonic()
     ended = job.end(20)
     assert time.monotonic() - asked_s < GONE_S
-    assert ended.code == 70 and "has died" in ended.err
+    assert ended.code == 73 and "has died" in ended.err
 
 
 def test_no_rank_outlives_the_script_that_spawned_it(start: Callable) -> None:

@@ -129,10 +129,10 @@ def test_a_secret_that_the_user_has_set_is_that_of_all_ranks(on_slice: Callable)
 
 
 def test_a_secret_that_is_none_is_refused(on_slice: Callable) -> None:
-    for host in on_slice("pass", XLA_RUN_SECRET="word"):
+    for host in on_slice("pass", XLA_RUN_SECRET="5e5e"):
         ended = host.end()
         assert ended.code == ExitCode.USAGE
-        assert "XLA_RUN_SECRET: its value is no even number of hexadecimal digits" in ended.err
+        assert "XLA_RUN_SECRET: 32 hexadecimal digits or more are needed" in ended.err
 
 
 def test_the_lines_of_ranks_have_their_number_among_all(on_slice: Callable) -> None:

@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_xdist.ahead import exchanges
+
 OK, REFUSED, ABORTED, LATE = "ok", "refused", "aborted", "late"
 _COLLECTIVE = re.compile(
     r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
@@ -27,12 +29,14 @@ class Verdict:
         words: why it is not "ok".
         seconds: of the compilation.
         bytes: on each device, of "arguments", "results", "aliased" ones and "temporaries".
-        flops: of one run, where XLA says it.
+        flops, accessed_bytes: of one run, where XLA says it; of HBM.
         wide: instructions with an array of "s64" or "f64" for a result.
         collectives: how many of each kind inside a slice, by XLA's names.
+        exchanges: what each kind of them moves, see `exchanges.of_hlo`.
         across_slices: how many of each kind between slices, by Megascale's names.
         aliases: how many results are written where an argument was.
         donated: how many arguments were given away.
+        result_shardings: how results lie, OpShardings in hexadecimal digits, where XLA says it.
         hlo: the compiled program.
     """
 
@@ -41,11 +45,14 @@ class Verdict:
     seconds: float = 0.0
     bytes: dict[str, int] = field(default_factory=dict)
     flops: float = 0.0
+    accessed_bytes: float = 0.0
     wide: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, int] = field(default_factory=dict)
+    exchanges: list[dict[str, Any]] = field(default_factory=list)
     across_slices: dict[str, int] = field(default_factory=dict)
     aliases: int = 0
     donated: int = 0
+    result_shardings: list[str] = field(default_factory=list)
     hlo: str = ""
 
     @property
@@ -63,26 +70,36 @@ def facts_of(executable: Any) -> dict[str, Any]:
     """The facts of XLA's executable, as a Verdict has them."""
     memory = executable.get_compiled_memory_stats()
     text = "\n".join(module.to_string() for module in executable.hlo_modules())
+    costs = _costs(executable)
     return {
         "bytes": {
             "arguments": memory.argument_size_in_bytes,
             "results": memory.output_size_in_bytes,
             "aliased": memory.alias_size_in_bytes,
             "temporaries": memory.temp_size_in_bytes,
+            "code": memory.generated_code_size_in_bytes,
         },
-        "flops": _flops(executable),
+        "flops": costs.get("flops", 0.0),
+        "accessed_bytes": costs.get("bytes accessed", 0.0),
         "wide": wide_of(text),
         "collectives": collectives_of(text),
+        "exchanges": exchanges.of_hlo(text),
         "across_slices": across_slices(text),
         "aliases": aliases_of(text),
+        "result_shardings": _result_shardings(executable),
         "hlo": text,
     }
 
 
-def _flops(executable: Any) -> float:
+def _result_shardings(executable: Any) -> list[str]:
+    found = executable.get_output_shardings() or []
+    return [sharding.SerializeToString().hex() for sharding in found]
+
+
+def _costs(executable: Any) -> dict[str, float]:
     found: Any = executable.cost_analysis()
     found = found[0] if isinstance(found, list) else found
-    return float((found or {}).get("flops", 0.0))
+    return {name: float(value) for name, value in (found or {}).items()}
 
 
 def wide_of(hlo: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ where they stand in one program and nothing of size t x s is kept between progra
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,49 @@ def _mask_gradient(mask: _Maybe, grad_scores: jax.Array) -> _Maybe:
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _by_cudnn(
+    is_causal: bool, scale: float, *operands: jax.Array
+) -> tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array, ...]]]:
+    """cuDNN's result, and its gradients by that of the result."""
+    whole = functools.partial(
+        jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn"
+    )
+    # cuDNN has heads behind the sequence; XLA makes the exchange a layout where it can.
+    found, pull = jax.vjp(whole, *(array.swapaxes(1, 2) for array in operands))
+
+    def back(grad: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(part.swapaxes(1, 2) for part in pull(grad.swapaxes(1, 2)))
+
+    return found.swapaxes(1, 2), back
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def attend_by_cudnn(
+    query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool, scale: float
+) -> jax.Array:
+    """`attend` of [b, heads, t, d] halves by cuDNN's kernels; its backward pass is theirs too.
+
+    That begins with the forward pass in the same words, so XLA merges both where they stand in one
+    program. Its own gradient cannot be taken.
+    """
+    return _by_cudnn(is_causal, scale, query, key, value)[0]
+
+
+def _by_cudnn_forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool, scale: float
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return attend_by_cudnn(query, key, value, is_causal, scale), (query, key, value)
+
+
+def _by_cudnn_backward(
+    is_causal: bool, scale: float, saved: tuple[jax.Array, ...], grad: jax.Array
+) -> tuple[jax.Array, ...]:
+    return _by_cudnn(is_causal, scale, *saved)[1](grad)
+
+
+attend_by_cudnn.defvjp(_by_cudnn_forward, _by_cudnn_backward)
 
 
 @lowers("aten._scaled_dot_product_flash_attention_for_cpu.default")

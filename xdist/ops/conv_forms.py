@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops import exactness
 from torch_xdist.ops.operands import wide
 
 # Above this many taps a convolution is left to XLA: each tap is an operand of its own.
@@ -52,6 +53,7 @@ def native(
         rhs_dilation=window.dilation,
         dimension_numbers=_LAYOUTS[len(window.stride)],
         feature_group_count=window.groups,
+        precision=exactness.of_convolutions(),
         preferred_element_type=accumulate,
     )
 

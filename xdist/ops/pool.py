@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xdist.ops.operands import widened
+from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
 from torch_xdist.ops.windows import (
     Windows,
@@ -38,7 +39,7 @@ def _max_pool(
     ceil_mode: bool,
 ) -> tuple[jax.Array, jax.Array]:
     dims = windows(_trailing(x, rank), kernel_size, stride, padding, dilation, ceil_mode)
-    return max_with_indices(x, [dim.positions() for dim in dims])
+    return settled(max_with_indices(x, [dim.positions() for dim in dims]))
 
 
 @lowers("aten.max_pool2d_with_indices.default")
@@ -227,7 +228,8 @@ def adaptive_max_pool(self: jax.Array, output_size: Sequence[int]) -> tuple[jax.
     if math.prod(output_size) == 0:
         empty = jnp.zeros((*self.shape[: self.ndim - len(sizes)], *output_size), self.dtype)
         return empty, empty.astype(jnp.int64)
-    return max_with_indices(self, [_adaptive_positions(n, o) for n, o in zip(sizes, output_size)])
+    positions = [_adaptive_positions(n, o) for n, o in zip(sizes, output_size)]
+    return settled(max_with_indices(self, positions))
 
 
 def _adaptive_dims(self: jax.Array, grad: jax.Array, rank: int) -> list[Windows] | None:

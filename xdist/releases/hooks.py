@@ -244,6 +244,12 @@ PROBES = (
     Probe("jax._src.xla_bridge.make_cpu_client", "collectives between hosts"),
     Probe("jaxlib._jax.make_gloo_tcp_collectives", "collectives between hosts"),
     Probe("jaxlib._jax.get_distributed_runtime_client", "collectives between hosts"),
+    Probe(
+        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
+        "cuDNN's attention on GPUs",
+        otherwise="attention is written out",
+        when=USE,
+    ),
     Probe("jaxlib._jax.get_distributed_runtime_service", "collectives between hosts"),
     Probe(
         "jax._src.config.trace_context",

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics
-from torch_xdist.core.devices import ordinals
+from torch_xdist.core.devices import aim, ordinals
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.errors import ShardingError
 from torch_xdist.spmd.op_sharding import OpSharding
@@ -95,7 +95,7 @@ class Mesh:
     def get_jax_mesh(self) -> jax.sharding.Mesh:
         """The same mesh as JAX's, whose axes are named by index where these have no names."""
         names = self.axis_names or tuple(map(str, range(len(self.mesh_shape))))
-        devices = sorted(jax.devices(), key=lambda device: device.id)
+        devices = sorted(aim.devices(), key=lambda device: device.id)
         grid = np.array([devices[number] for number in self.device_ids], object)
         return jax.sharding.Mesh(grid.reshape(self.mesh_shape), names)
 

@@ -5,6 +5,7 @@ writes a `Rank`, `launcher/facts/cluster.py` makes one of what another launcher 
 `torch_xdist.world` reads the one of this process. Nothing here reads os.environ by itself.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from torch_xdist.system import addresses
 from torch_xdist.system.errors import RankError
 
 DEFAULT_PORT = 12355
+_SECRET = re.compile(r"(?:[0-9a-fA-F]{2}){16,}")
 _LAST_PORT = 65535
 _OURS, _TORCHRUN, _UNNAMED = "xla-run", "torchrun", "the environment (RANK)"
 
@@ -155,6 +157,7 @@ def from_environ(environ: Mapping[str, str]) -> Rank:
         return Rank()
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", least=1)
     local_size = _number(environ, "LOCAL_WORLD_SIZE", least=1, default=size)
+    hosts = _number(environ, "GROUP_WORLD_SIZE", least=1, default=max(1, size // local_size))
     job, elastic = _text(environ, "XLA_RUN_JOB_ID"), _text(environ, "TORCHELASTIC_RUN_ID")
     # A torchrun that runs as the command of xla-run leaves our job's name to its ranks.
     ours = job if job == (elastic or job) else ""
@@ -163,8 +166,8 @@ def from_environ(environ: Mapping[str, str]) -> Rank:
         world_size=size,
         local_rank=_number(environ, "LOCAL_RANK", default=rank if local_size == size else 0),
         local_world_size=local_size,
-        host_index=_number(environ, "GROUP_RANK", default=0),
-        hosts=_number(environ, "GROUP_WORLD_SIZE", least=1, default=max(1, size // local_size)),
+        host_index=_host_index(environ, default=min(rank // local_size, hosts - 1)),
+        hosts=hosts,
         master_addr=_text(environ, "MASTER_ADDR") or "127.0.0.1",
         master_port=_number(environ, "MASTER_PORT", default=0),
         job_id=ours or elastic,
@@ -183,6 +186,11 @@ def from_environ(environ: Mapping[str, str]) -> Rank:
             task=_text(environ, "XLA_RUN_TASK"),
         )
     return found.checked()
+
+
+def _host_index(environ: Mapping[str, str], default: int) -> int:
+    # Ray Train and others have torchrun's names but for this one.
+    return _number(environ, "GROUP_RANK", default=_number(environ, "NODE_RANK", default=default))
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
@@ -206,11 +214,13 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
     """XLA_RUN_SECRET; b"" where it is not set.
 
     Raises:
-        RankError: its value is no even number of hexadecimal digits.
+        RankError: its value is no hexadecimal digits, or so few that it can be guessed.
     """
-    try:
-        return bytes.fromhex(_text(environ, "XLA_RUN_SECRET"))
-    except ValueError:
+    value = _text(environ, "XLA_RUN_SECRET")
+    if value and _SECRET.fullmatch(value) is None:
         raise RankError(
-            "XLA_RUN_SECRET: its value is no even number of hexadecimal digits; correct or unset it"
-        ) from None
+            "XLA_RUN_SECRET: 32 hexadecimal digits or more are needed, an even number of them; "
+            'make some (python -c "import secrets; print(secrets.token_hex(32))") and set the same '
+            "on all ranks, or unset it"
+        )
+    return bytes.fromhex(value)

@@ -21,7 +21,8 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
             f"to_dlpack: the tensor is on {xla_tensor.device}; move it to an xla device, or use"
             " torch.to_dlpack"
         )
-    return program.export(buffer_of(xla_tensor.value)).__dlpack__()
+    # A capsule says nothing of streams, so who takes it on a GPU cannot wait for the value.
+    return program.export(buffer_of(xla_tensor.value)).block_until_ready().__dlpack__()
 
 
 def from_dlpack(ext_tensor: Any) -> torch.Tensor:
@@ -33,5 +34,6 @@ def from_dlpack(ext_tensor: Any) -> torch.Tensor:
     index = device.default_index()
     type_ = dense_type(tuple(array.shape), dtypes.to_torch(array.dtype))
     value = Value(type_, device.trace_of(index))
-    value.buffer = jax.device_put(array, device.jax_device(index))
+    # Its owner's memory may not be given to a program for results: on GPUs XLA aborts over that.
+    value.buffer = program.export(jax.device_put(array, device.jax_device(index)))
     return wrap(value)

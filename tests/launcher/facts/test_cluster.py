@@ -1,6 +1,7 @@
 """What other launchers say, read from their variables as real runs showed them."""
 
 import os
+import re
 
 import pytest
 from hypothesis import given
@@ -152,8 +153,39 @@ def test_a_jobset_is_a_world_of_hosts_where_the_pods_are_counted():
     assert world == HostOfMany("a JobSet", 2, 4, "js-0-0.js", 8547)
     assert world.called(2) == "host 2"
     assert cluster.detect({"JOB_COMPLETION_INDEX": "2"}) is None
-    with pytest.raises(SettingError, match="JobSet with 4 pods: no MASTER_ADDR; set it to the hos"):
-        cluster.detect({"JOB_COMPLETION_INDEX": "2", "XLA_RUN_HOSTS": "4"})
+
+
+def test_a_pod_finds_the_first_one_by_its_own_name():
+    names = {"JOB_COMPLETION_INDEX": "12", "XLA_RUN_HOSTS": "16"}
+    pod = cluster.JobSet(lambda: "train-workers-0-12.train.default.svc.cluster.local")
+    first = "train-workers-0-0.train.default.svc.cluster.local"
+    assert pod.read(names) == HostOfMany("a JobSet", 12, 16, first, 8547)
+    assert pod.read({**names, "MASTER_ADDR": "other"}).master_addr == "other"
+
+
+def test_a_pod_that_is_not_told_how_many_there_are_says_that_it_is_alone():
+    told = cluster.alone_in({"JOB_COMPLETION_INDEX": "2"})
+    assert told == (
+        "; this pod (JOB_COMPLETION_INDEX=2) is a job of its own: for one job of all pods set "
+        "XLA_RUN_HOSTS to their number"
+    )
+    assert cluster.alone_in({}) == ""
+    # It was said that it is alone, or a rank.
+    pods = {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "a"}
+    assert cluster.alone_in({**pods, "XLA_RUN_HOSTS": "2"}) == ""
+    assert cluster.alone_in({**pods, "XLA_RUN_HOSTS": "1"}) == ""
+
+
+@pytest.mark.parametrize("own", ["train-12", "train-2.train", "x", ""])
+def test_a_pod_whose_name_says_nothing_of_the_first_one_says_what_to_do(own: str):
+    names = {"JOB_COMPLETION_INDEX": "12", "XLA_RUN_HOSTS": "16"}
+    told = (
+        f"JobSet with 16 pods: no MASTER_ADDR, and the name of this pod, {own}, does not say which "
+        "one is the first (NAME-12.SUBDOMAIN would); set MASTER_ADDR to the host name of the pod "
+        "with index 0, or give the pods a subdomain"
+    )
+    with pytest.raises(SettingError, match=re.escape(told)):
+        cluster.JobSet(lambda: own).read(names)
 
 
 def test_variables_left_over_from_another_job_are_refused():

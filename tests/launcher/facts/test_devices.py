@@ -151,11 +151,16 @@ def test_a_rank_sees_its_own_gpu_only():
     ("environ", "found", "names"),
     [
         ({}, NONE, {}),
-        ({}, GPUS, {"CUDA_VISIBLE_DEVICES": "1"}),
-        ({"CUDA_VISIBLE_DEVICES": "6,7"}, GPUS, {"CUDA_VISIBLE_DEVICES": "7"}),
-        ({"CUDA_VISIBLE_DEVICES": "3"}, GPUS, {}),
+        ({}, GPUS, {"PJRT_DEVICE": "CUDA", "CUDA_VISIBLE_DEVICES": "1"}),
+        ({"PJRT_DEVICE": "GPU"}, GPUS, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (
+            {"CUDA_VISIBLE_DEVICES": "6,7"},
+            GPUS,
+            {"PJRT_DEVICE": "CUDA", "CUDA_VISIBLE_DEVICES": "7"},
+        ),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, GPUS, {"PJRT_DEVICE": "CUDA"}),
         ({"PJRT_DEVICE": "CPU"}, GPUS, {}),
-        ({"TPU_VISIBLE_CHIPS": "1"}, TPUS, {}),
+        ({"TPU_VISIBLE_CHIPS": "1"}, TPUS, {"PJRT_DEVICE": "TPU"}),
     ],
 )
 def test_a_rank_of_another_launcher_is_shown_its_own_device(environ, found, names):
@@ -169,7 +174,12 @@ def test_a_rank_of_another_launcher_on_a_tpu_gets_its_topology():
 
 
 def test_a_single_rank_of_another_launcher_keeps_every_device():
-    assert devices.missing_variables(0, 1, {}, GPUS) == {}
+    assert devices.missing_variables(0, 1, {"PJRT_DEVICE": "CUDA"}, GPUS) == {}
+    assert devices.missing_variables(0, 1, {}, NONE) == {}
+
+
+def test_the_only_rank_of_a_host_is_told_its_kind_by_which_ranks_meet():
+    assert devices.missing_variables(0, 1, {}, GPUS) == {"PJRT_DEVICE": "CUDA"}
 
 
 def test_more_ranks_of_another_launcher_than_gpus_are_refused():

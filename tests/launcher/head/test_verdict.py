@@ -138,6 +138,14 @@ def test_an_echo_alone_is_not_blamed_before_the_cause_had_time_to_show():
     assert root(judge(ranks, 5.6, T)) == (0, "exception", 1)
 
 
+def test_on_several_hosts_an_echo_waits_for_word_of_the_other_one():
+    echo = replace(raised(0, 5.0, ECHO), host="a")
+    assert judge([echo, running(1, host="b")], 6.9, T) == Wait()
+    assert root(judge([echo, running(1, host="b")], 7.1, T)) == (0, "exception", 1)
+    lost = Failure(1, "host_lost", host="b", message="its stream ended", time=6.5)
+    assert root(judge([echo, running(1, host="b", report=lost)], 6.6, T)) == (1, "host_lost", 73)
+
+
 def test_a_plain_command_that_prints_an_echo_is_an_echo():
     tail = ("Traceback ...", f"jax.errors.JaxRuntimeError: {ECHO}", "-----", "For simplicity, JAX")
     ranks = [Seen(0, exit_code=1, ended_s=5.0, tail=tail), killed(1, 9, 5.1)]

@@ -49,6 +49,12 @@ def command(*words: str, **env: str) -> list[str]:
             [*NEW, "-n", "1", "--slurm", "--requeue"],
             "--k8s and --slurm and --requeue: they are dif",
         ),
+        (
+            [*NEW, "-n", "1", "--max-preemptions", "3", "--min-hosts", "1"],
+            "--max-preemptions and --min-hosts: Kubernetes chooses the hosts of a job, and starts "
+            "all pods again where one was evicted or preempted, 10 times unless --max-restarts N",
+        ),
+        ([*NEW, "-n", "1", "--spares", "1"], "--spares: Kubernetes chooses the hosts of a job"),
         ([*NEW, "--once"], "--once runs the command on this host; leave out --once, or --k8s"),
         ([*NEW, "-n", "1", "--stdin", "0"], "--stdin: a rank in a pod cannot read this terminal"),
         ([*NEW, "-n", "1", "--job-id", "a"], "--job-id: a job on Kubernetes has the name of --k8s"),

@@ -133,3 +133,14 @@ def test_the_end_of_a_log_is_asked_for_by_the_number_of_its_rank_alone(orders: O
 @pytest.mark.parametrize("op", ["ship", "contents", "unship"])
 def test_a_node_takes_no_code(orders: OwnOrders, op: str) -> None:
     assert orders.own({"op": op, "name": "x", "number": 0, "keep": False}) is None
+
+
+def test_profiles_are_asked_for_within_bounds_and_by_numbers_alone(orders: OwnOrders) -> None:
+    asked = {"op": "profile", "id": "1", "seconds": 9e9, "ranks": ["3"], "python_calls": 1}
+    own = {"op": "profile", "id": "1", "seconds": 60.0, "ranks": [3], "python_calls": True}
+    assert orders.own({**asked, "folder": "/etc"}) == own
+    part = {"op": "profile_part", "id": "1", "rank": 3, "at": 0}
+    assert orders.own({**part, "at": -8, "path": "/etc"}) == part
+    assert orders.own({"op": "profile_over", "id": "1"}) == {"op": "profile_over", "id": "1"}
+    with pytest.raises(ProtocolError, match="node 0 says what cannot be read: ValueError"):
+        orders.own({**asked, "ranks": ["../x"]})

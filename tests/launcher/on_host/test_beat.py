@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from torch_xdist.launcher.on_host import beat
+from torch_xdist.launcher.on_host.orders import Orders
 from torch_xdist.progress import PROGRESS
 from torch_xdist.system.frames import Link
 
@@ -19,7 +20,8 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair()
     ours.settimeout(10.0)
     monkeypatch.setattr(beat, "_stop", type(beat._stop)())
-    beat.start(Link(theirs), SELDOM_S)
+    link = Link(theirs)
+    beat.start(link, SELDOM_S, Orders(link))
     yield ours
     beat.stop()
     ours.close()

@@ -19,6 +19,17 @@ def test_what_the_user_says_wins_and_zero_leaves_it_out() -> None:
     assert request.resources_of('{"CPU": 0, "TPU": 4}', 2, None) == {"TPU": 4}
 
 
+@pytest.mark.parametrize("address", ["", "auto", "10.0.0.1:6379", "ray://head", "ray://h:10001"])
+def test_an_address_is_taken_as_rays_own_client_takes_it(address: str) -> None:
+    assert request.way_command(address, {"CPU": 2}) == (address or "auto", '{"CPU": 2}')
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", "ray://", "http://h:1", "h:port"])
+def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"--ray-address .*: HOST:PORT is needed, such as 10\.0"):
+        request.way_command(address, {})
+
+
 @pytest.mark.parametrize("text", ["{", "[1]", '{"CPU": "2"}', '{"CPU": -1}', '{"CPU": true}'])
 def test_resources_that_are_no_amounts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--ray-resources .* a JSON object of numbers from 0 up"):

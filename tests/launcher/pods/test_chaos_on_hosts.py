@@ -3,7 +3,6 @@
 `python tests/chaos_hosts.py --rounds 1 --seed N` makes the round of N again.
 """
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +30,11 @@ def test_two_faults_over_hosts_end_as_they_should() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3000)
-def test_a_hundred_random_faults_over_hosts_end_as_they_should() -> None:
-    ends_as_it_should(rounds=100, seed=random.randrange(1, 1 << 30), minutes=45)
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seed", range(1401, 1501, 10))
+def test_a_hundred_random_faults_over_hosts_end_as_they_should(seed: int) -> None:
+    """Ten rounds each: the numbers are fixed, so that a round which fails fails again."""
+    ends_as_it_should(rounds=10, seed=seed, minutes=20)
 
 
 def test_the_number_of_a_round_draws_all_of_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pod import Pod
 
 from torch_xdist.launcher.facts.errors import ExitCode
-from torch_xdist.launcher.viewing import elsewhere
+from torch_xdist.launcher.viewing import elsewhere, reader
 
 XLA_RUN = f"{sys.executable} -m torch_xdist.launcher"
 TRAINS = """
@@ -77,6 +77,21 @@ def test_nothing_is_left_there_where_this_side_is_killed(pod: Pod, job: str) -> 
     assert viewers_on_a(pod) != ""
     look.kill()
     look.communicate(timeout=30)
+    end_s = time.monotonic() + 10
+    while viewers_on_a(pod):
+        assert time.monotonic() < end_s
+        time.sleep(0.2)
+    said(pod, "stop", job)
+
+
+@pytest.mark.long
+def test_who_follows_from_here_ends_with_the_reader_and_so_does_what_runs_there(
+    pod: Pod, job: str
+) -> None:
+    look = there(pod, "logs", "-f", job)
+    assert look.stdout is not None and "first of" in look.stdout.readline()
+    look.stdout.close()
+    assert look.wait(10) == reader.NO_READER
     end_s = time.monotonic() + 10
     while viewers_on_a(pod):
         assert time.monotonic() < end_s

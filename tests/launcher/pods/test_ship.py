@@ -257,6 +257,18 @@ def test_a_file_that_changes_meanwhile_ends_the_job_with_its_name(
     await_nothing_on(pod)
 
 
+@pytest.mark.long
+def test_code_that_travels_longer_than_ranks_may_take_to_come_ends_no_job(
+    code: Code, pod: Pod, tmp_path: Path
+) -> None:
+    code.write(train="print('runs', flush=True)")
+    (code.folder / "weights").write_bytes(os.urandom(13_000_000))
+    ended = code.ship(*slow_ssh(pod, tmp_path), "--rendezvous-timeout", "10").end()
+    assert ended.code == 0, ended.err
+    assert int(re.search(r"shipped .* in (\d+) s: 13 MB sent to each", ended.err)[1]) > 10
+    assert ended.out.count("runs") == 2
+
+
 def test_what_a_killed_agent_has_left_goes_with_the_next_job(
     code: Code, pod: Pod, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ def refused(*words: str, **env: str) -> LauncherError:
         (["--hosts", "a,a", "-n", "1"], {}, "--hosts: host a stands there 2 times"),
         (["--hosts", "t[2-1]", "-n", "1"], {}, "--hosts: '2-1' in 't[2-1]' is no range"),
         (["--hosts", "a"], {}, "host a: how many ranks it gets is not said; give -n N for"),
-        (["--hosts", "a", "-n", "auto"], {}, "host a: how many ranks it gets is not said"),
+        (["--hosts", "a", "-n", "auto"], {}, "is not said by -n auto, which counts the de"),
         (["--hostfile", "/no/such", "-n", "1"], {}, "--hostfile /no/such: it cannot be read: "),
         (["--hosts", "a", "--hostfile", "f", "-n", "1"], {}, "--hosts and --hostfile both name"),
         (["--hosts", "a", "--once"], {}, "--once runs the command on this host; leave out --o"),
@@ -55,6 +55,25 @@ def test_a_command_for_ssh_that_is_none_is_refused() -> None:
 
 def test_an_empty_list_is_refused() -> None:
     assert "--hosts: no host in ','" in str(refused("--hosts", ",", "-n", "1"))
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--hosts", "--hostfile", "--tpu", "--master-addr", "--ray-address", "--ship", "--k8s"],
+)
+def test_an_empty_variable_of_the_shell_is_no_job_on_this_host(option: str) -> None:
+    for words in ([option, ""], [f"{option}="], [option, " "]):
+        found = CliRunner().invoke(cli, [*words, "-n", "1", "--", "true"])
+        assert found.exit_code == 2, found.output
+        assert f"Invalid value for '{option}" in found.output
+        assert "it is empty; name something, such as " in found.output
+
+
+@pytest.mark.parametrize("command", ["ps", "attach", "logs", "stack", "stop"])
+def test_an_empty_host_is_no_reason_to_look_here(command: str) -> None:
+    found = CliRunner().invoke(cli, [command, "--on", ""])
+    assert found.exit_code == 2, found.output
+    assert "--on': it is empty; name something, such as me@login" in found.output
 
 
 def test_a_dry_run_shows_hosts_ranks_variables_and_commands(tmp_path: Path) -> None:

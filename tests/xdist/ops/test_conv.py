@@ -3,10 +3,17 @@
 import functools
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from devices_agree import both
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_xdist.ops.conv_forms import Window
+from torch_xdist.ops.conv_phases import input_gradient_by_phases
 
 
 def arrays(x: tuple[int, ...], w: tuple[int, ...], bias: int) -> list[torch.Tensor]:
@@ -115,3 +122,74 @@ def test_the_second_derivative_equals_eager() -> None:
         return torch.autograd.grad(out, w, create_graph=True)[0]
 
     both(penalty, *arrays((1, 2, 7, 7), (2, 2, 3, 3), 2))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(0, 4), st.integers(0, 7)),
+        min_size=1,
+        max_size=2,
+    )
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_input_gradient_by_phases_equals_eagers(dims: list[tuple[int, ...]]) -> None:
+    """Each dimension: stride, taps, padding, and by how much the input exceeds the least."""
+    stride, kernel, padding, _ = zip(*dims)
+    sizes = [max(1, k - 2 * p) + more for _, k, p, more in dims]
+    grad_of = torch.ops.aten.convolution_backward.default
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, *sizes), torch.randn(4, 3, *kernel)
+    convolve = F.conv1d if len(dims) == 1 else F.conv2d
+    grad = torch.randn_like(convolve(x, w, stride=stride, padding=padding))
+    ones = [1] * len(dims)
+    rest = (None, stride, padding, ones, False, [0] * len(dims), 1, [True, False, False])
+    expected = grad_of(grad, x, w, *rest)[0]
+    window = Window(stride, padding, padding, tuple(ones), 1)
+    found = input_gradient_by_phases(
+        jnp.asarray(grad.numpy()), jnp.asarray(w.numpy()), x.shape, window
+    )
+    torch.testing.assert_close(torch.from_numpy(np.array(found)), expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((2, 3, 9, 8), (5, 3, 4, 2), {"stride": (4, 2), "padding": (1, 0)}),
+        ((2, 3, 3, 4), (5, 3, 3, 3), {"stride": 2, "padding": 1}),
+        ((2, 3, 3, 4), (5, 3, 2, 3), {"stride": 3, "padding": 1}),
+        ((2, 3, 9), (5, 3, 6), {"stride": 3, "padding": 2}),
+    ],
+    ids=["as many taps in each phase", "larger than its gradient", "phases without taps", "1d"],
+)
+def test_strides_whose_gradients_go_by_phases_equal_eager(
+    x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    convolve = F.conv1d if len(x) == 3 else F.conv2d
+    both(lambda *a: convolve(*a, **options), *arrays(x, w, w[0]))
+
+
+def test_an_infinite_gradient_stays_in_the_positions_that_its_taps_see() -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
+    grad = torch.zeros(1, 3, 2, 2)
+    grad[0, 0, 1, 1] = float("inf")
+    rest = (None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
+    expected = torch.ops.aten.convolution_backward.default(grad, x, w, *rest)[0]
+    window = Window((2, 2), (1, 1), (1, 1), (1, 1), 1)
+    found = input_gradient_by_phases(
+        jnp.asarray(grad.numpy()), jnp.asarray(w.numpy()), x.shape, window
+    )
+    assert np.array_equal(np.isinf(found), expected.isinf().numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_half_precision_volume_is_rounded_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 8, 4, 5, 4), torch.randn(8, 4, 3, 3, 3)
+    x, w = x.to(dtype), w.to(dtype)
+    exact = F.conv_transpose3d(x.double(), w.double())
+    found = F.conv_transpose3d(x.to("xla"), w.to("xla")).cpu()
+    assert (
+        torch.equal(found, exact.to(dtype))
+        or (found.double() - exact).abs().max()
+        <= (exact.to(dtype).double() - exact).abs().max() * 1.01
+    )

@@ -24,7 +24,7 @@ OURS = Rank(
     coordinator="10.0.0.1:99",
     task="script",
     launcher="xla-run",
-    secret=b"\x01\x02",
+    secret=b"\x01\x02" * 8,
 )
 
 
@@ -52,6 +52,15 @@ def test_torchruns_names_are_enough():
     assert from_environ(environ) == Rank(1, 4, 1, 2, hosts=2, launcher="the environment (RANK)")
     found = from_environ(elastic)
     assert (found.launcher, found.job_id, found.attempt) == ("torchrun", "none", 7)
+
+
+def test_a_worker_of_ray_train_is_on_the_host_that_it_names():
+    """As Ray 2.60 sets them in a TorchTrainer's workers; a host filled one after the other else."""
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    assert from_environ({**environ, "NODE_RANK": "0"}).host_index == 0
+    assert from_environ({**environ, "NODE_RANK": "1"}).host_index == 1
+    assert from_environ({**environ, "NODE_RANK": "0", "GROUP_RANK": "1"}).host_index == 1
+    assert from_environ(environ).host_index == 1
 
 
 def test_a_torchrun_inside_one_of_our_jobs_is_torchrun():
@@ -89,7 +98,9 @@ def test_the_coordinator_is_beside_the_master_port_where_nobody_names_one():
         ({"RANK": "4"}, "xla-run: rank 4 of 4; an index below the count is needed"),
         ({"LOCAL_RANK": "2"}, "local rank 2 of 2"),
         ({"GROUP_RANK": "2"}, "host 2 of 2"),
-        ({"XLA_RUN_SECRET": "0g"}, "XLA_RUN_SECRET: its value is no even number of hexadecimal"),
+        ({"XLA_RUN_SECRET": "0g" * 16}, "XLA_RUN_SECRET: 32 hexadecimal digits or more are needed"),
+        ({"XLA_RUN_SECRET": "ab" * 15}, "XLA_RUN_SECRET: 32 hexadecimal digits or more are needed"),
+        ({"XLA_RUN_SECRET": "a" * 33}, "an even number of them; make some"),
     ],
 )
 def test_variables_that_name_no_possible_rank_are_refused(changed, words):

@@ -14,9 +14,10 @@ import jax
 import torch
 from torch.autograd import forward_ad
 
+from torch_xdist.core.composites import fused_attention
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.differentiable import differentiable_row
-from torch_xdist.ops.attention import attend
+from torch_xdist.ops.attention import attend, attend_by_cudnn
 from torch_xdist.ops.operands import widened
 
 _libraries: list[torch.library.Library] = []
@@ -53,6 +54,10 @@ def attention(
         key = key.repeat_interleave(repeats, -3)
         value = value.repeat_interleave(repeats, -3)
     factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    if fused_attention.fits(query, key, value, attn_mask):
+        by_cudnn = functools.partial(_attend_by_cudnn, is_causal, factor)
+        named = "scaled_dot_product_attention_by_cudnn", by_cudnn, [query, key, value]
+        return differentiable_row(*named, (is_causal, factor))[0]
     tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
     # torch has fused kernels, which round halves within, for [b, heads, t, d] and fixed masks.
     fused = query.dim() == 4 and (attn_mask is None or not attn_mask.requires_grad)
@@ -60,6 +65,10 @@ def attention(
     row = functools.partial(_attend, is_causal, factor, fused)
     key_of_row = (is_causal, factor, fused)
     return differentiable_row("scaled_dot_product_attention", row, tensors, key_of_row)[0]
+
+
+def _attend_by_cudnn(is_causal: bool, factor: float, *arrays: jax.Array) -> jax.Array:
+    return attend_by_cudnn(*arrays, is_causal, factor)
 
 
 def _attend(is_causal: bool, factor: float, fused: bool, *arrays: jax.Array) -> jax.Array:

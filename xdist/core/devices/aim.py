@@ -19,8 +19,7 @@ _aimed: list[jax.Device] = []
 
 def devices() -> list[jax.Device]:
     """All devices of the job, as JAX has them, or those that programs are aimed at."""
-    devices_here.start()
-    return list(_aimed) or list(jax.devices())
+    return list(_aimed) or devices_here.all_devices()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ JAX's backend starts at the first use, never at import: launchers fork after imp
 
 import os
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,12 +35,38 @@ _devices: list[Device] = []
 _default = threading.local()
 _default_seed = 0
 _drives_all = False
+# Devices that this process does not have: it compiles for them.
+_described: list[jax.Device] = []
+_layout_type: type[Layout] = Layout
+_starters: list[Callable[[], None]] = []
 
 
 def drive_all() -> None:
     """Let this process, one rank for its launcher, have all CPU_NUM_DEVICES devices of its host."""
     global _drives_all
     _drives_all = True
+
+
+def start_with(starter: Callable[[], None]) -> None:
+    """Call this just before the first use of a device."""
+    _starters.append(starter)
+
+
+def describe(devices: Sequence[jax.Device], layout: type[Layout]) -> None:
+    """Make these the devices of the job; they are described alone, so nothing can run on them.
+
+    Args:
+        layout: how they stand behind the logical device.
+    """
+    global _layout_type
+    _described[:] = devices
+    _layout_type = layout
+
+
+def all_devices() -> list[jax.Device]:
+    """All devices of the job, as JAX has them or as they are described."""
+    start()
+    return list(_described) or list(jax.devices())
 
 
 def start() -> None:
@@ -52,10 +79,15 @@ def start() -> None:
             return
         # Scripts set variables after the import; from the first use of a device on they hold.
         settings.reread()
+        for starter in _starters:
+            starter()
         _configure()
         with PROGRESS.start():
-            world.join()
+            if not _described:
+                world.join()
             found = [Device(i, jax, RandomStream()) for i, jax in enumerate(_addressable())]
+        if len(_described) > 1:
+            found[0].peers = tuple(_described)
         for device_ in found:
             device_.random.set_seed(_default_seed)
         if settings.asks_for_spmd():
@@ -66,7 +98,9 @@ def start() -> None:
 def _stand_for_all(found: list[Device], of: str) -> None:
     """Leave of these devices the first alone, as the logical device of all of the job."""
     be_one_rank(of)
-    found[0].layout = Layout(sorted(jax.devices(), key=lambda device: device.id))
+    found[0].layout = _layout_type(
+        sorted(_described or jax.devices(), key=lambda device: device.id)
+    )
     del found[1:]
 
 
@@ -96,7 +130,7 @@ def _check_may_be_one(of: str, here: Rank) -> None:
             " drives its own device; one device stands for all with SPMD: call the function"
             " itself, once on each host"
         )
-    if _devices and jax.process_count() != here.world_size:
+    if _devices and not _described and jax.process_count() != here.world_size:
         raise DeviceError(
             f"{of}: this process is {here.rank} of {here.world_size}, and has used a device"
             " already, by itself; call torch_xla.runtime.use_spmd() first"
@@ -110,7 +144,7 @@ def layout() -> Layout | None:
 
 
 def _configure() -> None:
-    name = settings.current().platform
+    name = "CPU" if _described else settings.current().platform
     if name is not None:
         key = name.upper()
         if key in plugins.REGISTERED and key not in _PLATFORMS:
@@ -147,6 +181,8 @@ def _make_cpu_devices(count: int | None) -> None:
 
 
 def _addressable() -> list[jax.Device]:
+    if _described:
+        return _described[:1]
     try:
         found = jax.local_devices()
     except RuntimeError as error:

@@ -3,6 +3,7 @@
 import jax
 import torch
 
+from torch_xdist.core.trace import global_state
 from torch_xdist.releases import patches
 
 PRECISIONS = ("default", "high", "highest")
@@ -12,7 +13,8 @@ _chosen = ["default"]
 
 
 def choose(precision: str) -> None:
-    """Use one of `PRECISIONS` for the programs compiled from now on."""
+    """Use one of `PRECISIONS` for the programs compiled from now on, whatever torch's flags say."""
+    global_state.say_products(True)
     jax.config.update("jax_default_matmul_precision", None if precision == "default" else precision)
     _chosen[0] = precision
 
@@ -30,6 +32,8 @@ def follow_torch() -> None:
         set_torch(precision)
         if precision in _OF_TORCH:
             choose(_OF_TORCH[precision])
+            # On a GPU torch's flags decide from here on, of which this is one.
+            global_state.say_products(False)
 
     set_float32_matmul_precision.__doc__ = set_torch.__doc__
     patches.replace("torch.set_float32_matmul_precision", set_float32_matmul_precision)

@@ -1,10 +1,19 @@
-"""What XLA is told of a small program on a CPU: compiling one takes longer than all of its runs.
+"""What XLA is told of a program on a CPU: of a small one, of convolutions and of barriers.
 
-Without its fusion emitters, which load MLIR for every kernel, without LLVM's optimizations and in
-one piece XLA compiles it in a half to a fifth of the time. A program gets what leaves its bits as
-they are and lets it run as fast: those of few equations on few elements, without loops. One thing
-differs where LLVM optimizes nothing: a product and a sum round twice, as in eager torch. Where a
-user's XLA_FLAGS speak of one of these, XLA_FLAGS decide about it.
+Small ones: compiling one takes longer than all of its runs. Without XLA's fusion emitters, which
+load MLIR for every kernel, without LLVM's optimizations and in one piece it takes a half to a fifth
+of the time. A program gets what leaves its bits as they are and lets it run as fast: those of few
+equations on few elements, without loops. One thing differs where LLVM optimizes nothing: a product
+and a sum round twice, as in eager torch.
+
+Convolutions: XLA gives them to YNNPACK, which runs on one thread and writes every patch out before
+it multiplies (64 x 32 x 26 x 26 under 3 x 3 to 64 channels: 24 ms, 10,000 pages of the system's at
+each run; XLA's own convolution: 3.3 ms). So it keeps products and sums to itself, and convolutions
+are XLA's own.
+
+Barriers (`ops/settled.py`): XLA drops them before it fuses, unless the pass that does is left out.
+
+Where a user's XLA_FLAGS speak of one of these, XLA_FLAGS decide about it.
 """
 
 from collections.abc import Iterator
@@ -15,11 +24,19 @@ from jax.extend import core
 from torch_xdist import settings
 from torch_xdist.platforms import Choices
 
-Options = dict[str, bool | int]
+Options = dict[str, bool | int | str]
 
 _EMITTERS = "xla_cpu_use_fusion_emitters"
 _LEVEL = "xla_backend_optimization_level"
 _PIECES = "xla_cpu_parallel_codegen_split_count"
+# What YNNPACK computes: all but the convolutions of XLA's own list.
+_YNN = "xla_cpu_experimental_ynn_fusion_type"
+_PRODUCTS_AND_SUMS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+# By primitive, an option and its value.
+_OF: dict[str, tuple[str, str]] = {
+    "conv_general_dilated": (_YNN, _PRODUCTS_AND_SUMS),
+    "optimization_barrier": ("xla_disable_hlo_passes", "cse_barrier_expander"),
+}
 
 
 class _Bound(NamedTuple):
@@ -65,8 +82,18 @@ ALIKE = frozenset(
 
 def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """The options to compile a program with, by name; none for most."""
-    if not choices.has_quick_options:
+    if not choices.has_own_options:
         return {}
+    found = _of_operators(program) or _of_small(program)
+    return {name: value for name, value in found.items() if not settings.is_flag_given(name)}
+
+
+def _of_operators(program: core.ClosedJaxpr) -> Options:
+    names = {equation.primitive.name for equation in _equations(program.jaxpr)}
+    return {name: value for primitive, (name, value) in _OF.items() if primitive in names}
+
+
+def _of_small(program: core.ClosedJaxpr) -> Options:
     names: set[str] = set()
     elements = 0
     for number, equation in enumerate(_equations(program.jaxpr), 1):
@@ -82,7 +109,7 @@ def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
     if elements <= _TINY.elements:
         found[_PIECES] = 1
         found[_LEVEL] = 0 if names <= EXACT else 1
-    return {name: value for name, value in found.items() if not settings.is_flag_given(name)}
+    return found
 
 
 def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:

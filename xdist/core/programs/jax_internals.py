@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +63,8 @@ def keep_compiled(store: Any) -> bool:
 
 # On a module: the pass of XLA's that it does without.
 _WITHOUT = "torch_xdist.compile_without"
+# XLA's option that lists such passes.
+_PASSES = "xla_disable_hlo_passes"
 
 
 def compile_without(ctx: Any, name: str) -> None:
@@ -70,24 +72,34 @@ def compile_without(ctx: Any, name: str) -> None:
     ctx.module_context.module.operation.attributes[_WITHOUT] = ir.StringAttr.get(name)
 
 
+# What XLA says of an option, and of a value of one, that another release of it has.
+_NOT_OPTIONS = ("No such compile option", "is not a valid enum value")
+
+
 def compiled(
     lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
 ) -> jax.stages.Compiled:
-    """A lowered program compiled with these options of XLA's, where this XLA has them."""
-    options = {**(options or {}), **options_in(lowered)}
+    """A lowered program compiled with these options of XLA's, where this XLA has them all."""
+    options = _joined(options or {}, options_in(lowered))
     try:
         return lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
+        if not any(said in str(error) for said in _NOT_OPTIONS):
             raise
         return lowered.compile()
+
+
+def _joined(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Both; passes that both leave out are one list."""
+    both = [part[_PASSES] for part in (options, more) if _PASSES in part]
+    return {**options, **more, **({_PASSES: ",".join(both)} if both else {})}
 
 
 def options_in(lowered: jax.stages.Lowered) -> dict[str, Any]:
     """The options that lowerings asked for, by name (`compile_without`)."""
     module: Any = lowered.compiler_ir("stablehlo")
     attributes = module.operation.attributes
-    return {"xla_disable_hlo_passes": attributes[_WITHOUT].value} if _WITHOUT in attributes else {}
+    return {_PASSES: attributes[_WITHOUT].value} if _WITHOUT in attributes else {}
 
 
 def module_bytes(lowered: jax.stages.Lowered) -> bytes:
@@ -118,12 +130,36 @@ def profiler_server(port: int) -> Any:
     return _profiler.start_server(port)
 
 
-def profiler_session() -> Any:
-    """A profile that begins now: `stop()` gives an XSpace, `export(xspace, folder)` writes it."""
+def profiler_session(*, python_calls: bool = True) -> Any:
+    """A profile that begins now: `stop()` gives an XSpace, `export(xspace, folder)` writes it.
+
+    Args:
+        python_calls: every call of a Python function is noted, which slows Python down.
+    """
     _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
     options = _profiler.ProfileOptions()
-    options.python_tracer_level, options.enable_hlo_proto = 1, True
+    options.python_tracer_level, options.enable_hlo_proto = int(python_calls), True
     return _profiler.ProfilerSession(options)
+
+
+@contextlib.contextmanager
+def before_other_sessions(action: Callable[[], object]) -> Iterator[None]:
+    """Let `action` be called first wherever Python begins a profile of this process.
+
+    XLA has one session at a time, and a second one fails when it is ended.
+    """
+    _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
+    begin = _profiler.ProfilerSession
+
+    def begin_after(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return begin(*args, **kwargs)
+
+    _profiler.ProfilerSession = begin_after
+    try:
+        yield
+    finally:
+        _profiler.ProfilerSession = begin
 
 
 class Location(NamedTuple):

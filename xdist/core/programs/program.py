@@ -69,7 +69,7 @@ class Launch:
 
     def key(self) -> tuple[Any, ...]:
         """What determines the program."""
-        state = global_state.of_program()
+        state = global_state.of_program(self.device.choices)
         here = self.placement if self.placement is not None else self.device.index
         return self.entries, self.leaves, self.mask, self.outs, here, state
 
@@ -172,7 +172,7 @@ def find(
     started = time.perf_counter()
     try:
         with in_profile("PjRtComputationClient::Compile"), told_if_long(program.rows):
-            program.run = program.executable.compile(_signature(launch, program))
+            program.run = _build(program, launch)
     except Exception as error:
         _tell_failure(launch, error)
         raise
@@ -188,6 +188,20 @@ def find(
     if full:
         warn_full(full)
     return launch, program, True
+
+
+def _compiled_here(program: Program, launch: Launch) -> Any:
+    return program.executable.compile(signature(launch, program))
+
+
+# What makes `Program.run`.
+_build: Callable[[Program, Launch], Any] = _compiled_here
+
+
+def build_with(build: Callable[[Program, Launch], Any]) -> None:
+    """From now on `build` returns what runs a program: one that is compiled for elsewhere."""
+    global _build
+    _build = build
 
 
 def make(launch: Launch) -> Program:
@@ -311,8 +325,9 @@ def _told(launch: Launch) -> str:
 
 def lowered(launch: Launch) -> Any:
     """The program of a launch as JAX lowers it; nothing is compiled or kept."""
+    global_state.follow_torch(launch.device.choices)
     program = make(launch)
-    return program.executable.lower(_signature(launch, program))
+    return program.executable.lower(signature(launch, program))
 
 
 def fingerprint(entries: Sequence[Entry]) -> str:
@@ -344,7 +359,8 @@ def call(plan: Plan) -> str:
     return f"{plan!r} {plan.args[-1]}".removeprefix("xla.")
 
 
-def _signature(launch: Launch, program: Program) -> tuple[Any, ...]:
+def signature(launch: Launch, program: Program) -> tuple[Any, ...]:
+    """The types of what a program is called with: donated, kept, floats, ints."""
     floats, ints = program.scalars
     arguments = launch.donated, launch.kept, np.empty(floats), np.empty(ints, np.int64)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)

@@ -8,7 +8,8 @@
 - `torch.set_default_device`, `with torch.device(...)`: arguments by the time they come here.
 - `torch.manual_seed`, generators: seed and counter are inputs of a program.
 - `torch.use_deterministic_algorithms`: every lowering is deterministic, and `empty` gives zeros.
-- torch's flags of other backends (TF32, cuDNN, MKL, denormals): nothing of them is used here.
+- torch's flags of TF32, for products and for convolutions: in the key of programs for GPUs.
+- torch's flags of other backends (cuDNN, MKL, denormals): nothing of them is used here.
 - variables that store dtypes narrower (XLA_USE_BF16, ...): read once for each dtype.
 """
 
@@ -17,6 +18,10 @@ from typing import Any
 import jax
 import torch
 from jax._src import config
+from jax.lax import Precision
+
+from torch_xdist.ops import exactness
+from torch_xdist.platforms import Choices
 
 _tracing = getattr(config, "trace_context", None)
 
@@ -24,10 +29,46 @@ _tracing = getattr(config, "trace_context", None)
 of_plan = torch.get_default_dtype
 
 
-def of_program() -> Any:
+# Whether the user has said by torch_xla's names how exact products are: then torch's do not.
+_is_said = [False]
+
+
+def say_products(is_said: bool) -> None:
+    """Whether JAX's setting of products is the user's own word, also on a GPU."""
+    _is_said[0] = is_said
+
+
+def follow_torch(choices: Choices) -> None:
+    """Let torch's flags of TF32 decide for the programs of a GPU made from now on.
+
+    JAX takes TF32 for what is float32 unless it is told otherwise; torch only for convolutions.
+    """
+    if not choices.has_tf32:
+        exactness.choose_for_convolutions(None)
+        return
+    if not _is_said[0]:
+        wanted = "high" if _allows(torch.backends.cuda.matmul) else "highest"
+        if jax.config.jax_default_matmul_precision != wanted:  # type: ignore[attr-defined]
+            jax.config.update("jax_default_matmul_precision", wanted)
+    allowed = _allows(torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    exactness.choose_for_convolutions(Precision.DEFAULT if allowed else Precision.HIGHEST)
+
+
+def _allows(flags: Any) -> bool:
+    # One word for the old flag (`allow_tf32`) and the newer one, which may not be mixed in a read.
+    return bool(flags.fp32_precision == "tf32")
+
+
+def of_program(choices: Choices | None = None) -> Any:
     """Everything that changes what JAX makes of the same rows. Hashable.
+
+    Args:
+        choices: of the device that the program is for; None: as for the last one.
 
     JAX keys its own programs by it. Where a release of JAX has it no more, it is the precision of
     matrix products alone, the one of these that this package lets users choose.
     """
-    return _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if choices is not None:
+        follow_torch(choices)
+    tracing = _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return tracing, exactness.of_convolutions()

@@ -50,12 +50,17 @@ class Place(NamedTuple):
         return f"{self.function} ({self.file}:{self.line})"
 
 
+def is_user_file(name: str) -> bool:
+    """Whether a file is neither ours, nor torch's, nor the interpreter's."""
+    return not name.startswith(_OURS_AND_TORCH) and not name.startswith("<frozen")
+
+
 def _user_frames() -> Iterator[FrameType]:
     """Innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_OURS_AND_TORCH) and not name.startswith("<frozen"):
+        if is_user_file(name):
             yield frame
         frame = frame.f_back
 
@@ -65,6 +70,11 @@ def user_line() -> str:
     for frame in _user_frames():
         return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return "<no user code>"
+
+
+def shortened(where: str) -> str:
+    """A file and line of the user's, from the working directory where the file is inside that."""
+    return where.removeprefix(os.getcwd() + os.sep)
 
 
 def user_frames() -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from torch_xdist import platforms
 from torch_xdist.core.programs import compile_options, jax_internals
+from torch_xdist.ops.settled import settled
 
 NO_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
 TINY = NO_EMITTERS | {
@@ -123,3 +124,75 @@ def test_small_programs_give_the_bits_of_others(function, shape, dtype):
     lowered = traced.lower()
     expected, got = lowered.compile()(x), lowered.compile(compiler_options=found)(x)
     assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+
+
+YNN = "xla_cpu_experimental_ynn_fusion_type"
+
+
+def convolution(x):
+    return jax.lax.conv_general_dilated(x, jnp.ones((2, 3, 3, 3), x.dtype), (1, 1), "SAME")
+
+
+def test_convolutions_are_kept_from_ynnpack_on_a_cpu_alone():
+    shape = (4, 3, 8, 8)
+    assert set(options(convolution, *shape)) == {YNN}
+    assert options(jax.jit(convolution), *shape) == options(convolution, *shape)
+    assert options(convolution, *shape, platform="tpu") == {}
+
+
+def test_xla_flags_decide_about_ynnpack_where_they_speak_of_it(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"--{YNN}=+individual_convolution")
+    assert options(convolution, 4, 3, 8, 8) == {}
+
+
+def test_a_convolution_is_compiled_as_xlas_own_and_a_sum_beside_it_stays_ynnpacks():
+    x = jax.ShapeDtypeStruct((16, 3, 32, 32), "float32")
+    traced = jax.jit(lambda x: (convolution(x), x.sum((0, 2, 3)))).trace(x)
+    told = compile_options.options(traced.jaxpr, platforms.of("cpu"))
+    text = jax_internals.compiled(traced.lower(), told).as_text()
+    fused, entry = text.split("ENTRY")
+    assert "convolution(" not in fused
+    assert "convolution(" in entry
+    assert "ynn_fusion" in entry
+
+
+PASSES = "xla_disable_hlo_passes"
+
+
+def shifted_twice(x):
+    y = settled(jnp.maximum(x[::2], x[1::2]))
+    return y + 1, y * 2
+
+
+def test_what_is_settled_is_computed_once_on_a_cpu():
+    x = jax.ShapeDtypeStruct((8192,), "float32")
+    traced = jax.jit(shifted_twice).trace(x)
+    told = compile_options.options(traced.jaxpr, platforms.of("cpu"))
+    assert told == {PASSES: "cse_barrier_expander"}
+    text = jax_internals.compiled(traced.lower(), told).as_text()
+    computed = [part for part in text.split("\n\n") if "maximum(" in part]
+    assert len(computed) == 1
+    assert np.array_equal(jax.jit(shifted_twice)(np.arange(8.0))[1], [2.0, 6.0, 10.0, 14.0])
+
+
+def test_settling_is_nothing_on_another_platform():
+    exported = jax.export.export(jax.jit(shifted_twice), platforms=["tpu"])
+    text = exported(jax.ShapeDtypeStruct((8,), "float32")).mlir_module()
+    assert "optimization_barrier" not in text
+
+
+def test_passes_that_lowerings_and_options_leave_out_are_one_list(monkeypatch):
+    lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
+    monkeypatch.setattr(jax_internals, "options_in", lambda lowered: {PASSES: "dce"})
+    seen = {}
+    monkeypatch.setattr(
+        type(lowered), "compile", lambda self, compiler_options: seen.update(compiler_options)
+    )
+    jax_internals.compiled(lowered, {PASSES: "cse_barrier_expander"})
+    assert seen == {PASSES: "cse_barrier_expander,dce"}
+
+
+def test_a_value_that_this_xla_does_not_know_is_left_out():
+    lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
+    run = jax_internals.compiled(lowered, {YNN: "LIBRARY_FUSION_TYPE_OF_ANOTHER_RELEASE"})
+    assert np.array_equal(run(jnp.ones(3)), np.full(3, 2.0))

@@ -1,0 +1,195 @@
+"""`xla-run compile` as it is typed: real scripts through the real TPU compiler."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from torch_xdist.launcher.facts.errors import PreflightError, UsageError
+from torch_xdist.launcher.ways_in.cli import cli
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is not installed"
+)
+DIGITS = """
+import torch, torch_xla, torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+
+def train(index):
+    device = torch_xla.device()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
+    ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(1000):
+        images = torch.randn(256, 64).to(device)
+        target = torch.zeros(256, dtype=torch.long).to(device)
+        loss = torch.nn.functional.cross_entropy(model(images), target)
+        optimizer.zero_grad()
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+        print("step", step, "loss", loss.item(), "of", xm.xla_device_hw(device))
+
+if __name__ == "__main__":
+    xmp.spawn(train)
+"""
+TOO_MUCH = """
+import torch, torch_xla
+weight = torch.ones(8192, 8192, device="xla", requires_grad=True)
+rows = torch.ones(65536, 8192, device="xla")
+for _ in range(12):
+    rows = torch.tanh(rows @ weight)
+rows.sum().backward()
+torch_xla.sync()
+"""
+
+
+def compiled(tmp_path, script, *options):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch_xdist.launcher", "compile", *options, "--"]
+    return subprocess.run(
+        [*command, sys.executable, str(path)], capture_output=True, text=True, timeout=120
+    )
+
+
+@needs_compiler
+def test_an_unchanged_script_is_compiled_as_a_rank_of_a_pod(tmp_path):
+    found = compiled(tmp_path, DIGITS, "--topology", "v5e-256,v6e-1", "--json")
+    assert found.returncode == 0, found.stderr
+    pod, chip = json.loads(found.stdout)
+    assert pod["ranks"] == 256 and pod["kind"] == "TPU v5 lite" and pod["steps"] == 3
+    [step] = [pod["programs"][number] for number, _ in pod["job"]["step"]]
+    [summed] = step["collectives"]
+    parameters = 64 * 128 + 128 + 128 * 10 + 10
+    assert summed["kind"] == "all-reduce" and summed["ranks"] == 256
+    assert summed["axes"] == ["x", "y"]
+    assert summed["bytes"] >= 4 * parameters
+    # Forward, and twice that back but for the images' own gradient.
+    flops = 2 * 256 * (2 * 64 * 128 + 3 * 128 * 10)
+    [alone] = [chip["programs"][number] for number, _ in chip["job"]["step"]]
+    assert flops < alone["flops"] < 1.1 * flops
+    assert alone["collectives"] == [] and chip["job"]["fits"]
+    # stdout is the object alone.
+    assert "step 1 loss 0.0 of TPU" in found.stderr
+    assert found.stderr.count("what is read from the device is zeros") == 2
+    assert "compiling program 1 for v5e-256: step 1, " in found.stderr
+
+
+@needs_compiler
+def test_what_does_not_fit_ends_with_1_and_says_where(tmp_path):
+    found = compiled(tmp_path, TOO_MUCH, "--topology", "v5e-1")
+    assert found.returncode == 1, found.stderr
+    assert "v5e-1: does not fit: " in found.stdout and " of 15.75 GiB" in found.stdout
+    assert f"12 x 2 GiB float32[65536, 8192] aten::tanh ({tmp_path / 'train.py'}:6)" in found.stdout
+    assert "what helps: smaller batches" in found.stdout
+
+
+@needs_compiler
+def test_the_code_of_a_script_that_fails_is_passed_on(tmp_path):
+    script = DIGITS.replace("loss = ", "assert step < 1, 'no more'; loss = ")
+    found = compiled(tmp_path, script, "--topology", "v5e-1")
+    assert found.returncode == 1
+    assert "the script ended with exit code 1" in found.stderr and "no more" in found.stderr
+    assert "1 a step" in found.stdout
+
+
+@needs_compiler
+def test_a_script_that_ends_no_step_is_ended(tmp_path):
+    script = (
+        "import torch, torch_xla\nx = torch.ones(4, device='xla')\nwhile True: (x * 2).tolist()"
+    )
+    found = compiled(tmp_path, script, "--topology", "v5e-1", "--steps", "2")
+    assert found.returncode == 0, found.stderr
+    assert "the script was ended: program 2 has run 100 times in one step" in found.stderr
+
+
+def test_a_script_without_a_program_is_told(tmp_path):
+    (tmp_path / "train.py").write_text("print('nothing'); raise SystemExit(3)")
+    words = ["compile", "--topology", "v5e-1", "--", sys.executable, str(tmp_path / "train.py")]
+    found = CliRunner().invoke(cli, words)
+    assert isinstance(found.exception, PreflightError)
+    assert "it ended with exit code 3 before it ran a program" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--topology", "v5e-1"], "xla-run compile: no command; write it after --"),
+        (["--topology", "v5e-1", "--", "no-such-program"], "'no-such-program' cannot be started"),
+        (["--topology", "v5e-3", "--", "python"], "'v5e-3': there is no such slice"),
+    ],
+)
+def test_what_cannot_be_right_is_said_before_anything_starts(words, text):
+    found = CliRunner().invoke(cli, ["compile", *words])
+    assert isinstance(found.exception, UsageError) and text in str(found.exception)
+
+
+def test_the_script_ends_with_who_started_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, time, torch_xla\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(300)\n"
+    )
+    command = [sys.executable, "-m", "torch_xdist.launcher", "compile", "--topology", "v5e-1"]
+    started = subprocess.Popen([*command, "--", sys.executable, str(script)])
+    try:
+        pid = waited_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    finally:
+        started.kill()
+        started.wait()
+    assert waited_for(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def waited_for(what, limit_s=60.0):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {limit_s} s")
+
+
+OVER_A_MESH = """
+import numpy as np, torch, torch_xla, torch_xla.runtime as xr
+import torch_xla.distributed.spmd as xs
+xr.use_spmd()
+count = xr.global_runtime_device_count()
+mesh = xs.Mesh(np.arange(count), (count // 2, 2), ("data", "model"))
+up = torch.nn.Linear(128, 512, bias=False).to("xla")
+down = torch.nn.Linear(512, 128, bias=False).to("xla")
+xs.mark_sharding(up.weight, mesh, ("model", None))
+xs.mark_sharding(down.weight, mesh, (None, "model"))
+optimizer = torch.optim.SGD([up.weight, down.weight], lr=0.1, momentum=0.9)
+for step in range(1000):
+    rows = torch.ones(64, 128).to("xla")
+    xs.mark_sharding(rows, mesh, ("data", None))
+    loss = down(up(rows).relu()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch_xla.sync()
+print("never here")
+"""
+
+
+@needs_compiler
+def test_a_script_over_a_mesh_drives_all_chips(tmp_path):
+    found = compiled(tmp_path, OVER_A_MESH, "--topology", "v5e-8", "--steps", "2", "--json")
+    assert found.returncode == 0, found.stderr
+    [on] = json.loads(found.stdout)
+    step = on["programs"][-1]
+    # Of each weight a chip has half, and as much of its momentum; of the rows a quarter.
+    weights, rows = 2 * 128 * 512 * 4 // 2, 64 * 128 * 4 // 4
+    assert 2 * weights + rows <= step["bytes"]["arguments"] < 1.05 * (2 * weights + rows)
+    groups = {(one["ranks"], *one["axes"]) for one in step["collectives"]}
+    assert groups == {(2, "x"), (4, "y")}
+    assert "never here" not in found.stderr
