@@ -37,7 +37,9 @@ class View:
                 raise HostError(
                     f"job {job_id}: another user answers in its place; nothing is shown"
                 )
-            self._socket.sendall((json.dumps({"last": last}) + "\n").encode())
+            # A head that wants no viewer may have gone already: what it said is there to read.
+            with contextlib.suppress(BrokenPipeError):
+                self._socket.sendall((json.dumps({"last": last}) + "\n").encode())
         except OSError as error:
             self._socket.close()
             if isinstance(error, HostError):

@@ -336,6 +336,8 @@ PROBES = (
     *_each("jax._src.interpreters.mlir", "ir.Module.parse make_ir_context", _AHEAD, when=USE),
     Probe("jax._src.compiler.get_compile_options", _AHEAD, when=USE),
     Probe("jaxlib._jax.DeviceList", _AHEAD, when=USE),
+    Probe("jax._src.sharding_impls.parse_flatten_op_sharding", _AHEAD, when=USE),
+    *_each("jax._src.lib.xla_client", "OpSharding HloSharding.from_proto", _AHEAD, when=USE),
     Probe("jax.experimental.topologies.get_topology_desc", _AHEAD, when=USE),
     *_each("jax._src", "lax.linalg.svd_p interpreters.mlir.register_lowering", _SVD, _NO_SVD),
     Probe("jax._src.interpreters.mlir._lowerings", _SVD, _NO_SVD),

@@ -1,6 +1,6 @@
-"""Every change this package makes to torch, in one table, and the only functions that make them.
+"""Every change this package makes to torch and jax: one table, and the only way to make them.
 
-A part that has to change something of torch's writes the replacement in its own module, enters a
+A part that has to change something of theirs writes the replacement in its own module, enters a
 row here, and calls `replace`, `wrap` or `extend` with the row's target. `probes` looks at the
 targets before the first change, and `python -m torch_xdist.doctor` prints them. Kernels, backends
 and handlers entered through torch's own registries (torch.library, ...) are no changes of torch.
@@ -36,6 +36,7 @@ DYNAMO = "the import of torch._dynamo"
 TORCHS_FSDP = "the import of torch.distributed.fsdp"
 THREADS = "the first thread that is a rank"
 SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
+ASKED_PROFILE = "the first profile that `xla-run profile` takes"
 
 _OPTIMIZERS = "core.composites.optimizers"
 _LAZY_MODULES = "core.torch_side.lazy_modules"
@@ -188,6 +189,12 @@ PATCHES = (
         "ranks.sharded_grad_scaler",
         "ranks that hold parts of one model skip the same steps",
         SHARDED_GRADIENTS,
+    ),
+    Patch(
+        "jaxlib._profiler.ProfilerSession",
+        "core.programs.jax_internals",
+        "a profile of the program's own ends the one that was asked for: XLA takes one at a time",
+        ASKED_PROFILE,
     ),
 )
 _ROWS = {patch.target: patch for patch in PATCHES}

@@ -9,9 +9,10 @@ import pytest
 
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.job import Job
-from torch_xdist.launcher.viewing import view, viewers
+from torch_xdist.launcher.viewing import events, view, viewers
 from torch_xdist.launcher.viewing.view import View
 from torch_xdist.launcher.viewing.viewers import Viewers
+from torch_xdist.system.process import credentials
 
 
 @pytest.fixture
@@ -66,6 +67,30 @@ def test_there_is_a_most_of_viewers(shown: Viewers, monkeypatch: pytest.MonkeyPa
 def test_strangers_are_not_heard(shown: Viewers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewers, "credentials", lambda sock: (1, 12345, 1))
     assert list(View("j", shown.name, 0).events()) == []
+
+
+def test_a_head_that_refuses_before_it_is_asked_is_heard() -> None:
+    with socket.socket(socket.AF_UNIX) as head:
+        head.bind("\0xla-run-refuses-early")
+        head.listen()
+
+        def refuse() -> None:
+            there, _ = head.accept()
+            there.sendall(events.encoded("refused", {"text": "not now"}))
+            there.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+
+        def connected(sock: socket.socket) -> tuple[int, int, int]:
+            thread.join()
+            return credentials(sock)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(view, "credentials", connected)
+            look = View("j", "xla-run-refuses-early", 0)
+        with pytest.raises(HostError, match="job j: not now"):
+            list(look.events())
 
 
 def test_a_stranger_in_the_heads_place_is_not_believed(

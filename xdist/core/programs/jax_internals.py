@@ -9,6 +9,7 @@ import jax
 from jax._src import config
 
 from torch_xdist.errors import ReleaseError
+from torch_xdist.releases import patches
 
 try:
     from jaxlib import _jax  # type: ignore[attr-defined]
@@ -149,17 +150,25 @@ def before_other_sessions(action: Callable[[], object]) -> Iterator[None]:
     XLA has one session at a time, and a second one fails when it is ended.
     """
     _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
-    begin = _profiler.ProfilerSession
-
-    def begin_after(*args: Any, **kwargs: Any) -> Any:
-        action()
-        return begin(*args, **kwargs)
-
-    _profiler.ProfilerSession = begin_after
+    patches.wrap("jaxlib._profiler.ProfilerSession", _announced)
+    _before_sessions.append(action)
     try:
         yield
     finally:
-        _profiler.ProfilerSession = begin
+        _before_sessions.remove(action)
+
+
+# What is called first wherever Python begins a profile.
+_before_sessions: list[Callable[[], object]] = []
+
+
+def _announced(session: Any) -> Any:
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        for action in tuple(_before_sessions):
+            action()
+        return session(*args, **kwargs)
+
+    return begin
 
 
 class Location(NamedTuple):

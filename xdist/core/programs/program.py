@@ -172,7 +172,10 @@ def find(
     started = time.perf_counter()
     try:
         with in_profile("PjRtComputationClient::Compile"), told_if_long(program.rows):
-            program.run = _build(program, launch)
+            if _build_elsewhere is None:
+                program.run = program.executable.compile(signature(launch, program))
+            else:
+                program.run = _build_elsewhere(program, launch)
     except Exception as error:
         _tell_failure(launch, error)
         raise
@@ -190,18 +193,14 @@ def find(
     return launch, program, True
 
 
-def _compiled_here(program: Program, launch: Launch) -> Any:
-    return program.executable.compile(signature(launch, program))
-
-
-# What makes `Program.run`.
-_build: Callable[[Program, Launch], Any] = _compiled_here
+# What makes `Program.run` where programs are compiled for elsewhere.
+_build_elsewhere: Callable[[Program, Launch], Any] | None = None
 
 
 def build_with(build: Callable[[Program, Launch], Any]) -> None:
     """From now on `build` returns what runs a program: one that is compiled for elsewhere."""
-    global _build
-    _build = build
+    global _build_elsewhere
+    _build_elsewhere = build
 
 
 def make(launch: Launch) -> Program:

@@ -50,10 +50,11 @@ class Gpu:
 @pytest.fixture
 def on_gpu(restored):
     before = torch.backends.cudnn.allow_tf32
-    with aim.at([Gpu()]):
+    # torch's own testing tools, which other tests import, forbid it otherwise.
+    with torch.backends.__allow_nonbracketed_mutation(), aim.at([Gpu()]):
         torch.set_float32_matmul_precision("highest")
         yield
-    torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cudnn.allow_tf32 = before
     global_state.follow_torch(platforms.of("cpu"))
 
 
