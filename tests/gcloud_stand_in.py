@@ -48,9 +48,11 @@ def fail(code, *lines):
     sys.exit(code)
 name = words[4].rpartition("@")[2]
 if words[3] == "describe":
-    if name not in told["tpus"]:
-        fail(1, "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found.")
-    answer = told["tpus"][name]
+    table = told["tpus" if words[2] == "tpu-vm" else "queued"]
+    if name not in table:
+        asked = "gcloud.compute.tpus." + words[2] + ".describe"
+        fail(1, "ERROR: (" + asked + ") NOT_FOUND: Resource was not found.")
+    answer = table[name]
     print(answer if isinstance(answer, str) else json.dumps(answer))
     sys.exit()
 options = dict(word.split("=", 1) for word in words[5:] if "=" in word)
@@ -93,13 +95,18 @@ class Gcloud:
     Args:
         tpus: what it describes: an object for JSON, or text that is printed as it is.
         faults: by "NAME-wINDEX" of a worker.
+        queued: what it describes as queued resources, likewise.
     """
 
     def __init__(
-        self, folder: Path, tpus: Mapping[str, Any], faults: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        tpus: Mapping[str, Any],
+        faults: Mapping[str, str] | None = None,
+        queued: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
-        self.tell(tpus, faults or {})
+        self.tell(tpus, faults or {}, queued or {})
         script = folder / "gcloud"
         script.write_text(_SCRIPT.format(python=sys.executable, folder=str(folder)))
         script.chmod(0o755)
@@ -108,8 +115,11 @@ class Gcloud:
     def path(self) -> str:
         return f"{self.folder}:{os.environ['PATH']}"
 
-    def tell(self, tpus: Mapping[str, Any], faults: Mapping[str, str]) -> None:
-        (self.folder / "told").write_text(json.dumps({"tpus": tpus, "faults": faults}))
+    def tell(
+        self, tpus: Mapping[str, Any], faults: Mapping[str, str], queued: Mapping[str, Any]
+    ) -> None:
+        told = {"tpus": tpus, "faults": faults, "queued": queued}
+        (self.folder / "told").write_text(json.dumps(told))
 
     def calls(self) -> list[list[str]]:
         """The words of every call, in order."""

@@ -9,8 +9,7 @@ import click
 
 from torch_xdist.launcher.attempts import options as restart_options
 from torch_xdist.launcher.attempts.options import GoingOn
-from torch_xdist.launcher.backends import introduction, node_door
-from torch_xdist.launcher.backends.gcloud import Gcloud
+from torch_xdist.launcher.backends import introduction, node_door, tpu_vms
 from torch_xdist.launcher.backends.slurm_batch import Batch
 from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.errors import UsageError
@@ -125,7 +124,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
                 "--tpu",
                 type=Named("my-tpu"),
                 default="",
-                help="run on the workers of these TPU VMs: a or a,b",
+                help="run on the workers of these TPU VMs, or of a queued resource's: a or a,b",
             ),
             click.option("--zone", default="", help="of the TPU VMs [gcloud's own setting]"),
             click.option("--project", default="", help="of the TPU VMs [gcloud's own setting]"),
@@ -374,6 +373,6 @@ def of_tpus(names: str, zone: str = "", project: str = "", nprocs: int | None = 
     hosts = [
         worker if not nprocs else replace(worker, slots=nprocs)
         for named in tpus
-        for worker in Gcloud(command).workers(named.name, named.user)
+        for worker in tpu_vms.workers(command, named.name, named.user)
     ]
     return Reached(hosts, "gcloud", command)

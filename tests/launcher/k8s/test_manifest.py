@@ -1,12 +1,16 @@
 """The manifest: as it is kept and read, and as a parser and Kubernetes take it."""
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jobset_schema import SCHEMA
 from kubectl_stand_in import expanded
 
 from torch_xdist.launcher.k8s import manifest
@@ -39,6 +43,35 @@ def pod(plan: Plan) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_manifest_is_as_it_is_kept(kind: str) -> None:
     assert manifest.whole(PLANS[kind], SEAL) == (HERE / f"manifest_{kind}.yaml").read_text()
+
+
+def fit(spec: dict[str, Any]) -> None:
+    """Raise ValidationError where JobSet's published schema does not take the spec of a JobSet."""
+    jsonschema.validate(spec, json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_manifest_is_what_jobsets_published_schema_takes(kind: str) -> None:
+    fit(parsed(PLANS[kind])[1]["spec"])
+
+
+def test_the_schema_refuses_names_types_and_actions_that_there_are_not() -> None:
+    good = parsed(PLANS["gpu"])[1]["spec"]
+    for place, wrong in [
+        (("failurePolicy", "maxRestarts"), "3"),
+        (("failurePolicy", "rules", 0, "action"), "GiveUp"),
+        (("network", "enableDNSHostnames"), "yes"),
+        (("replicatedJobs", 0, "template", "spec", "completion"), "Indexed"),
+        (("replicatedJobs", 0, "template", "spec", "template", "spec", "containers", 0, "name"), 7),
+    ]:
+        spec = copy.deepcopy(good)
+        *way, last = place
+        holder: Any = spec
+        for step in way:
+            holder = holder[step]
+        holder[last] = wrong
+        with pytest.raises(jsonschema.ValidationError):
+            fit(spec)
 
 
 @pytest.mark.parametrize("kind", PLANS)
