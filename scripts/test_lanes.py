@@ -1,9 +1,10 @@
-"""Run the test suite: two pytest processes side by side, one per core, then the launcher's tests.
+"""Run the test suite: two pytest processes side by side, one per core, then two of the launcher's.
 
 `scripts/test` calls it inside .venv. One lane takes the folders of tests/xdist, another all the
-rest (the sweeps beside those folders too), the last tests/launcher; each writes its own log under
-runs/tests/, every line is shown as it comes with its lane's name, and the last line adds the counts
-of all. Paths among the arguments make it one plain pytest run.
+rest (the sweeps beside those folders too); then one tests/launcher, and another its tests over
+several hosts. Each writes its own log under runs/tests/, every line is shown as it comes with its
+lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
+pytest run.
 """
 
 import re
@@ -19,6 +20,7 @@ COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|desele
 NOTHING_COLLECTED = 5
 # With every dtype and form it takes as long as the folders' tests together.
 SWEEP = "tests/xdist/test_op_sweep.py"
+PODS = "tests/launcher/pods"
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
 
@@ -39,8 +41,9 @@ def main(arguments: list[str]) -> int:
 def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, list[str]]]:
     """The paths of each lane: lanes of one entry run side by side, entries one after another.
 
-    The launcher's tests measure how soon a job ends, so nothing else runs beside them. The sweep of
-    operators goes where there is room for it. A path named by the user makes one lane without any.
+    The launcher's tests measure how soon a job ends, so what computes does not run beside them: they
+    wait for most of their time, and so have room for each other. The sweep of operators goes where
+    there is room for it. A path named by the user makes one lane without any.
     """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
         return [{"tests": []}]
@@ -52,7 +55,8 @@ def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, l
     if whole_sweep:
         folders.append(SWEEP)
     others = ["tests", *(f"--ignore={path}" for path in ("tests/launcher", *folders))]
-    return [{"xdist": folders, "others": others}, {"launcher": ["tests/launcher"]}]
+    launcher = {"launcher": ["tests/launcher", f"--ignore={PODS}"], "pods": [PODS]}
+    return [{"xdist": folders, "others": others}, launcher]
 
 
 class Lane:

@@ -29,24 +29,26 @@ def lanes(tmp_path, monkeypatch):
     return module
 
 
-def test_the_suite_runs_in_two_lanes_and_then_the_launcher(lanes, tmp_path):
+def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_two(lanes, tmp_path):
     for folder in ("core", "ops", "__pycache__"):
         (tmp_path / "tests" / "xdist" / folder).mkdir(parents=True)
     folders = ["tests/xdist/core", "tests/xdist/ops"]
     ignored = ["--ignore=tests/launcher", *(f"--ignore={path}" for path in folders)]
+    launcher = {"launcher": ["tests/launcher", f"--ignore={lanes.PODS}"], "pods": [lanes.PODS]}
     assert lanes.lane_paths([]) == [
         {"xdist": folders, "others": ["tests", *ignored]},
-        {"launcher": ["tests/launcher"]},
+        launcher,
     ]
     assert lanes.lane_paths(["-x"]) == lanes.lane_paths([])
     first, last = lanes.lane_paths([], whole_sweep=True)
     assert first["xdist"] == [*folders, lanes.SWEEP]
     assert first["others"] == ["tests", *ignored, f"--ignore={lanes.SWEEP}"]
-    assert last == {"launcher": ["tests/launcher"]}
+    assert last == launcher
 
 
-def test_the_sweep_of_a_lane_is_a_file_of_the_suite():
-    assert (ROOT / load("test_lanes").SWEEP).is_file()
+def test_what_the_lanes_name_is_in_the_suite():
+    lanes = load("test_lanes")
+    assert (ROOT / lanes.SWEEP).is_file() and (ROOT / lanes.PODS).is_dir()
 
 
 def test_a_named_path_runs_alone(lanes, tmp_path):
