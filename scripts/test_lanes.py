@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, list[str]]]:
     """The paths of each lane: lanes of one entry run side by side, entries one after another.
 
-    The launcher's tests measure how soon a job ends, so what computes does not run beside them: they
+    The launcher's tests measure how soon a job ends, so nothing that computes runs beside them. They
     wait for most of their time, and so have room for each other. The sweep of operators goes where
     there is room for it. A path named by the user makes one lane without any.
     """
