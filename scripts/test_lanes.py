@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> int:
 def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, list[str]]]:
     """The paths of each lane: lanes of one entry run side by side, entries one after another.
 
-    The launcher's tests measure how soon a job ends, so nothing that computes runs beside them. They
-    wait for most of their time, and so have room for each other. The sweep of operators goes where
-    there is room for it. A path named by the user makes one lane without any.
+    The launcher's tests measure how soon a job ends, so nothing that computes runs beside them;
+    they wait for most of their time, and have room for each other. The sweep of operators goes
+    where there is room for it. A path named by the user makes one lane without any.
     """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
         return [{"tests": []}]
