@@ -76,9 +76,11 @@ def hang(workers: Sequence[Seen], now_s: float, timeouts: Timeouts) -> Hang:
     """Whether the job is stuck: no rank changed its heartbeat for the time of a level.
 
     A job with a rank that compiles (and still beats), or in which no rank has come to its device,
-    is not judged. A rank that stopped beating while others wait is behind.
+    is not judged. A rank that stopped beating while others wait is behind. One of which nothing was
+    heard yet is waited for by `RendezvousWatch`.
     """
-    running = [seen for seen in workers if seen.exit_code is None and seen.finished_s is None]
+    heard_of = [seen for seen in workers if seen.last_beat_s or seen.beat is not None]
+    running = [seen for seen in heard_of if seen.exit_code is None and seen.finished_s is None]
     told = [seen for seen in running if seen.beat is not None]
     silent = [seen for seen in running if now_s - seen.last_beat_s > timeouts.lost_s]
     states = {seen.rank: seen.beat.state for seen in told if seen.beat is not None}

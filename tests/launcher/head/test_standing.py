@@ -119,6 +119,10 @@ def test_a_rank_that_never_sent_a_heartbeat_is_behind():
     assert "(rank 1 sent no heartbeat)" in judged.sentence
 
 
+def test_a_rank_that_nothing_was_heard_of_yet_has_not_been_silent_since_the_machine_started():
+    assert hang([seen(0, "starting", since_s=99.0, beat_s=99.0), Seen(1)], 100.0, T).level == "none"
+
+
 def test_a_rank_whose_line_changes_before_its_first_step_goes_on():
     busy = Seen(1, last_beat_s=1e9, beat=Heartbeat(where="data.py:10"), changed_s=99.0)
     assert hang([seen(0, "waiting"), busy], 100.0, T).level == "none"
