@@ -46,9 +46,9 @@ def on(pod: Pod, name: str, command: str) -> str:
 def left_on(pod: Pod, name: str) -> list[str]:
     """The copies of jobs, and contents on their way, that a host still has.
 
-    Some may go while they are looked for.
+    Some may go while they are looked for, and a job that has failed early has made no place there.
     """
-    return on(pod, name, f"cd {PLACE} && {{ find jobs incoming -mindepth 1; true; }}").split()
+    return on(pod, name, f"cd {PLACE} || exit 0; find jobs incoming -mindepth 1; true").split()
 
 
 class Code:
