@@ -70,6 +70,7 @@ def told(found: Found) -> dict[str, Any]:
         "bytes": verdict.bytes,
         "flops": verdict.flops,
         "wide": verdict.wide,
+        "wide_inside": verdict.wide_inside,
     }
 
 
@@ -99,11 +100,11 @@ def main() -> int:
                 all_found.append(found)
                 tell(found)
     counts = Counter(found.word for found in all_found)
-    wide = sum("s64" in found.verdict.wide for found in all_found)
+    wide = sum(bool(found.verdict.wide_inside) for found in all_found)
     print(
         f"{topology}, {options.dtype}: {len(all_found)} operators,"
         f" {', '.join(f'{n} {word}' for word, n in counts.most_common())};"
-        f" {wide} with arrays of s64; {time.perf_counter() - started:.0f} s"
+        f" {wide} compute with arrays of 64-bit integers; {time.perf_counter() - started:.0f} s"
     )
     if options.json is not None:
         options.json.write_text(json.dumps([*map(told, all_found)], indent=1) + "\n")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from torch_xdist.ahead import wide
 from torch_xdist.ahead.compiler import Compiler
 from torch_xdist.ahead.topology import Topology, devices
 from torch_xdist.ahead.verdict import REFUSED, Verdict
@@ -41,7 +42,8 @@ def compiled(launch: program.Launch, topology: Topology, compiler: Compiler) -> 
     order = target.device.layout.order if launch.placement is not None else range(count)
     module, options = module_bytes(lowered), options_in(lowered)
     verdict = compiler.compile(module, topology, [*order], options)
-    return replace(verdict, donated=sum(launch.mask))
+    inside = wide.inside(lowered.compiler_ir("stablehlo"))
+    return replace(verdict, donated=sum(launch.mask), wide_inside=inside)
 
 
 def forget() -> None:

@@ -30,7 +30,9 @@ class Verdict:
         seconds: of the compilation.
         bytes: on each device, of "arguments", "results", "aliased" ones and "temporaries".
         flops, accessed_bytes: of one run, where XLA says it; of HBM.
-        wide: instructions with an array of "s64" or "f64" for a result.
+        wide: instructions with an array of "s64" or "f64" for a result, as it was compiled: what
+            comes in and goes out, since XLA makes two arrays of each inside.
+        wide_inside: operations on arrays of 64-bit integers inside, see `wide.inside`.
         collectives: how many of each kind inside a slice, by XLA's names.
         exchanges: what each kind of them moves, see `exchanges.of_hlo`.
         across_slices: how many of each kind between slices, by Megascale's names.
@@ -47,6 +49,7 @@ class Verdict:
     flops: float = 0.0
     accessed_bytes: float = 0.0
     wide: dict[str, int] = field(default_factory=dict)
+    wide_inside: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, int] = field(default_factory=dict)
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     across_slices: dict[str, int] = field(default_factory=dict)

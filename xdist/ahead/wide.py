@@ -11,15 +11,19 @@ from typing import Any
 
 # Arrays of 64-bit integers, but those of one element.
 _WIDE = re.compile(r"tensor<(?!(?:1x)*u?i64>)[\dx?]+xu?i64>")
-# At the edges: what was made in 32 bits goes out as torch has it.
-_MOVES = frozenset({"func.return", "sdy.sharding_constraint", "stablehlo.reshape"})
-_FREE = frozenset({"stablehlo.constant", "stablehlo.return", "func.return", "stablehlo.convert"})
+# What takes no computing on halves of 64 bits: one of them is taken, or a zero put beside it.
+_FREE = frozenset(
+    """
+    func.call func.return stablehlo.constant stablehlo.convert stablehlo.reshape stablehlo.return
+    stablehlo.broadcast_in_dim stablehlo.custom_call sdy.sharding_constraint
+    """.split()
+)
 
 
 def inside(module: Any) -> dict[str, int]:
     """How many operations of each kind, by StableHLO's names, give or take such an array.
 
-    Constants are free, and casts are where they lead out of the program or in.
+    Free are constants, casts, and what moves arrays as they are.
 
     Args:
         module: as JAX lowers it.
@@ -36,18 +40,9 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 def _counts(operation: Any) -> bool:
-    if operation.name == "stablehlo.convert":
-        # Not the cast of an argument to 32 bits, and not one to 64 that nothing computes with.
-        return _is_wide(operation.results[0]) and not _leads_out(operation.results[0])
-    if operation.name in _MOVES:
-        return False
     if operation.name in _FREE:
         return False
     return any(map(_is_wide, [*operation.results, *operation.operands]))
-
-
-def _leads_out(value: Any) -> bool:
-    return all(use.owner.name in _MOVES for use in value.uses)
 
 
 def _is_wide(value: Any) -> bool:

@@ -16,7 +16,7 @@ from jax import lax
 
 from torch_xdist.ops.index import read_rows, wrapped
 from torch_xdist.ops.operands import widened
-from torch_xdist.ops.positions import bounded, width
+from torch_xdist.ops.positions import bounded, narrowed, width
 from torch_xdist.ops.table import lowers
 
 Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
@@ -296,7 +296,7 @@ def embedding_dense_backward(
 ) -> jax.Array:
     """[..., d] and indices [...]: the gradient [num_weights, d]; `padding_idx` gets none."""
     grad = widened(grad_output.reshape(-1, grad_output.shape[-1]))
-    places = indices.reshape(-1)
+    places = narrowed(indices.reshape(-1), num_weights)
     if padding_idx >= 0:
         places = jnp.where(places == padding_idx, num_weights, places)
     if scale_grad_by_freq:

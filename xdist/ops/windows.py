@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torch_xdist.ops.positions import bounded, counted
+from torch_xdist.ops.positions import counted, narrowed
 
 # Above this many pieces a strided read is left to a gather.
 _MOST_PIECES = 4
@@ -172,7 +172,7 @@ def spread_by_indices(
     flat = grad.reshape(math.prod(lead), -1)
     rows = counted(flat.shape[0])[:, None]
     zeros = jnp.zeros((flat.shape[0], math.prod(sizes)), grad.dtype)
-    places = bounded(indices.reshape(flat.shape), zeros.shape[1])
+    places = narrowed(indices.reshape(flat.shape), zeros.shape[1])
     return zeros.at[rows, places].add(flat).reshape(*lead, *sizes)
 
 

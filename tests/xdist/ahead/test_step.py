@@ -33,13 +33,18 @@ FAST = """
     nn.functional.max_pool2d nn.functional.layer_norm nn.functional.embedding
     nn.functional.cross_entropy nn.functional.gelu nn.functional.scaled_dot_product_attention
 """.split()
+# Positions and targets that are of 32 bits inside.
+NARROW = """
+    sort topk argmax gather scatter index_select index_put nn.functional.max_pool2d
+    nn.functional.embedding nn.functional.cross_entropy nn.functional.scaled_dot_product_attention
+""".split()
 on_eight = SpmdProcess(8)
 
 
-def found_of(name, compiler):
+def found_of(name, compiler, dtype=torch.float32):
     [op] = [op for op in op_db if full_name(op) == name]
     with aim.at(devices(V5E)):
-        return check_tpu.found_of(op, torch.float32, V5E, compiler)
+        return check_tpu.found_of(op, dtype, V5E, compiler)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -47,6 +52,13 @@ def test_an_operator_compiles_or_falls_back_by_name(name, compiler):
     found = found_of(name, compiler)
     assert found.word == ("falls back" if name == "linalg.eig" else "ok"), found.verdict.words
     assert found.fallbacks == (("aten::linalg_eig",) if name == "linalg.eig" else ())
+    assert name not in NARROW or not found.verdict.wide_inside, found.verdict.wide_inside
+
+
+@pytest.mark.parametrize("name", ["mm", "nn.functional.conv2d"])
+def test_products_of_64_bit_integers_compile(name, compiler):
+    found = found_of(name, compiler, torch.int64)
+    assert found.word == "ok", found.verdict.words
 
 
 def test_what_cannot_be_recorded_is_told(compiler):
