@@ -35,7 +35,7 @@ def width(count: int) -> Any:
 
 def counted(count: int) -> jax.Array:
     """[count]: 0, 1, 2, ..."""
-    return jnp.arange(count, dtype=width(count))
+    return jnp.arange(count, dtype=np.int32 if width(count) == np.int32 else None)
 
 
 def narrowed(places: jax.Array, count: int) -> jax.Array:

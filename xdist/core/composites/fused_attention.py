@@ -36,10 +36,11 @@ def fits(
     is_plain = query.dim() == 4 and mask is None and query.dtype in _HALVES
     is_square = key.size(-2) == t and value.size(-1) == d
     is_sized = d % 8 == 0 and d <= _WIDEST
-    return is_plain and is_square and is_sized and _is_wanted() and is_there(here.jax)
+    return is_plain and is_square and is_sized and is_wanted() and is_there(here.jax)
 
 
-def _is_wanted() -> bool:
+def is_wanted() -> bool:
+    """Whether torch's switches allow kernels whose gradient has no gradient."""
     flags: Any = torch.backends.cuda
     return bool(flags.flash_sdp_enabled() or flags.cudnn_sdp_enabled())
 

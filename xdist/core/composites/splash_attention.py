@@ -1,0 +1,53 @@
+"""When attention on a TPU is JAX's splash kernel, which keeps nothing of size t x s in HBM.
+
+`attention.py` asks. The kernel has no gradient of its gradient, as torch's own flash attention has
+none: `sdpa_kernel([SDPBackend.MATH])` chooses the plain form here too.
+"""
+
+import functools
+
+import jax
+import torch
+
+from torch_xdist.core.composites.fused_attention import is_wanted
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.jax_side.differentiable import differentiable_row
+from torch_xdist.ops import splash
+
+# From so many scores of a head on the kernel moves less through HBM than what is written out; the
+# table is in docs/tpu.md.
+LEAST_SCORES = 1024 * 1024
+_DTYPES = (torch.bfloat16, torch.float32)
+# XLA's product of shorter or odd heads is no worse, and the kernel's is not tried on them.
+_HEADS = (64, 128, 256)
+
+
+def fits(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
+    """Whether it computes attention of [b, heads, t, d] queries, forward and backward."""
+    here = devices_here.device_at(devices_here.index_of(query.device))
+    # Over several devices XLA cannot divide it as it divides what is written out.
+    if not here.choices.has_pallas or here.layout is not None:
+        return False
+    if query.dim() != 4 or mask is not None or query.dtype not in _DTYPES:
+        return False
+    t, d = query.shape[-2:]
+    is_sized = d in _HEADS and value.size(-1) == d and t * key.size(-2) >= LEAST_SCORES
+    return is_sized and is_wanted() and _is_exact_enough(query.dtype)
+
+
+def _is_exact_enough(dtype: torch.dtype) -> bool:
+    """Whether products need be no more exact than the kernel's, which are of one pass."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return dtype is torch.bfloat16 or asked in (None, "default")
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scale: float
+) -> torch.Tensor:
+    """It as a row, whose gradient is another: that reads what the first one kept of its sums."""
+    row = functools.partial(splash.attend, is_causal, scale)
+    back = functools.partial(splash.gradients, is_causal, scale)
+    name, operands = "scaled_dot_product_attention_by_splash", [query, key, value]
+    return differentiable_row(name, row, operands, (is_causal, scale), back)[0]
