@@ -72,7 +72,10 @@ def _programs(result: Result) -> str:
 
 def _exchange(one: Mapping[str, Any]) -> str:
     axes = f" along {'+'.join(one['axes'])}" if one["axes"] else ""
-    how = "asynchronous" if one["async"] else "synchronous"
+    how = "synchronous"
+    if one["async"]:
+        fusions = "1 fusion" if one["fusions"] == 1 else f"{one['fusions']} fusions"
+        how = f"asynchronous, overlapped with {fusions if one['fusions'] else 'nothing'}"
     over = f"{one['ranks']} ranks" if one["ranks"] else "some ranks"
     return f"{one['count']} x {one['kind']} of {size(one['bytes'])} over {over}{axes}, {how}"
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from torch_xdist import dtypes, settings, world
-from torch_xdist.ahead import largest
+from torch_xdist.ahead import largest, step
 from torch_xdist.ahead.compiler import Compiler
 from torch_xdist.ahead.hollow import TALLY, Hollow
 from torch_xdist.ahead.hollow_layout import HollowLayout
@@ -30,7 +30,7 @@ from torch_xdist.ahead.verdict import REFUSED, Verdict
 from torch_xdist.core.devices import closures, transfer
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
-from torch_xdist.core.programs.jax_internals import module_bytes, options_in
+from torch_xdist.core.programs.jax_internals import module_bytes
 from torch_xdist.core.trace import notes
 from torch_xdist.core.trace.trace import types_of
 from torch_xdist.core.trace.user_frames import shortened, user_line
@@ -124,8 +124,9 @@ class Rehearsal:
             lowered = made.executable.lower(program.signature(launch, made))
         except NotImplementedError as error:
             return Verdict(REFUSED, f"JAX has no form of it for this platform: {error}")
-        module, options = module_bytes(lowered), options_in(lowered)
-        return self._compiler.compile(module, self._topology, self._places(launch), options)
+        places, module = self._places(launch), module_bytes(lowered)
+        options = step.options_of(lowered, devices(self._topology), len(places))
+        return self._compiler.compile(module, self._topology, places, options)
 
     def _places(self, launch: program.Launch) -> list[int]:
         layout = launch.device.layout

@@ -16,7 +16,7 @@ from torch_xdist.ops import splash
 
 # From so many scores of a head on the kernel moves less through HBM than what is written out; the
 # table is in docs/tpu.md.
-LEAST_SCORES = 1024 * 1024
+LEAST_SCORES = 512 * 512
 _DTYPES = (torch.bfloat16, torch.float32)
 # XLA's product of shorter or odd heads is no worse, and the kernel's is not tried on them.
 _HEADS = (64, 128, 256)
