@@ -107,7 +107,7 @@ class Rehearsal:
             f"compiling program {number} for {self._name}:"
             f" step {self._step + 1}, {made.rows} operators ({where})"
         )
-        verdict = self._compiled(made, launch)
+        verdict = step.with_kernels(self._compiled(made, launch), launch)
         for one in verdict.exchanges:
             group = one.pop("group")
             one.update(ranks=len(group), axes=self._axes(launch, group))

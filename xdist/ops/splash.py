@@ -101,6 +101,21 @@ def _padded(scale: float, q: jax.Array, k: jax.Array, v: jax.Array) -> list[jax.
     return [_along(x, 2, block) for x, block in zip((scaled, k, v), blocks)]
 
 
+def flops(
+    queries: Sequence[int], keys: Sequence[int], is_causal: bool, *, is_backward: bool
+) -> float:
+    """What the kernels compute of arrays of these shapes: XLA does not see into them."""
+    (b, heads, t, d), s = queries, keys[2]
+    q_block, kv_block = block_of(t), block_of(s)
+    rows, columns = -(-t // q_block), -(-s // kv_block)
+    seen = rows * columns
+    if is_causal:
+        seen = sum(min(columns, -(-(i + 1) * q_block // kv_block)) for i in range(rows))
+    # Products of t x s x d; the two kernels for gradients both make the scores and theirs.
+    products = (5 if columns <= _MOST_PARTS else 7) if is_backward else 2
+    return 2.0 * products * b * heads * seen * q_block * kv_block * d
+
+
 def attend(is_causal: bool, scale: float, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[b, heads, t, d], and the logarithm of each row's sum of exponentials [b, heads, t]."""
     q, k, _ = operands

@@ -62,6 +62,16 @@ def test_what_is_lowered_for_a_tpu_has_nothing_of_the_size_of_all_scores():
     assert "tpu_custom_call" in text and "2048x2048" not in text
 
 
+@pytest.mark.parametrize(
+    ("t", "is_causal", "is_backward", "products"),
+    [(2048, False, False, 2), (2048, True, False, 2 * 3 / 4), (2048, True, True, 5 * 3 / 4),
+     (8192, False, True, 7)],
+)  # fmt: skip
+def test_what_the_kernels_compute_is_counted_by_blocks(t, is_causal, is_backward, products):
+    found = splash.flops((2, 3, t, 64), (2, 1, t, 64), is_causal, is_backward=is_backward)
+    assert found == products * 2 * 2 * 3 * t * t * 64
+
+
 def test_a_jax_without_the_backward_kernels_is_named(monkeypatch):
     monkeypatch.setattr(splash, "_kernels", lambda: (object(), object()))
     with pytest.raises(ReleaseError, match=r"has no _splash_attention_bwd, with which long"):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.trace.values import Device
 
 try:
     from jax._src.cudnn.fused_attention_stablehlo import check_cudnn_version
@@ -25,10 +25,13 @@ _WIDEST = 128
 
 
 def fits(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    here: Device,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> bool:
-    """Whether cuDNN computes attention of [b, heads, t, d] queries, forward and backward."""
-    here = devices_here.device_at(devices_here.index_of(query.device))
+    """Whether cuDNN computes attention of [b, heads, t, d] queries here, forward and backward."""
     # Over several devices XLA cannot divide it as it divides what is written out.
     if not here.choices.has_fused_attention or here.layout is not None:
         return False

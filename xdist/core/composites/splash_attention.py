@@ -10,8 +10,9 @@ import jax
 import torch
 
 from torch_xdist.core.composites.fused_attention import is_wanted
-from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.jax_side.differentiable import differentiable_row
+from torch_xdist.core.trace.plans import Plan
+from torch_xdist.core.trace.values import Device
 from torch_xdist.ops import splash
 
 # From so many scores of a head on the kernel moves less through HBM than what is written out; the
@@ -23,10 +24,13 @@ _HEADS = (64, 128, 256)
 
 
 def fits(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    here: Device,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> bool:
-    """Whether it computes attention of [b, heads, t, d] queries, forward and backward."""
-    here = devices_here.device_at(devices_here.index_of(query.device))
+    """Whether it computes attention of [b, heads, t, d] queries here, forward and backward."""
     # Over several devices XLA cannot divide it as it divides what is written out.
     if not here.choices.has_pallas or here.layout is not None:
         return False
@@ -43,11 +47,24 @@ def _is_exact_enough(dtype: torch.dtype) -> bool:
     return dtype is torch.bfloat16 or asked in (None, "default")
 
 
+NAME = "scaled_dot_product_attention_by_splash"
+
+
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scale: float
 ) -> torch.Tensor:
     """It as a row, whose gradient is another: that reads what the first one kept of its sums."""
     row = functools.partial(splash.attend, is_causal, scale)
     back = functools.partial(splash.gradients, is_causal, scale)
-    name, operands = "scaled_dot_product_attention_by_splash", [query, key, value]
-    return differentiable_row(name, row, operands, (is_causal, scale), back)[0]
+    operands = [query, key, value]
+    return differentiable_row(NAME, row, operands, (is_causal, scale), back)[0]
+
+
+def flops(plan: Plan) -> float:
+    """What the kernels of a row compute; 0 for other rows."""
+    if not plan.name.startswith(NAME):
+        return 0.0
+    queries, keys, *_ = (kind.shape for kind in plan.operand_types)
+    is_backward, key = plan.name != NAME, plan.args[-1]
+    is_causal = key[0][0] if is_backward else key[0]
+    return splash.flops(queries, keys, is_causal, is_backward=is_backward)
