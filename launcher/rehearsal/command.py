@@ -56,6 +56,7 @@ def _object(results: Sequence[table.Result]) -> list[dict[str, object]]:
             "ranks": result.slice.world_size,
             "chip": CHIPS[result.slice.kind]._asdict(),
             "job": {**result.job._asdict(), "bound": result.job.bound._asdict()},
+            "remedies": [one._asdict() for one in result.remedies],
         }
         for result in results
     ]

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +49,8 @@ class Found:
 
     Attributes:
         held_bytes: of buffers on the chip that are no arguments of it, before their padding.
+        state_bytes, batch_bytes: of its arguments on the chip, before their padding: those that it
+            may write its results to, which are parameters and their states, and the others.
         runs: by the number of the step.
     """
 
@@ -55,6 +58,8 @@ class Found:
     rows: int
     verdict: Verdict
     held_bytes: int
+    state_bytes: int
+    batch_bytes: int
     largest: list[dict[str, Any]]
     runs: Counter[int] = field(default_factory=Counter)
 
@@ -67,7 +72,12 @@ class Found:
             "outcome": verdict.kind,
             "words": verdict.words,
             "seconds": round(verdict.seconds, 3),
-            "bytes": {**verdict.bytes, "held": self.held_bytes},
+            "bytes": {
+                **verdict.bytes,
+                "held": self.held_bytes,
+                "state": self.state_bytes,
+                "batch": self.batch_bytes,
+            },
             "flops": verdict.flops,
             "accessed_bytes": verdict.accessed_bytes,
             "collectives": verdict.exchanges,
@@ -99,8 +109,8 @@ class Rehearsal:
 
     def build(self, made: program.Program, launch: program.Launch) -> Any:
         """Compile a program there; returns what runs it."""
-        arguments: list[Any] = [*launch.donated, *launch.kept]
-        held = TALLY.live_bytes - sum(b.local_bytes for b in arguments if isinstance(b, Hollow))
+        state, batch = map(_local_bytes, (launch.donated, launch.kept))
+        held = TALLY.live_bytes - state - batch
         where, began = shortened(user_line()), time.monotonic()
         number = len(self._found) + 1
         self._tell(
@@ -111,7 +121,8 @@ class Rehearsal:
         for one in verdict.exchanges:
             group = one.pop("group")
             one.update(ranks=len(group), axes=self._axes(launch, group))
-        found = Found(where, made.rows, verdict, max(0, held), largest.of_launch(launch))
+        sizes = max(0, held), state, batch
+        found = Found(where, made.rows, verdict, *sizes, largest.of_launch(launch))
         took_s = time.monotonic() - began
         self._tell(f"program {number}: {found.verdict.kind} after {took_s:.0f} s")
         with self._lock:
@@ -216,6 +227,10 @@ def begin() -> None:
     program.build_with(rehearsal.build)
     transfer.place_with(_placed)
     atexit.register(rehearsal.at_exit)
+
+
+def _local_bytes(buffers: Sequence[Any]) -> int:
+    return sum(buffer.local_bytes for buffer in buffers if isinstance(buffer, Hollow))
 
 
 def _placed(array: np.ndarray, there: jax.Device) -> Any:

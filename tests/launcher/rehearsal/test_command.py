@@ -88,7 +88,8 @@ def test_what_does_not_fit_ends_with_1_and_says_where(tmp_path):
     assert found.returncode == 1, found.stderr
     assert "v5e-1: does not fit: " in found.stdout and " of 15.75 GiB" in found.stdout
     assert f"12 x 2 GiB float32[65536, 8192] aten::tanh ({tmp_path / 'train.py'}:6)" in found.stdout
-    assert "what helps: smaller batches" in found.stdout
+    assert "a batch of 1/2: about " in found.stdout and "fits" in found.stdout
+    assert "torch_xla.utils.checkpoint around each of 12 alike layers: about" in found.stdout
 
 
 @needs_compiler
