@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from torch_xdist.launcher.facts.errors import SettingError
-from torch_xdist.system import rank, tpu_metadata
+from torch_xdist.system import rank
 from torch_xdist.system.errors import RankError
 
 Environ = Mapping[str, str]
@@ -240,11 +240,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),
     Variable("TPU_*", "the topology of a TPU slice; see `devices.py`"),
-    Variable(
-        "XLA_RUN_NOTICES",
-        "stop the job before the cloud takes its machine away; unset: where there are TPUs",
-    ),
-    Variable("GCE_METADATA_HOST", "where such notices are; unset: metadata.google.internal"),
+    Variable("XLA_RUN_NOTICES", "stop before the cloud takes a machine away; unset: on TPUs alone"),
+    Variable("GCE_METADATA_HOST", "where it says so; unset: metadata.google.internal"),
     Variable("http_proxy, https_proxy, grpc_proxy, all_proxy", "`xla-run check` warns of them"),
 )
 
@@ -280,11 +277,6 @@ def flag(environ: Environ, name: str, default: bool = False) -> bool:
     if not value:
         return default
     return value in ("true", "yes", "on") or (value.lstrip("-").isdigit() and int(value) != 0)
-
-
-def metadata_host(environ: Environ) -> str:
-    """Where the metadata server of this machine is: Google's own tools read the same variable."""
-    return text(environ, "GCE_METADATA_HOST") or tpu_metadata.HOST
 
 
 # torch imports its distributed tensors at the first operator of any tensor subclass, and dynamo at

@@ -7,7 +7,7 @@ once, and no more.
 import threading
 from collections.abc import Callable
 
-from torch_xdist.launcher.facts.settings import Environ, flag, metadata_host
+from torch_xdist.launcher.facts.settings import Environ, flag, text
 from torch_xdist.launcher.on_host.notices import cloud
 from torch_xdist.system import tpu_metadata
 from torch_xdist.system.frames import Message
@@ -36,7 +36,9 @@ class Watch:
     def __init__(
         self, environ: Environ, say: Callable[[Message], object], every_s: float = EVERY_S
     ) -> None:
-        self._host, self._say, self._every_s = metadata_host(environ), say, every_s
+        # Google's own tools read the same variable.
+        self._host = text(environ, "GCE_METADATA_HOST") or tpu_metadata.HOST
+        self._say, self._every_s = say, every_s
         self._over = threading.Event()
         self._missed = 0
         self._has_warned = False
@@ -76,9 +78,9 @@ class Watch:
         self._missed = self._missed + 1 if trouble else 0
         if self._missed >= _MISSED and not self._has_warned:
             self._has_warned = True
-            text = (
+            told = (
                 f"warning: notices of preemption cannot be read ({trouble}); the job will not be"
                 " stopped before this machine is taken away; set XLA_RUN_NOTICES=0 where there are"
                 " none"
             )
-            self._say({"op": "note", "warning": text})
+            self._say({"op": "note", "warning": told})
