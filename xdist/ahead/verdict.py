@@ -15,8 +15,8 @@ _COLLECTIVE = re.compile(
 # Between slices, over the data centre's network: sent by the host of each device.
 _ACROSS = re.compile(r" send\(.*_xla_megascale_transfer_type=\"([A-Z_]+)\"")
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}, entry")
-# A result of this type that is no scalar.
-_WIDE = re.compile(r"= \(?(s64|f64)\[\d")
+# A result of this type that is no scalar, and not empty.
+_WIDE = re.compile(r"= \(?(s64|f64)\[(?=[1-9])(?![\d,]*\b0\b)")
 
 
 @dataclass(frozen=True, slots=True)

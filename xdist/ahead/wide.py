@@ -15,7 +15,8 @@ _WIDE = re.compile(r"tensor<(?!(?:1x)*u?i64>)[\dx?]+xu?i64>")
 _FREE = frozenset(
     """
     func.call func.return stablehlo.constant stablehlo.convert stablehlo.reshape stablehlo.return
-    stablehlo.broadcast_in_dim stablehlo.custom_call sdy.sharding_constraint
+    stablehlo.broadcast_in_dim stablehlo.custom_call sdy.manual_computation sdy.return
+    sdy.sharding_constraint
     """.split()
 )
 
