@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from torch_xdist import dtypes, settings, world
-from torch_xdist.ahead import largest, step
+from torch_xdist.ahead import largest, saved, step
 from torch_xdist.ahead.compiler import Compiler
 from torch_xdist.ahead.hollow import TALLY, Hollow
 from torch_xdist.ahead.hollow_layout import HollowLayout
@@ -95,6 +95,8 @@ class Rehearsal:
         self._name = asked["name"]
         self._steps = asked["steps"]
         self._report = Path(asked["report"])
+        self._saved = saved.Folder(asked["save"]) if asked["save"] else None
+        self._kept = 0
         self._compiler = Compiler(_LIMIT_S)
         self._lock = threading.Lock()
         self._found: list[Found] = []
@@ -137,7 +139,14 @@ class Rehearsal:
             return Verdict(REFUSED, f"JAX has no form of it for this platform: {error}")
         places, module = self._places(launch), module_bytes(lowered)
         options = step.options_of(lowered, devices(self._topology), len(places))
-        return self._compiler.compile(module, self._topology, places, options)
+        if self._saved is None:
+            return self._compiler.compile(module, self._topology, places, options)
+        given = saved.given(lowered, options)
+        verdict = self._compiler.compile(module, self._topology, places, options, given.options)
+        if verdict.is_ok:
+            self._saved.keep(given.key, verdict.executable, verdict.seconds)
+            self._kept += 1
+        return replace(verdict, executable=b"")
 
     def _places(self, launch: program.Launch) -> list[int]:
         layout = launch.device.layout
@@ -207,6 +216,7 @@ class Rehearsal:
             "kind": chip.device_kind,
             "steps": self._step,
             "ended": why,
+            "kept": self._kept,
             "programs": [found.told() for found in self._found],
         }
         beside = self._report.with_suffix(".new")

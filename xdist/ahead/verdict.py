@@ -40,6 +40,7 @@ class Verdict:
         donated: how many arguments were given away.
         result_shardings: how results lie, OpShardings in hexadecimal digits, where XLA says it.
         hlo: the compiled program.
+        executable: the same in XLA's bytes, where it was asked for.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Verdict:
     donated: int = 0
     result_shardings: list[str] = field(default_factory=list)
     hlo: str = ""
+    executable: bytes = field(default=b"", repr=False)
 
     @property
     def is_ok(self) -> bool:

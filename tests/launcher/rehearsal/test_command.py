@@ -61,7 +61,9 @@ def compiled(tmp_path, script, *options):
 
 @needs_compiler
 def test_an_unchanged_script_is_compiled_as_a_rank_of_a_pod(tmp_path):
-    found = compiled(tmp_path, DIGITS, "--topology", "v5e-256", "--steps", "2", "--json")
+    kept = str(tmp_path / "kept")
+    words = "--topology", "v5e-256", "--steps", "2", "--json", "--save", kept
+    found = compiled(tmp_path, DIGITS, *words)
     assert found.returncode == 0, found.stderr
     [pod] = json.loads(found.stdout)
     assert pod["ranks"] == 256 and pod["kind"] == "TPU v5 lite" and pod["steps"] == 2
@@ -71,6 +73,9 @@ def test_an_unchanged_script_is_compiled_as_a_rank_of_a_pod(tmp_path):
     assert summed["kind"] == "all-reduce" and summed["ranks"] == 256
     assert summed["axes"] == ["x", "y"]
     assert summed["bytes"] >= 4 * parameters
+    assert pod["kept"] == len(pod["programs"])
+    assert f"{pod['kept']} programs for v5e-256 are kept in {kept}" in found.stderr
+    assert sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*")) > 10_000
     # stdout is the object alone.
     assert "step 0 loss 0.0 of TPU" in found.stderr
     assert found.stderr.count("what is read from the device is zeros") == 1

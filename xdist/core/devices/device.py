@@ -165,7 +165,7 @@ def _configure() -> None:
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
-    programs_on_disk.use()
+    programs_on_disk.use(by_host=(name or "").upper() != "TPU")
 
 
 def _make_cpu_devices(count: int | None) -> None:
