@@ -118,6 +118,23 @@ def test_ranks_reduce_over_all_chips_of_a_slice(compiler):
     assert "replica_groups={{0,1,2,3,4,5,6,7}}" in found.hlo
 
 
+@pytest.mark.long
+def test_gradients_travel_while_those_of_layers_before_are_made(compiler):
+    with aim.at(devices(V5E), ranks=True):
+        layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]
+        model = torch.nn.Sequential(*layers).to("xla").bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rows = torch.zeros(2048, 1024, dtype=torch.bfloat16).to("xla")
+        steps.sync()
+        model(rows).square().mean().backward()
+        xm.optimizer_step(optimizer)
+        found = step.pending(V5E, compiler)
+        step.forget()
+    assert found.is_ok, found.words
+    overlapped = sum(one["count"] for one in found.exchanges if one["fusions"])
+    assert overlapped >= 1, found.exchanges
+
+
 @on_eight
 def test_a_hybrid_mesh_reduces_inside_slices_and_between_them():
     with Compiler(120) as compiler, aim.at(devices(TWO_SLICES)):
