@@ -8,10 +8,6 @@ from typing import Any
 from torch_xdist.ahead import exchanges
 
 OK, REFUSED, ABORTED, LATE = "ok", "refused", "aborted", "late"
-_COLLECTIVE = re.compile(
-    r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    r"|collective-broadcast|ragged-all-to-all)(-start)?\("
-)
 # Between slices, over the data centre's network: sent by the host of each device.
 _ACROSS = re.compile(r" send\(.*_xla_megascale_transfer_type=\"([A-Z_]+)\"")
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}, entry")
@@ -113,8 +109,11 @@ def wide_of(hlo: str) -> dict[str, int]:
 
 
 def collectives_of(hlo: str) -> dict[str, int]:
-    """How many collectives a program has, by kind; an asynchronous pair is one."""
-    return dict(Counter(kind for kind, _ in _COLLECTIVE.findall(hlo)))
+    """How many collectives a program has, by kind; an asynchronous pair or chain is one."""
+    found: Counter[str] = Counter()
+    for one in exchanges.of_hlo(hlo):
+        found[one["kind"]] += one["count"]
+    return dict(found)
 
 
 def across_slices(hlo: str) -> dict[str, int]:
