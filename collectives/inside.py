@@ -51,12 +51,14 @@ class Program:
         kind: "host", "mesh" or "manual".
         world_size: the number of ranks.
         axes: of "manual": the axes along which groups lie.
+        joins: of "mesh": small arrays travel as one, which the compiler does not see to itself.
         token: what the next collective waits for, the operand of the launch; uint32 [1].
     """
 
     kind: str
     world_size: int
     axes: Callable[[Groups], tuple[str, ...]] | None = None
+    joins: bool = True
     token: jax.Array = field(default_factory=lambda: jnp.zeros(1, jnp.uint32))
 
 
@@ -67,6 +69,7 @@ def program(
     launch: jax.Array | None = None,
     *,
     axes: Callable[[Groups], tuple[str, ...]] | None = None,
+    joins: bool = True,
 ) -> Iterator[Program]:
     """Trace collectives for this transport; the Program yielded holds the token at the end.
 
@@ -77,7 +80,7 @@ def program(
         raise ArgumentError(f"transport {kind!r} is unknown; use host, mesh or manual")
     outer = getattr(_active, "program", None)
     token = () if launch is None else (launch,)
-    _active.program = Program(kind, world_size, axes, *token)
+    _active.program = Program(kind, world_size, axes, joins, *token)
     try:
         yield _active.program
     finally:

@@ -30,6 +30,7 @@ def answer(name: str, host: HostFacts | None = None, **parts: Any) -> Answer:
         "limits": {"open_files": 20000, "processes": None, "locked_bytes": None},
         "proxies": {},
         "holders": [],
+        "tpu": [],
         "code": {},
         "failed": {},
         "slow": [],

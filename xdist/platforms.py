@@ -23,6 +23,8 @@ class Choices(NamedTuple):
         has_tf32: products of float32 may be rounded to TF32, as torch's flags say.
         has_fused_attention: cuDNN's, which XLA calls for halves.
         has_own_options: programs are compiled with the options of `compile_options`.
+        combines: its compiler makes few collectives of many small ones, without a copy.
+        counts_narrowly: positions inside a program are of 32 bits where that is enough.
         on_cpu: operators that it has no form of: they run on the CPU, counted by name.
         refused_dtypes: by numpy's names: its compiler may end the process over them.
     """
@@ -35,6 +37,8 @@ class Choices(NamedTuple):
     has_tf32: bool = False
     has_fused_attention: bool = False
     has_own_options: bool = False
+    combines: bool = False
+    counts_narrowly: bool = False
     on_cpu: frozenset[str] = frozenset()
     refused_dtypes: frozenset[str] = frozenset()
 
@@ -52,7 +56,12 @@ CHOICES = {
     ),
     "cuda": Choices("cuda", has_tf32=True, has_fused_attention=True),
     "tpu": Choices(
-        "tpu", has_pallas=True, on_cpu=_NOT_SYMMETRIC, refused_dtypes=frozenset({"complex128"})
+        "tpu",
+        has_pallas=True,
+        combines=True,
+        counts_narrowly=True,
+        on_cpu=_NOT_SYMMETRIC,
+        refused_dtypes=frozenset({"complex128"}),
     ),
 }
 _OTHER_NAMES = {"gpu": "cuda", "rocm": "cuda"}

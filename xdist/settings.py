@@ -213,8 +213,8 @@ def fit_to_one_core() -> None:
 
 
 def is_flag_given(name: str) -> bool:
-    """Whether XLA_FLAGS speak of a flag of XLA's."""
-    return name in os.environ.get("XLA_FLAGS", "")
+    """Whether the user's variables speak of a flag of XLA's; LIBTPU_INIT_ARGS are libtpu's own."""
+    return any(name in os.environ.get(where, "") for where in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
 
 
 def read(env: Mapping[str, str]) -> Settings:

@@ -30,10 +30,14 @@ _FOLDS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 def all_reduce(
     here: Any, xs: Sequence[jax.Array], reduction: str, groups: Groups | None
 ) -> list[jax.Array]:
-    """Flat buckets, each one collective of XLA."""
+    """Flat buckets, each one collective of XLA; where it joins small ones itself, one for each.
+
+    Joined by the compiler they need no copy, and none waits for a gradient that comes later.
+    """
     _whole(groups, here.world_size, "all_reduce")
     results: list[Any] = [None] * len(xs)
-    for bucket in plan([(x.size, x.dtype.itemsize) for x in xs]):
+    sizes = [(x.size, x.dtype.itemsize) for x in xs]
+    for bucket in plan(sizes) if here.joins else [[place] for place in range(len(xs))]:
         reduced = _reduced(here, joined([xs[i] for i in bucket]), reduction, groups)
         for place, value in zip(bucket, separated(reduced, [xs[i].shape for i in bucket])):
             results[place] = value

@@ -58,6 +58,10 @@ class Heartbeat:
         return cls(**known)
 
 
+# Kinds of failures of a host with all its ranks: it is gone, or the cloud says that it will be.
+OF_HOSTS = ("host_lost", "preempted")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failure of one rank. `type`, `message`, `traceback` are those of the exception if any.

@@ -240,6 +240,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("OMP_NUM_THREADS", "kept if set; else the rank's share of the host's cores"),
     Variable("CUDA_VISIBLE_DEVICES", "the GPUs that may be shared out to the ranks"),
     Variable("TPU_*", "the topology of a TPU slice; see `devices.py`"),
+    Variable("XLA_RUN_NOTICES", "stop before the cloud takes a machine away; unset: on TPUs alone"),
+    Variable("GCE_METADATA_HOST", "where it says so; unset: metadata.google.internal"),
     Variable("http_proxy, https_proxy, grpc_proxy, all_proxy", "`xla-run check` warns of them"),
 )
 

@@ -274,7 +274,7 @@ class Head:
         """The host is taken away soon: all ranks may save, as at a stop."""
         if self._ending is None:
             self._asked = int(signal.SIGTERM)
-            self.sight.lose(state.ranks, message["why"])
+            self.sight.lose(state.ranks, message["why"], message.get("kind", "host_lost"))
 
     def _on_fellow(self, message: Message) -> None:
         """Another host says something that has a head of its own."""

@@ -10,7 +10,7 @@ from torch_xdist.launcher.backends.backend import AgentProcess, Send
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host import HostFacts
 from torch_xdist.launcher.facts.job import Job
-from torch_xdist.launcher.facts.records import Failure
+from torch_xdist.launcher.facts.records import OF_HOSTS, Failure
 from torch_xdist.system.frames import Message
 
 
@@ -133,7 +133,7 @@ class Hosts:
         have said hello in time, that the ranks have not come is nobody's fault in particular.
         """
         is_late = exit_code == ExitCode.RENDEZVOUS
-        kinds = ("host_lost",) if is_late else ("host_lost", "launch")
+        kinds = OF_HOSTS if is_late else (*OF_HOSTS, "launch")
         why = {one.rank: one.message for one in reversed(failures) if one.kind in kinds}
         found = {}
         for state in self.states:

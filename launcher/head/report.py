@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torch_xdist.launcher.facts.records import Failure, ranks_text, signal_name
+from torch_xdist.launcher.facts.records import OF_HOSTS, Failure, ranks_text, signal_name
 
 _TAIL_LINES = 20
 # Frames of the launcher below the user's, and what faulthandler adds to a crash.
@@ -20,7 +20,7 @@ def failure_text(failures: Sequence[Failure], log_dir: str) -> str:
     same = [ranks for ranks, first in fold(failures) if first is root]
     ranks = same[0] if same else [root.rank]
     head = describe(root, ranks)
-    if len(ranks) > 1 and root.kind != "host_lost":
+    if len(ranks) > 1 and root.kind not in OF_HOSTS:
         head += f" (the same on {ranks_text(ranks)})"
     parts = [head]
     if root.traceback:
@@ -50,9 +50,10 @@ def describe(failure: Failure, ranks: Sequence[int] = ()) -> str:
     Args:
         ranks: all that a lost host had.
     """
-    if failure.kind == "host_lost":
+    if failure.kind in OF_HOSTS:
         told = ranks_text(ranks or [failure.rank])
-        return f"host {failure.host} ({told}) was lost{_when(failure)}: {failure.message}"
+        what = "was lost" if failure.kind == "host_lost" else "is taken away"
+        return f"host {failure.host} ({told}) {what}{_when(failure)}: {failure.message}"
     who = f"rank {failure.rank}"
     place = [f"host {failure.host}"] * bool(failure.host) + [f"pid {failure.pid}"] * bool(
         failure.pid
@@ -108,7 +109,7 @@ def fold(failures: Sequence[Failure]) -> list[tuple[list[int], Failure]]:
 
 
 def _folded(ranks: Sequence[int], first: Failure) -> str:
-    if len(ranks) == 1 or first.kind == "host_lost":
+    if len(ranks) == 1 or first.kind in OF_HOSTS:
         text = describe(first, ranks)
     else:
         who, what = ranks_text(ranks), describe(first).split(") ", 1)[-1]

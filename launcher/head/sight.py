@@ -102,10 +102,11 @@ class Sight:
         for rank in ranks:
             self._see(rank, host=host)
 
-    def lose(self, ranks: range, why: str) -> None:
+    def lose(self, ranks: range, why: str, kind: str = "host_lost") -> None:
         """Nothing is known any more of the host of these ranks: those that ran are lost with it.
 
-        So are those that were told to end shortly before, not by us: it was taken away.
+        So are those that were told to end shortly before, not by us: it was taken away. Where that
+        is only announced, `kind` is "preempted".
         """
         now_s = self._clock.now_s()
         for rank in ranks:
@@ -113,7 +114,7 @@ class Sight:
             was_told = seen.exit_code == -signal.SIGTERM and not seen.stopped
             is_fresh = was_told and now_s - (seen.ended_s or 0.0) <= TAKEN_S
             if (seen.exit_code is None or is_fresh) and seen.report is None:
-                failure = Failure(rank, "host_lost", message=why, time=now_s)
+                failure = Failure(rank, kind, message=why, time=now_s)
                 self._see(rank, report=self.identified(failure))
 
     def identified(self, failure: Failure) -> Failure:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_xdist.launcher.facts.errors import ExitCode
-from torch_xdist.launcher.facts.records import Failure, ranks_text, signal_name
+from torch_xdist.launcher.facts.records import OF_HOSTS, Failure, ranks_text, signal_name
 from torch_xdist.launcher.facts.settings import Timeouts
 from torch_xdist.launcher.head.sight import TAKEN_S, Seen
 from torch_xdist.launcher.head.standing import left_early
@@ -113,6 +113,7 @@ def exit_code_of(failure: Failure) -> int:
         "pickle": ExitCode.PREFLIGHT,
         "launch": ExitCode.INTERNAL,
         "host_lost": ExitCode.HOST,
+        "preempted": ExitCode.PREEMPTED,
     }
     if failure.kind in fixed:
         return int(fixed[failure.kind])
@@ -184,7 +185,7 @@ def _is_echo(
         return any(is_echo_text(line, "\n".join(worker.tail)) for line in last)
     if _is_told_to_end(failure):
         losses = [other.report for other in others if other.report is not None]
-        losses = [loss for loss in losses if loss.kind == "host_lost"]
+        losses = [loss for loss in losses if loss.kind in OF_HOSTS]
         return any(abs(loss.time - failure.time) <= TAKEN_S for loss in losses)
     if failure.kind != "signal" or failure.signal != SIGABRT:
         return False
@@ -209,7 +210,7 @@ def _failed_s(worker: Seen) -> float:
 
 def _place_in_time(failure: Failure) -> tuple[float, int]:
     """A sort key: time, where exceptions win over deaths within TIE_S."""
-    later_s = TIE_S if failure.kind in ("signal", "oom", "host_lost") else 0.0
+    later_s = TIE_S if failure.kind in ("signal", "oom", *OF_HOSTS) else 0.0
     return failure.time + later_s, failure.rank
 
 

@@ -94,6 +94,7 @@ class Agent:
             keeps_logs=told["keeps_logs"],
         )
         self._stream = HeadStream(self._head, told, {"facts": facts.to_json()}, self._post)
+        self._beside.watch_notices(has_tpu=facts.whole is not None)
         self._watch(self._wake_read, self._on_wake)
         if self._head.fileno() >= 0:
             self._watch(self._head.fileno(), self._on_stdin)

@@ -1,6 +1,6 @@
 """What an agent does beside its loop, on threads, because a disk or a network may take its time:
 it tries the way to host 0, takes the code that is shipped, and reads the end of a log. And what it
-is asked of its ranks meanwhile: their profiles.
+is asked of its ranks meanwhile: their profiles. It also hears when the machine is taken away.
 """
 
 import threading
@@ -34,6 +34,8 @@ class Beside:
         """Where the logs of the ranks are, from their start on."""
         # A `Receiver`, in jobs that ship.
         self._receiver: Any = None
+        # A `Watch`, on machines that a cloud may take away.
+        self._notices: Any = None
 
     def take(self, message: Message, blob: bytes) -> None:
         """One of `OPS`; never waits."""
@@ -56,9 +58,21 @@ class Beside:
         if self._receiver is not None:
             self._receiver.take(message, blob)
 
+    def watch_notices(self, *, has_tpu: bool) -> None:
+        """Tell the head from now on when the cloud says that it takes this machine away."""
+        environ = settings.environment()
+        if has_tpu or "XLA_RUN_NOTICES" in environ:
+            from torch_xdist.launcher.on_host.notices import watch
+
+            if watch.is_wanted(environ, has_tpu=has_tpu):
+                self._notices = watch.Watch(environ, self._say)
+                self._notices.start()
+
     def close(self) -> None:
         """The agent ends: what was shipped goes, unless it was to be kept."""
         self.profiles.close()
+        if self._notices is not None:
+            self._notices.stop()
         if self._receiver is not None:
             self._receiver.close()
 

@@ -4,23 +4,18 @@ A TPU chip has one owner, so whoever has its device open holds it. A GPU is shar
 keep it open too: there `nvidia-smi` says who computes on it.
 """
 
-import contextlib
-import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch_xdist.system.masking import masked_text
+from torch_xdist.system import tpu_host
 
-_CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)\Z")
 _SMI = (
     *("nvidia-smi", "--query-compute-apps=pid,used_memory,gpu_bus_id"),
     "--format=csv,noheader,nounits",
 )
 _SMI_LIMIT_S = 5.0
-_MOST_CHARACTERS = 120
 
 
 def holders(proc: Path = Path("/proc"), smi: tuple[str, ...] = _SMI) -> list[dict[str, Any]]:
@@ -29,19 +24,10 @@ def holders(proc: Path = Path("/proc"), smi: tuple[str, ...] = _SMI) -> list[dic
 
 
 def _of_chips(proc: Path) -> Iterator[dict[str, Any]]:
-    for folder in proc.iterdir():
-        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
-            continue
-        opened = set()
-        # Of other users' processes only root sees this.
-        with contextlib.suppress(OSError):
-            for fd in (folder / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    opened.add(os.readlink(fd))
-        for device in sorted(filter(_CHIP.match, opened)):
-            pid = int(folder.name)
-            told = {"device": device, "pid": pid, "command": _command(proc, pid)}
-            yield {"kind": "TPU", **told}
+    locked = tpu_host.lock(proc=proc)
+    of_lock = [locked.holder] if locked is not None and locked.holder is not None else []
+    for one in (*tpu_host.holders(proc), *of_lock):
+        yield {"kind": "TPU", **one._asdict()}
 
 
 def _of_gpus(proc: Path, smi: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -57,15 +43,6 @@ def _of_gpus(proc: Path, smi: tuple[str, ...]) -> Iterator[dict[str, Any]]:
                 "kind": "CUDA",
                 "device": f"GPU {words[2]}",
                 "pid": pid,
-                "command": _command(proc, pid),
+                "command": tpu_host.command_of(proc, pid),
                 "used_mib": int(used) if used.isdecimal() else None,
             }
-
-
-def _command(proc: Path, pid: int) -> str:
-    """As it was typed, shortened; that of another container cannot be read."""
-    try:
-        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return "not visible from here"
-    return masked_text(" ".join(words).strip())[:_MOST_CHARACTERS]

@@ -183,6 +183,8 @@ def _devices(here: Sequence[Answer], job: Job, hosts: Mapping[str, Host]) -> Ite
             continue
         kinds.setdefault(choice.kind, []).append(one.name)
         yield from _held(one, choice.kind)
+        for why in (_part(one, "tpu") or []) if choice.kind == "TPU" else []:
+            yield Trouble(one.name, "devices", f"host {one.name}: {why}")
     if len(kinds) > 1:
         told = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
         text = (
@@ -266,6 +268,7 @@ _PARTS = {
     "limits": ("files", "its limits"),
     "proxies": ("", "its proxy variables"),
     "holders": ("devices", "who holds its devices"),
+    "tpu": ("devices", "whether libtpu could start"),
     "code": ("code", "the code of the command"),
 }
 

@@ -18,6 +18,7 @@ from typing import Any
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.on_host import host_facts
 from torch_xdist.launcher.preflight import code_files, holders
+from torch_xdist.system import tpu_host
 from torch_xdist.system.masking import masked_text
 
 # What ranks of one job must have alike, beside Python.
@@ -76,6 +77,11 @@ def _versions(question: Question) -> dict[str, str]:
     return found
 
 
+def _tpu(question: Question) -> list[str]:
+    """What would keep a job from this host's TPU, besides who holds it."""
+    return [*filter(None, [tpu_host.why_left(tpu_host.lock()), tpu_host.why_unfit()])]
+
+
 def _disk(question: Question) -> dict[str, Any]:
     """Free bytes where the logs would go, and whether the directory of the ranks is there."""
     named = question["log_dir"]
@@ -126,6 +132,7 @@ _PARTS: dict[str, Callable[[Question], Any]] = {
     "shared_memory": _shared_memory,
     "limits": _limits,
     "proxies": _proxies,
+    "tpu": _tpu,
     "holders": _holders,
     "code": _code,
 }

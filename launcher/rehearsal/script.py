@@ -20,11 +20,12 @@ _PER_HOST = 4
 
 
 def run(
-    words: Sequence[str], where: Slice, steps: int, *, keeps_stdout: bool
+    words: Sequence[str], where: Slice, steps: int, *, keeps_stdout: bool, save: str = ""
 ) -> tuple[dict[str, Any], int]:
     """Run a command until its first steps are compiled; what it wrote, and its exit code.
 
     Args:
+        save: a folder that gets the compiled programs; "" for none.
         keeps_stdout: what it prints goes to stderr: stdout is somebody else's.
 
     Raises:
@@ -36,7 +37,7 @@ def run(
         try:
             child = subprocess.Popen(
                 _command(words),
-                env={**settings.environment(), **_variables(where, steps, report)},
+                env={**settings.environment(), **_variables(where, steps, report, save)},
                 stdout=sys.stderr if keeps_stdout else None,
                 process_group=0,
             )
@@ -67,7 +68,7 @@ def _command(words: Sequence[str]) -> list[str]:
     return [sys.executable, *words] if is_script else [*words]
 
 
-def _variables(where: Slice, steps: int, report: Path) -> dict[str, str]:
+def _variables(where: Slice, steps: int, report: Path, save: str) -> dict[str, str]:
     """What makes a process rank 0 of the topology, by torchrun's names."""
     asked = {
         "topology": where.described,
@@ -75,6 +76,7 @@ def _variables(where: Slice, steps: int, report: Path) -> dict[str, str]:
         "name": where.title,
         "steps": steps,
         "report": str(report),
+        "save": save,
     }
     return {
         "XDIST_REHEARSE": json.dumps(asked),

@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch_xdist.launcher.rehearsal import estimate
+from torch_xdist.launcher.rehearsal import estimate, remedies
 from torch_xdist.launcher.rehearsal.chips import CHIPS
 from torch_xdist.launcher.rehearsal.topologies import Slice
 
-_REMEDIES = (
-    "smaller batches; torch_xla.utils.checkpoint for activations; FSDP (or xs.mark_sharding) for"
-    " parameters and optimizer states; bfloat16; a larger chip"
-)
+_OTHERS = "bfloat16; a larger chip"
 
 
 class Result(NamedTuple):
@@ -23,6 +20,14 @@ class Result(NamedTuple):
     def job(self) -> estimate.Job:
         """What it comes to."""
         return estimate.of_job(self.told["programs"], CHIPS[self.slice.kind])
+
+    @property
+    def remedies(self) -> list[remedies.Remedy]:
+        """What would make the program fit that needs most; none where it does."""
+        if self.job.fits:
+            return []
+        worst, chip = self.told["programs"][self.job.worst], CHIPS[self.slice.kind]
+        return remedies.of_program(worst, chip.usable_bytes, self.slice.world_size)
 
     @property
     def is_fine(self) -> bool:
@@ -72,7 +77,10 @@ def _programs(result: Result) -> str:
 
 def _exchange(one: Mapping[str, Any]) -> str:
     axes = f" along {'+'.join(one['axes'])}" if one["axes"] else ""
-    how = "asynchronous" if one["async"] else "synchronous"
+    how = "synchronous"
+    if one["async"]:
+        fusions = "1 fusion" if one["fusions"] == 1 else f"{one['fusions']} fusions"
+        how = f"asynchronous, overlapped with {fusions if one['fusions'] else 'nothing'}"
     over = f"{one['ranks']} ranks" if one["ranks"] else "some ranks"
     return f"{one['count']} x {one['kind']} of {size(one['bytes'])} over {over}{axes}, {how}"
 
@@ -112,7 +120,11 @@ def _troubles(result: Result) -> str:
             lines.append(
                 f"  {times}{size(one['bytes'])} {one['type']} {one['what']} ({one['where']})"
             )
-        lines.append(f"  what helps: {_REMEDIES}")
+        lines.append("  what helps, estimated:")
+        for one in result.remedies:
+            fits = "fits" if one.needed_bytes <= chip.usable_bytes else "does not fit alone"
+            lines.append(f"    {one.what}: about {size(one.needed_bytes)}, {fits}")
+        lines.append(f"    besides: {_OTHERS}")
     return "\n".join(lines)
 
 

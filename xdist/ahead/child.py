@@ -17,15 +17,18 @@ from torch_xdist.system.frames import MOST_BLOB_BYTES, Decoder, encode
 from torch_xdist.system.process_tree import die_with_parent
 
 
-def _answer(message: dict[str, Any], module: bytes) -> dict[str, Any]:
+def _answer(message: dict[str, Any], module: bytes) -> tuple[dict[str, Any], bytes]:
     started = time.perf_counter()
     try:
         topology = Topology(message["name"], message["slices"])
-        found = compile_module(module, devices(topology), message["places"], message["options"])
+        all_options = bytes.fromhex(message["all_options"])
+        given = devices(topology), message["places"], message["options"], all_options
+        found = compile_module(module, *given)
         facts = facts_of(found)
+        executable = found.serialize() if all_options else b""
     except Exception as error:
-        return {"kind": "refused", "words": f"{type(error).__name__}: {error}"[:4000]}
-    return {"kind": "ok", "seconds": time.perf_counter() - started, **facts}
+        return {"kind": "refused", "words": f"{type(error).__name__}: {error}"[:4000]}, b""
+    return {"kind": "ok", "seconds": time.perf_counter() - started, **facts}, executable
 
 
 def main() -> None:
@@ -37,7 +40,7 @@ def main() -> None:
     decoder = Decoder(most_blobs=MOST_BLOB_BYTES)
     while data := os.read(0, 1 << 20):
         for frame in decoder.feed(data):
-            answers.write(encode(_answer(dict(frame.message), frame.blob)))
+            answers.write(encode(*_answer(dict(frame.message), frame.blob)))
             answers.flush()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_xdist.ahead.topology import Topology
 from torch_xdist.ahead.verdict import ABORTED, LATE, Verdict
-from torch_xdist.system.frames import Decoder, Message, encode
+from torch_xdist.system.frames import MOST_BLOB_BYTES, Decoder, Message, encode
 
 _WORDS_BYTES = 64 << 10
 
@@ -46,14 +46,23 @@ class Compiler:
         return self._child.pid if self._child is not None else None
 
     def compile(
-        self, module: bytes, topology: Topology, places: list[int], options: dict[str, Any]
+        self,
+        module: bytes,
+        topology: Topology,
+        places: list[int],
+        options: dict[str, Any],
+        all_options: bytes = b"",
     ) -> Verdict:
-        """What the compiler makes of a module: see `module_compiler.compile_module`."""
+        """What the compiler makes of a module: see `module_compiler.compile_module`.
+
+        With all of JAX's options the executable is part of the verdict.
+        """
         message: Message = {
             "name": topology.name,
             "slices": topology.slices,
             "places": places,
             "options": options,
+            "all_options": all_options.hex(),
         }
         with self._lock:
             return self._asked(encode(message, module))
@@ -66,7 +75,7 @@ class Compiler:
     def _asked(self, frame: bytes) -> Verdict:
         child = self._child or self._start()
         deadline = time.monotonic() + self._limit_s
-        decoder = Decoder()
+        decoder = Decoder(most_blobs=MOST_BLOB_BYTES)
         assert child.stdin is not None and child.stdout is not None
         try:
             # It reads whenever it does not compile, and it compiles only after the whole frame.
@@ -84,7 +93,7 @@ class Compiler:
                 if not data:
                     return self._aborted()
                 for answer in decoder.feed(data):
-                    return Verdict(**answer.message)
+                    return Verdict(**answer.message, executable=answer.blob)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by _end

@@ -1,13 +1,26 @@
-"""What the collectives of a compiled program move, read from its HLO. No torch, no JAX."""
+"""What the collectives of a compiled program move, read from its HLO. No torch, no JAX.
+
+A scheduled program lists instructions in the order in which they begin. An asynchronous collective
+is a pair, -start and -done, and what stands between them runs meanwhile. On TPUs it may also be a
+chain: a fusion that begins it, fusions that compute and have a step of it inside (named
+"async_collective_fusion"), and one that ends it. The collective is then written in each of them.
+"""
 
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 _LINE = re.compile(
     r"= (?P<type>[^=]*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all"
     r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\((?P<rest>.*)"
 )
+_NAME = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = ")
+_DONE = re.compile(r"-done\(.*?%([\w.-]+)\)")
+_COMPUTES = re.compile(r" (?:fusion|convolution|dot|custom-call)\(")
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
+# What TPUs' compiler says of an instruction of a chain.
+_CHAIN = re.compile(r'chain_id="(\d+)"')
+_LINK = "async_collective_fusion"
 _ARRAY = re.compile(r"\b(pred|bf16|[sufc]\d+)(?:e\w+)?\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _STRIDED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -19,23 +32,60 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 def of_hlo(hlo: str) -> list[dict[str, Any]]:
     """The collectives that a program has, alike ones together.
 
-    Returns dicts of "kind", "async" (whether it is a pair with other work between), "group" (the
-    first group's places among the program's devices), "bytes" (of the whole array, which an
-    all-gather gives and a reduce-scatter takes) and "count".
+    Returns dicts of "kind", "async" (whether other work may run meanwhile), "fusions" (how many
+    compute between its beginning and its end), "group" (the first group's places among the
+    program's devices), "bytes" (of the whole array, which an all-gather gives and a reduce-scatter
+    takes) and "count".
     """
-    found: Counter[tuple[Any, ...]] = Counter()
+    found: Counter[_Exchange] = Counter()
+    chains: dict[str, tuple[_Exchange, int]] = {}
+    pairs: dict[str, tuple[_Exchange, int]] = {}
+    inside, computed = "", 0
     for line in hlo.splitlines():
-        match = _LINE.search(line)
-        if match is None:
+        if (computation := _COMPUTATION.match(line)) is not None:
+            inside = computation[1]
+        computed += _COMPUTES.search(line) is not None
+        if (done := _DONE.search(line)) is not None and done[1] in pairs:
+            one, before = pairs.pop(done[1])
+            found[one._replace(fusions=computed - before)] += 1
+        if (match := _LINE.search(line)) is None:
             continue
-        group, kind = group_of(match["rest"]), match["kind"]
-        arrays = [*map(_bytes, _ARRAY.findall(match["type"]))]
-        size = _whole(kind, arrays, bool(match["start"]), len(group))
-        found[kind, bool(match["start"]), group, size] += 1
-    return [
-        {"kind": kind, "async": paired, "group": [*group], "bytes": size, "count": count}
-        for (kind, paired, group, size), count in found.items()
-    ]
+        one = _exchange(match)
+        if (chain := _CHAIN.search(line)) is not None:
+            links = chains.get(chain[1], (one, 0))[1] + inside.startswith(_LINK)
+            chains[chain[1]] = one._replace(is_async=True), links
+        elif one.is_async and (name := _NAME.match(line)) is not None:
+            pairs[name[1]] = one, computed
+        else:
+            found[one] += 1
+    found.update(one for one, _ in pairs.values())
+    found.update(one._replace(fusions=links) for one, links in chains.values())
+    return [_told(one, count) for one, count in found.items()]
+
+
+class _Exchange(NamedTuple):
+    kind: str
+    is_async: bool
+    group: tuple[int, ...]
+    size: int
+    fusions: int = 0
+
+
+def _exchange(match: re.Match[str]) -> _Exchange:
+    group, kind, is_start = group_of(match["rest"]), match["kind"], bool(match["start"])
+    arrays = [*map(_bytes, _ARRAY.findall(match["type"]))]
+    return _Exchange(kind, is_start, group, _whole(kind, arrays, is_start, len(group)))
+
+
+def _told(one: _Exchange, count: int) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "async": one.is_async,
+        "fusions": one.fusions,
+        "group": [*one.group],
+        "bytes": one.size,
+        "count": count,
+    }
 
 
 def _whole(kind: str, arrays: list[int], is_start: bool, ranks: int) -> int:

@@ -17,13 +17,18 @@ from torch_xdist.errors import ReleaseError
 
 
 def compile_module(
-    module: bytes, devices: Sequence[jax.Device], places: Sequence[int], options: Mapping[str, Any]
+    module: bytes,
+    devices: Sequence[jax.Device],
+    places: Sequence[int],
+    options: Mapping[str, Any],
+    all_options: bytes = b"",
 ) -> Any:
     """XLA's executable of a module in MLIR's bytecode or text. It cannot be run.
 
     Args:
         places: the module's devices among these, in the order of its partitions.
         options: of XLA's, by name.
+        all_options: instead of these, all that JAX would tell XLA, serialized.
 
     Raises:
         ReleaseError: this release of JAX compiles otherwise.
@@ -36,6 +41,8 @@ def compile_module(
     chosen = [devices[place] for place in places]
     assignment = np.array([[device.id for device in chosen]])
     told = get_compile_options(1, len(chosen), assignment, dict(options) or None)
+    if all_options:
+        told = type(told).ParseFromString(all_options)
     client: Any = chosen[0].client
     listed = DeviceList(tuple(chosen))
     with mlir.make_ir_context():

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ import jax
 import numpy as np
 
 from torch_xdist import dtypes, settings, world
-from torch_xdist.ahead import largest
+from torch_xdist.ahead import largest, saved, step
 from torch_xdist.ahead.compiler import Compiler
 from torch_xdist.ahead.hollow import TALLY, Hollow
 from torch_xdist.ahead.hollow_layout import HollowLayout
@@ -30,7 +31,7 @@ from torch_xdist.ahead.verdict import REFUSED, Verdict
 from torch_xdist.core.devices import closures, transfer
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
-from torch_xdist.core.programs.jax_internals import module_bytes, options_in
+from torch_xdist.core.programs.jax_internals import module_bytes
 from torch_xdist.core.trace import notes
 from torch_xdist.core.trace.trace import types_of
 from torch_xdist.core.trace.user_frames import shortened, user_line
@@ -48,6 +49,8 @@ class Found:
 
     Attributes:
         held_bytes: of buffers on the chip that are no arguments of it, before their padding.
+        state_bytes, batch_bytes: of its arguments on the chip, before their padding: those that it
+            may write its results to, which are parameters and their states, and the others.
         runs: by the number of the step.
     """
 
@@ -55,6 +58,8 @@ class Found:
     rows: int
     verdict: Verdict
     held_bytes: int
+    state_bytes: int
+    batch_bytes: int
     largest: list[dict[str, Any]]
     runs: Counter[int] = field(default_factory=Counter)
 
@@ -67,7 +72,12 @@ class Found:
             "outcome": verdict.kind,
             "words": verdict.words,
             "seconds": round(verdict.seconds, 3),
-            "bytes": {**verdict.bytes, "held": self.held_bytes},
+            "bytes": {
+                **verdict.bytes,
+                "held": self.held_bytes,
+                "state": self.state_bytes,
+                "batch": self.batch_bytes,
+            },
             "flops": verdict.flops,
             "accessed_bytes": verdict.accessed_bytes,
             "collectives": verdict.exchanges,
@@ -85,6 +95,8 @@ class Rehearsal:
         self._name = asked["name"]
         self._steps = asked["steps"]
         self._report = Path(asked["report"])
+        self._saved = saved.Folder(asked["save"]) if asked["save"] else None
+        self._kept = 0
         self._compiler = Compiler(_LIMIT_S)
         self._lock = threading.Lock()
         self._found: list[Found] = []
@@ -99,19 +111,20 @@ class Rehearsal:
 
     def build(self, made: program.Program, launch: program.Launch) -> Any:
         """Compile a program there; returns what runs it."""
-        arguments: list[Any] = [*launch.donated, *launch.kept]
-        held = TALLY.live_bytes - sum(b.local_bytes for b in arguments if isinstance(b, Hollow))
+        state, batch = map(_local_bytes, (launch.donated, launch.kept))
+        held = TALLY.live_bytes - state - batch
         where, began = shortened(user_line()), time.monotonic()
         number = len(self._found) + 1
         self._tell(
             f"compiling program {number} for {self._name}:"
             f" step {self._step + 1}, {made.rows} operators ({where})"
         )
-        verdict = self._compiled(made, launch)
+        verdict = step.with_kernels(self._compiled(made, launch), launch)
         for one in verdict.exchanges:
             group = one.pop("group")
             one.update(ranks=len(group), axes=self._axes(launch, group))
-        found = Found(where, made.rows, verdict, max(0, held), largest.of_launch(launch))
+        sizes = max(0, held), state, batch
+        found = Found(where, made.rows, verdict, *sizes, largest.of_launch(launch))
         took_s = time.monotonic() - began
         self._tell(f"program {number}: {found.verdict.kind} after {took_s:.0f} s")
         with self._lock:
@@ -124,8 +137,16 @@ class Rehearsal:
             lowered = made.executable.lower(program.signature(launch, made))
         except NotImplementedError as error:
             return Verdict(REFUSED, f"JAX has no form of it for this platform: {error}")
-        module, options = module_bytes(lowered), options_in(lowered)
-        return self._compiler.compile(module, self._topology, self._places(launch), options)
+        places, module = self._places(launch), module_bytes(lowered)
+        options = step.options_of(lowered, devices(self._topology), len(places))
+        if self._saved is None:
+            return self._compiler.compile(module, self._topology, places, options)
+        given = saved.given(lowered, options)
+        verdict = self._compiler.compile(module, self._topology, places, options, given.options)
+        if verdict.is_ok:
+            self._saved.keep(given.key, verdict.executable, verdict.seconds)
+            self._kept += 1
+        return replace(verdict, executable=b"")
 
     def _places(self, launch: program.Launch) -> list[int]:
         layout = launch.device.layout
@@ -195,6 +216,7 @@ class Rehearsal:
             "kind": chip.device_kind,
             "steps": self._step,
             "ended": why,
+            "kept": self._kept,
             "programs": [found.told() for found in self._found],
         }
         beside = self._report.with_suffix(".new")
@@ -215,6 +237,10 @@ def begin() -> None:
     program.build_with(rehearsal.build)
     transfer.place_with(_placed)
     atexit.register(rehearsal.at_exit)
+
+
+def _local_bytes(buffers: Sequence[Any]) -> int:
+    return sum(buffer.local_bytes for buffer in buffers if isinstance(buffer, Hollow))
 
 
 def _placed(array: np.ndarray, there: jax.Device) -> Any:

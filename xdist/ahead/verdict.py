@@ -8,15 +8,11 @@ from typing import Any
 from torch_xdist.ahead import exchanges
 
 OK, REFUSED, ABORTED, LATE = "ok", "refused", "aborted", "late"
-_COLLECTIVE = re.compile(
-    r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    r"|collective-broadcast|ragged-all-to-all)(-start)?\("
-)
 # Between slices, over the data centre's network: sent by the host of each device.
 _ACROSS = re.compile(r" send\(.*_xla_megascale_transfer_type=\"([A-Z_]+)\"")
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}, entry")
-# A result of this type that is no scalar.
-_WIDE = re.compile(r"= \(?(s64|f64)\[\d")
+# A result of this type that is no scalar, and not empty.
+_WIDE = re.compile(r"= \(?(s64|f64)\[(?=[1-9])(?![\d,]*\b0\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,9 @@ class Verdict:
         seconds: of the compilation.
         bytes: on each device, of "arguments", "results", "aliased" ones and "temporaries".
         flops, accessed_bytes: of one run, where XLA says it; of HBM.
-        wide: instructions with an array of "s64" or "f64" for a result.
+        wide: instructions with an array of "s64" or "f64" for a result, as it was compiled: what
+            comes in and goes out, since XLA makes two arrays of each inside.
+        wide_inside: operations on arrays of 64-bit integers inside, see `wide.inside`.
         collectives: how many of each kind inside a slice, by XLA's names.
         exchanges: what each kind of them moves, see `exchanges.of_hlo`.
         across_slices: how many of each kind between slices, by Megascale's names.
@@ -38,6 +36,7 @@ class Verdict:
         donated: how many arguments were given away.
         result_shardings: how results lie, OpShardings in hexadecimal digits, where XLA says it.
         hlo: the compiled program.
+        executable: the same in XLA's bytes, where it was asked for.
     """
 
     kind: str
@@ -47,6 +46,7 @@ class Verdict:
     flops: float = 0.0
     accessed_bytes: float = 0.0
     wide: dict[str, int] = field(default_factory=dict)
+    wide_inside: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, int] = field(default_factory=dict)
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     across_slices: dict[str, int] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Verdict:
     donated: int = 0
     result_shardings: list[str] = field(default_factory=list)
     hlo: str = ""
+    executable: bytes = field(default=b"", repr=False)
 
     @property
     def is_ok(self) -> bool:
@@ -108,8 +109,11 @@ def wide_of(hlo: str) -> dict[str, int]:
 
 
 def collectives_of(hlo: str) -> dict[str, int]:
-    """How many collectives a program has, by kind; an asynchronous pair is one."""
-    return dict(Counter(kind for kind, _ in _COLLECTIVE.findall(hlo)))
+    """How many collectives a program has, by kind; an asynchronous pair or chain is one."""
+    found: Counter[str] = Counter()
+    for one in exchanges.of_hlo(hlo):
+        found[one["kind"]] += one["count"]
+    return dict(found)
 
 
 def across_slices(hlo: str) -> dict[str, int]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.operands import wide
+from torch_xdist.ops.positions import counted
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
@@ -43,7 +44,7 @@ def _scores(
     scores = _product("...td,...sd->...ts", query, key) * scale
     if is_causal:
         t, s = scores.shape[-2:]
-        past = jnp.arange(t)[:, None] >= jnp.arange(s)
+        past = counted(t)[:, None] >= counted(s)
         scores = jnp.where(past, scores, -jnp.inf)
     if mask is not None:
         if mask.dtype == jnp.bool_:

@@ -7,6 +7,7 @@ results have the shapes of torch's kernels for accelerators, which its meta kern
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops import positions
 from torch_xdist.ops.index import read_rows
 from torch_xdist.ops.operands import widened
 from torch_xdist.ops.scatter import reduce_rows, write_rows
@@ -43,6 +44,8 @@ def embedding_bag(
     padding_idx: int = -1,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The bags [b, d], the bag of each index [n], the bag sizes, the rows of the maxima."""
+    indices = positions.narrowed(indices, weight.shape[0])
+    offsets = positions.narrowed(offsets, indices.shape[0])
     bags = offsets.shape[0] - int(include_last_offset)
     bag = _bag_of(offsets[:bags], indices.shape[0]).astype(indices.dtype)
     counted = _counted(indices, padding_idx)
@@ -70,9 +73,9 @@ def _max_bags(
     spots = jnp.where(counted, bag, bags)
     blank = jnp.full((bags, width), -jnp.inf, rows.dtype)
     best = reduce_rows(blank, spots, rows, "amax")
-    order = jnp.arange(count)[:, None]
+    order = positions.counted(count)[:, None]
     hits = jnp.where(rows == read_rows(best, bag, 0), order, count)
-    first = reduce_rows(jnp.full((bags, width), count), spots, hits, "amin")
+    first = reduce_rows(jnp.full((bags, width), count, order.dtype), spots, hits, "amin")
     maxima = jnp.where(first < count, read_rows(indices, jnp.minimum(first, count - 1), 0), 0)
     return jnp.where(jnp.isneginf(best) & (first == count), 0, best), maxima
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.operands import is_integral
-from torch_xdist.ops.order import along, order_along
+from torch_xdist.ops.order import sorted_along
+from torch_xdist.ops.positions import width
 from torch_xdist.ops.reduce import Dims, axes
 from torch_xdist.ops.selection import Pair, first_place, picked, take_rank
 from torch_xdist.ops.table import add_rows, lowers
@@ -125,9 +126,8 @@ def mode(self: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
-    places = order_along(self, dim)
-    values = along(self, places, dim)
-    rank = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    values, places = sorted_along(self, dim)
+    rank = jax.lax.broadcasted_iota(width(self.shape[dim]), self.shape, dim)
     starts = jnp.where((rank == 0) | (values != jnp.roll(values, 1, axis=dim)), rank, 0)
     run = rank - jax.lax.cummax(starts, axis=dim)
     # The longest run ends at the first largest count.

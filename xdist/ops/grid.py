@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.operands import widened
+from torch_xdist.ops.positions import width
 from torch_xdist.ops.table import lowers
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
@@ -51,11 +52,12 @@ def _padded(place: jax.Array, size: int, padding: int, align: bool) -> jax.Array
 def _at(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     """[c, *out]: the pixels of `image` [c, *sizes] at whole `places`; 0 outside."""
     sizes = image.shape[1:]
-    inside, flat = jnp.asarray(True), jnp.zeros((), jnp.int64)
+    integer = width(math.prod(sizes))
+    inside, flat = jnp.asarray(True), jnp.zeros((), integer)
     for place, size in zip(places, sizes):
         inside = inside & (place >= 0) & (place <= size - 1)
         # A nan or a huge coordinate is outside; it must not be cast.
-        whole = jnp.where((place >= 0) & (place <= size - 1), place, 0).astype(jnp.int64)
+        whole = jnp.where((place >= 0) & (place <= size - 1), place, 0).astype(integer)
         flat = flat * size + whole
     pixels = image.reshape(image.shape[0], -1)[:, flat]
     return jnp.where(inside, pixels, 0)

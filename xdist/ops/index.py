@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.positions import narrowed, width
 from torch_xdist.ops.table import lowers
 
 # XLA clamps by itself; JAX's other modes would add a select to every read.
@@ -17,14 +18,14 @@ CLAMPED = "promise_in_bounds"
 
 
 def wrapped(index: jax.Array, size: int) -> jax.Array:
-    """The index with negative entries counted from the end, as int64."""
-    index = index.astype(jnp.int64)
+    """The index with negative entries counted from the end, as wide as `size` needs."""
+    index = index.astype(width(size))
     return jnp.where(index < 0, index + size, index)
 
 
 def read_rows(self: jax.Array, index: jax.Array, dim: int) -> jax.Array:
     """`self` with `dim` replaced by the dims of a non-negative index."""
-    at: tuple[Any, ...] = (slice(None),) * dim + (index,)
+    at: tuple[Any, ...] = (slice(None),) * dim + (narrowed(index, self.shape[dim]),)
     return self.at[at].get(mode=CLAMPED, wrap_negative_indices=False)
 
 
@@ -35,7 +36,9 @@ def read_rows(self: jax.Array, index: jax.Array, dim: int) -> jax.Array:
     "aten._unsafe_index.Tensor_hacked_twin",
 )
 def index(self: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
-    at = tuple(slice(None) if i is None else i for i in indices)
+    at = tuple(
+        slice(None) if i is None else narrowed(i, size) for i, size in zip(indices, self.shape)
+    )
     return self.at[at].get(mode=CLAMPED)
 
 
@@ -58,6 +61,7 @@ def gather(self: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = F
     if not self.ndim or not index.ndim:
         return jnp.broadcast_to(self.reshape(-1), (1,)).reshape(index.shape)
     dim %= self.ndim
+    index = narrowed(index, self.shape[dim])
     # torch allows an index smaller than `self` in the other dims; JAX would broadcast.
     part = tuple(slice(None) if d == dim else slice(n) for d, n in enumerate(index.shape))
     return jnp.take_along_axis(self[part], index, dim, mode=CLAMPED)

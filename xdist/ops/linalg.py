@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops.positions import counted
 from torch_xdist.ops.table import lowers
 
 
@@ -43,8 +44,8 @@ def solve_triangular(
 
 def eliminate(a: jax.Array) -> jax.Array:
     """L (unit diagonal, below) and U of [..., m, n] in one array, without pivoting."""
-    rows = jnp.arange(a.shape[-2])[:, None]
-    cols = jnp.arange(a.shape[-1])[None, :]
+    rows = counted(a.shape[-2])[:, None]
+    cols = counted(a.shape[-1])[None, :]
 
     def step(k: jax.Array, x: jax.Array) -> jax.Array:
         row = lax.dynamic_slice_in_dim(x, k, 1, axis=-2)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.operands import widened
+from torch_xdist.ops.positions import narrowed
 from torch_xdist.ops.table import lowers
 
 _NONE, _MEAN = 0, 1
@@ -157,6 +158,11 @@ def binary_cross_entropy_with_logits(
     return _reduced(_weighted(losses, weight), reduction)
 
 
+def _narrow_target(self: jax.Array, target: jax.Array, ignore_index: int = 0) -> jax.Array:
+    """The classes of a target, and what stands there for none, no wider than they need be."""
+    return narrowed(target, max(self.shape[_class_axis(self)], abs(ignore_index) + 1))
+
+
 # Negative log likelihood: input [n, c, *positions] or [c], target [n, *positions] or [].
 
 
@@ -190,6 +196,7 @@ def nll_loss_forward(
     self: jax.Array, target: jax.Array, weight: _Maybe, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     axis, x = _class_axis(self), widened(self)
+    target = _narrow_target(self, target, ignore_index)
     weights = _nll_weights(self, target, weight, ignore_index)
     inside = jnp.where(target == ignore_index, 0, target)
     picked = jnp.take_along_axis(x, jnp.expand_dims(inside, axis), axis).squeeze(axis)
@@ -212,6 +219,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: jax.Array,
 ) -> jax.Array:
+    target = _narrow_target(self, target, ignore_index)
     weights = _nll_weights(self, target, weight, ignore_index)
     grad = widened(grad_output)
     if reduction == _MEAN:

@@ -3,7 +3,8 @@
 Keys are integers that sort as torch sorts (a nan above every number, 0 equal to -0), packed with
 their position into one 64-bit integer. XLA sorts one such array several times faster than pairs of
 a float and a position, and it makes the order stable. 64-bit keys go in two passes, as in a radix
-sort: by the low half, then by the high half.
+sort: by the low half, then by the high half. A TPU, which has no such integer (see positions.py),
+sorts keys, positions and elements side by side: what it would gather afterwards costs it more.
 """
 
 import jax
@@ -11,11 +12,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xdist.ops.positions import narrowed, width
+
 _HALF_BITS = 32
 
 
+def sorted_along(
+    self: jax.Array, dim: int, descending: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The array in order along `dim`, and the place that each element had; equals in order."""
+    if width(self.shape[dim]) == jnp.int32:
+        return _side_by_side(self, dim, descending)
+    places = order_along(self, dim, descending)
+    return along(self, places, dim), places
+
+
+def _side_by_side(self: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
+    keys = integer_keys(self)
+    places = lax.broadcasted_iota(jnp.int32, self.shape, dim)
+    operands = (~keys if descending else keys, places, self)
+    _, places, found = lax.sort(operands, dimension=dim, is_stable=False, num_keys=2)
+    return found, places
+
+
 def order_along(self: jax.Array, dim: int, descending: bool = False) -> jax.Array:
-    """int64 [...]: the place along `dim` of each element of the sorted array; equals in order."""
+    """[...]: the place along `dim` of each element of the sorted array; equals in order."""
+    if width(self.shape[dim]) == jnp.int32:
+        return _side_by_side(self, dim, descending)[1]
     keys = integer_keys(self)
     keys = ~keys if descending else keys
     places = lax.broadcasted_iota(jnp.int64, self.shape, dim)
@@ -29,6 +52,7 @@ def order_along(self: jax.Array, dim: int, descending: bool = False) -> jax.Arra
 
 def along(x: jax.Array, places: jax.Array, dim: int) -> jax.Array:
     """The elements of x at the given places along `dim`."""
+    places = narrowed(places, x.shape[dim])
     return jnp.take_along_axis(x, places, dim, mode="promise_in_bounds")
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xdist.ops.operands import widened
+from torch_xdist.ops.positions import bounded, counted, width
 from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
 from torch_xdist.ops.windows import (
@@ -263,9 +264,10 @@ def _fractional_starts(sample: jax.Array, size: int, out: int, kernel: int) -> j
     if out == 1:
         return jnp.asarray([size - kernel])
     alpha = jnp.asarray((size - kernel) / (out - 1), sample.dtype)
-    steps = ((jnp.arange(out - 1) + sample) * alpha).astype(jnp.int64)
-    starts = steps - (sample * alpha).astype(jnp.int64)
-    return jnp.append(starts, size - kernel)
+    whole = width(size)
+    steps = ((jnp.arange(out - 1) + sample) * alpha).astype(whole)
+    starts = steps - (sample * alpha).astype(whole)
+    return jnp.append(starts, jnp.asarray(size - kernel, whole))
 
 
 def _fractional_max_pool(
@@ -278,7 +280,7 @@ def _fractional_max_pool(
     def one(plane: jax.Array, sample: jax.Array) -> tuple[jax.Array, jax.Array]:
         positions = [
             _fractional_starts(sample[i], sizes[i], outs[i], kernel[i])
-            + jnp.arange(kernel[i])[:, None]
+            + counted(kernel[i])[:, None]
             for i in range(rank)
         ]
         return max_with_indices(plane, positions)
@@ -334,9 +336,10 @@ def fractional_max_pool_backward(
 def _unpool(x: jax.Array, indices: jax.Array, sizes: Sequence[int]) -> jax.Array:
     lead = x.shape[: x.ndim - len(sizes)]
     flat = x.reshape(math.prod(lead), -1)
-    rows = jnp.arange(flat.shape[0])[:, None]
+    rows = counted(flat.shape[0])[:, None]
     zeros = jnp.zeros((flat.shape[0], math.prod(sizes)), x.dtype)
-    return zeros.at[rows, indices.reshape(flat.shape)].set(flat).reshape(*lead, *sizes)
+    places = bounded(indices.reshape(flat.shape), zeros.shape[1])
+    return zeros.at[rows, places].set(flat).reshape(*lead, *sizes)
 
 
 @lowers("aten.max_unpool2d.default")

@@ -16,6 +16,7 @@ from jax import lax
 
 from torch_xdist.ops.index import read_rows, wrapped
 from torch_xdist.ops.operands import widened
+from torch_xdist.ops.positions import bounded, narrowed, width
 from torch_xdist.ops.table import lowers
 
 Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
@@ -33,7 +34,7 @@ _REDUCTIONS = {
 
 def write_rows(rows: jax.Array, index: jax.Array, updates: jax.Array, how: str) -> jax.Array:
     """[n, ...], index [m], updates [m, ...]: rows with the updates set, added, ... at `index`."""
-    write = getattr(rows.at[index], how)
+    write = getattr(rows.at[bounded(index, rows.shape[0])], how)
     return write(updates.astype(rows.dtype), mode="drop", wrap_negative_indices=False)
 
 
@@ -64,12 +65,13 @@ def _neutral(how: str, dtype: Any) -> Any:
 
 
 def _mean(sums: jax.Array, index: jax.Array, updates: jax.Array, include_self: bool) -> jax.Array:
-    start = jnp.full(sums.shape[:1], int(include_self), jnp.int64)
-    counts = jnp.maximum(write_rows(start, index, jnp.ones(index.shape, jnp.int64), "add"), 1)
+    whole = width(index.size + 1)
+    start = jnp.full(sums.shape[:1], int(include_self), whole)
+    counts = jnp.maximum(write_rows(start, index, jnp.ones(index.shape, whole), "add"), 1)
     counts = counts.reshape(-1, *(1,) * (sums.ndim - 1))
     # torch divides integers rounding down.
-    whole = not jnp.issubdtype(sums.dtype, jnp.inexact)
-    return sums // counts.astype(sums.dtype) if whole else sums / counts.astype(sums.dtype)
+    divides_down = not jnp.issubdtype(sums.dtype, jnp.inexact)
+    return sums // counts.astype(sums.dtype) if divides_down else sums / counts.astype(sums.dtype)
 
 
 def _write_elements(
@@ -79,11 +81,12 @@ def _write_elements(
     if not index.size:
         return self
     shape = self.shape or (1,)
-    index = index.reshape(index.shape or (1,)).astype(jnp.int64)
+    whole = width(self.size)
+    index = index.reshape(index.shape or (1,)).astype(whole)
     src = src.reshape(src.shape or (1,))[tuple(slice(n) for n in index.shape)]
-    places, step = jnp.zeros((), jnp.int64), 1
+    places, step = jnp.zeros((), whole), 1
     for d in reversed(range(len(shape))):
-        here = index if d == dim % len(shape) else lax.broadcasted_iota(jnp.int64, index.shape, d)
+        here = index if d == dim % len(shape) else lax.broadcasted_iota(whole, index.shape, d)
         places, step = places + here * step, step * shape[d]
     flat = reduce_rows(self.reshape(-1), places.reshape(-1), src.reshape(-1), reduce, include_self)
     return flat.reshape(self.shape)
@@ -168,9 +171,9 @@ def index_put(
     updates = jnp.moveaxis(
         jnp.broadcast_to(values, shape), range(first, first + len(block)), range(len(block))
     )
-    places = jnp.zeros((), jnp.int64)
+    places = jnp.zeros((), width(math.prod(self.shape[d] for d in dims)))
     for d, i in zip(dims, found, strict=True):
-        places = places * self.shape[d] + i
+        places = places * self.shape[d] + i.astype(places.dtype)
     order = [*dims, *rest]
     moved = self.transpose(order)
     rows = moved.reshape(math.prod(self.shape[d] for d in dims), -1)
@@ -192,7 +195,7 @@ def _masked_put(
     # `values` broadcast to [lead, count of true, tail]; the k-th true spot takes row k.
     values = values.reshape(*(1,) * (rows.ndim - values.ndim), *values.shape)
     if values.shape[dim] > 1:
-        order = jnp.cumsum(spots, dtype=jnp.int64) - 1
+        order = jnp.cumsum(spots, dtype=width(spots.size)) - 1
         values = read_rows(values, jnp.maximum(order, 0), dim)
     elif not values.size:
         return self
@@ -293,7 +296,7 @@ def embedding_dense_backward(
 ) -> jax.Array:
     """[..., d] and indices [...]: the gradient [num_weights, d]; `padding_idx` gets none."""
     grad = widened(grad_output.reshape(-1, grad_output.shape[-1]))
-    places = indices.reshape(-1)
+    places = narrowed(indices.reshape(-1), num_weights)
     if padding_idx >= 0:
         places = jnp.where(places == padding_idx, num_weights, places)
     if scale_grad_by_freq:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xdist.ops.positions import counted, width
 from torch_xdist.ops.table import lowers
 from torch_xdist.ops.views import INVERSES, Layout, slice_bounds, write_strided
 
@@ -165,7 +166,7 @@ def _on_diagonal(
     if not values.size:
         return rest
     by_row = spread(values.astype(rest.dtype), rows, values.ndim - 1, max(-offset, 0), 1, 0)
-    on = jnp.arange(cols)[None, :] - jnp.arange(rows)[:, None] == offset
+    on = counted(cols)[None, :] - counted(rows)[:, None] == offset
     return jnp.moveaxis(jnp.where(on, by_row[..., None], out), (-2, -1), (dim1, dim2))
 
 
@@ -216,7 +217,7 @@ def masked_scatter(self: jax.Array, mask: jax.Array, source: jax.Array) -> jax.A
     self, mask = jnp.broadcast_to(self, shape), jnp.broadcast_to(mask, shape)
     if not source.size:
         return self
-    order = jnp.cumsum(mask.reshape(-1), dtype=jnp.int64) - 1
+    order = jnp.cumsum(mask.reshape(-1), dtype=width(mask.size)) - 1
     taken = source.reshape(-1).at[jnp.maximum(order, 0)].get(mode="promise_in_bounds")
     return jnp.where(mask, taken.reshape(shape), self)
 
@@ -228,5 +229,5 @@ def masked_scatter_backward(
     """The masked elements of the gradient in order, zeros behind them."""
     mask = jnp.broadcast_to(mask, grad_output.shape).reshape(-1)
     out = jnp.zeros(int(np.prod(sizes)), grad_output.dtype)
-    place = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int64) - 1, out.size)
+    place = jnp.where(mask, jnp.cumsum(mask, dtype=width(mask.size)) - 1, out.size)
     return out.at[place].set(grad_output.reshape(-1), mode="drop").reshape(tuple(sizes))

@@ -1,13 +1,15 @@
 """Sorting, the largest few, and places in sorted sequences.
 
-A nan is larger than every number. Sorting is stable always. Positions are int64.
+A nan is larger than every number. Sorting is stable always.
 """
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from torch_xdist.ops.operands import Number, convert
-from torch_xdist.ops.order import along, order_along
+from torch_xdist.ops.order import along, order_along, sorted_along
+from torch_xdist.ops.positions import are_narrow, narrowed, width
 from torch_xdist.ops.table import lowers
 
 Pair = tuple[jax.Array, jax.Array]
@@ -21,9 +23,7 @@ def sort_along(self: jax.Array, dim: int, descending: bool) -> Pair:
     """The sorted operand and where its entries came from; equals keep their order."""
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
-    dim %= self.ndim
-    places = order_along(self, dim, descending)
-    return along(self, places, dim), places
+    return sorted_along(self, dim % self.ndim, descending)
 
 
 @lowers("aten.sort.default")
@@ -44,33 +44,55 @@ def topk(self: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: b
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
     if self.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) and k * _FEW <= self.shape[dim]:
-        places = _few_largest(jnp.moveaxis(self, dim, -1).astype(jnp.float32), k, largest)
-        places = jnp.moveaxis(places, -1, dim)
-    else:
-        places = jax.lax.slice_in_dim(order_along(self, dim, largest), 0, k, axis=dim)
+        rows = jnp.moveaxis(self, dim, -1).astype(jnp.float32)
+        if are_narrow():
+            found, places = (jnp.moveaxis(x, -1, dim) for x in _few_of_rows(rows, k, largest))
+            return found.astype(self.dtype), places
+        places = jnp.moveaxis(_few_largest(rows, k, largest), -1, dim)
+        return along(self, places, dim), places
+    if are_narrow():
+        found, places = sorted_along(self, dim, largest)
+        return lax.slice_in_dim(found, 0, k, axis=dim), lax.slice_in_dim(places, 0, k, axis=dim)
+    places = lax.slice_in_dim(order_along(self, dim, largest), 0, k, axis=dim)
     return along(self, places, dim), places
+
+
+def _few_of_rows(rows: jax.Array, k: int, largest: bool) -> Pair:
+    """The k largest or smallest of each row [..., n], and their places: nothing is gathered."""
+
+    def pick(rows: jax.Array) -> Pair:
+        found, places = lax.top_k(rows if largest else -rows, k)
+        return found if largest else -found, places
+
+    def sort_all(rows: jax.Array) -> Pair:
+        found, places = sorted_along(rows, rows.ndim - 1, largest)
+        return found[..., :k], places[..., :k]
+
+    # As in `_few_largest`.
+    return lax.cond(jnp.isnan(rows).any(), sort_all, pick, rows)  # type: ignore[no-any-return]
 
 
 def _few_largest(rows: jax.Array, k: int, largest: bool) -> jax.Array:
     """The places of the k largest or smallest of each row [..., n]."""
 
     def pick(rows: jax.Array) -> jax.Array:
-        return jax.lax.top_k(rows if largest else -rows, k)[1].astype(jnp.int64)
+        return lax.top_k(rows if largest else -rows, k)[1].astype(width(rows.shape[-1]))
 
     def sort_all(rows: jax.Array) -> jax.Array:
         return order_along(rows, rows.ndim - 1, largest)[..., :k]
 
     # Where XLA puts a nan differs from torch, so rows with one are sorted.
-    return jax.lax.cond(jnp.isnan(rows).any(), sort_all, pick, rows)
+    return lax.cond(jnp.isnan(rows).any(), sort_all, pick, rows)
 
 
 def _insertion_points(
     sequence: jax.Array, values: jax.Array, right: bool, sorter: jax.Array | None
 ) -> jax.Array:
-    """By bisection: sequence [.., n] ascending, values [.., k] -> int64 [.., k]."""
+    """By bisection: sequence [.., n] ascending, values [.., k] -> [.., k]."""
     size = sequence.shape[-1]
-    low = jnp.zeros(values.shape, jnp.int64)
-    high = jnp.full(values.shape, size, jnp.int64)
+    sorter = None if sorter is None else narrowed(sorter, size)
+    low = jnp.zeros(values.shape, width(size))
+    high = jnp.full(values.shape, size, low.dtype)
     for _ in range(size.bit_length()):
         middle = (low + high) // 2
         place = jnp.minimum(middle, max(size - 1, 0))

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xdist.ops.positions import counted, narrowed
+
 # Above this many pieces a strided read is left to a gather.
 _MOST_PIECES = 4
 # Kernels longer than this are reduced by one reduction where the windows do not overlap.
@@ -168,9 +170,10 @@ def spread_by_indices(
         return _spread_taps(grad, indices, sizes, dims)
     lead = grad.shape[: grad.ndim - len(sizes)]
     flat = grad.reshape(math.prod(lead), -1)
-    rows = jnp.arange(flat.shape[0])[:, None]
+    rows = counted(flat.shape[0])[:, None]
     zeros = jnp.zeros((flat.shape[0], math.prod(sizes)), grad.dtype)
-    return zeros.at[rows, indices.reshape(flat.shape)].add(flat).reshape(*lead, *sizes)
+    places = narrowed(indices.reshape(flat.shape), zeros.shape[1])
+    return zeros.at[rows, places].add(flat).reshape(*lead, *sizes)
 
 
 def _spread_tiles(

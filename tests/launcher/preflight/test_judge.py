@@ -169,6 +169,16 @@ def test_who_holds_a_chip_is_an_error() -> None:
     assert not found.is_warning and "/dev/accel0 is held by process 7 (python x)" in found.text
 
 
+def test_what_keeps_libtpu_from_its_start_is_an_error_where_it_is_used() -> None:
+    why = "/tmp/libtpu_lockfile belongs to ada and nobody has it locked"
+    left = with_device("a", "TPU", tpu=[why])
+    assert left.facts is not None
+    left.facts["host"]["trouble"] = ""
+    found = only(left)
+    assert not found.is_warning and found.text == f"host a: {why}"
+    assert troubles(answer("a", tpu=[why])) == []
+
+
 def test_who_holds_a_device_that_the_job_does_not_use_is_no_trouble() -> None:
     holder = {"kind": "CUDA", "device": "GPU 0", "pid": 7, "command": "python x"}
     assert troubles(answer("a", holders=[holder])) == []

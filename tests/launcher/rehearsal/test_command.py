@@ -61,37 +61,54 @@ def compiled(tmp_path, script, *options):
 
 @needs_compiler
 def test_an_unchanged_script_is_compiled_as_a_rank_of_a_pod(tmp_path):
-    found = compiled(tmp_path, DIGITS, "--topology", "v5e-256,v6e-1", "--json")
+    kept = str(tmp_path / "kept")
+    words = "--topology", "v5e-256", "--steps", "2", "--json", "--save", kept
+    found = compiled(tmp_path, DIGITS, *words)
     assert found.returncode == 0, found.stderr
-    pod, chip = json.loads(found.stdout)
-    assert pod["ranks"] == 256 and pod["kind"] == "TPU v5 lite" and pod["steps"] == 3
+    [pod] = json.loads(found.stdout)
+    assert pod["ranks"] == 256 and pod["kind"] == "TPU v5 lite" and pod["steps"] == 2
     [step] = [pod["programs"][number] for number, _ in pod["job"]["step"]]
     [summed] = step["collectives"]
     parameters = 64 * 128 + 128 + 128 * 10 + 10
     assert summed["kind"] == "all-reduce" and summed["ranks"] == 256
     assert summed["axes"] == ["x", "y"]
     assert summed["bytes"] >= 4 * parameters
+    assert pod["kept"] == len(pod["programs"])
+    assert f"{pod['kept']} programs for v5e-256 are kept in {kept}" in found.stderr
+    assert sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*")) > 10_000
+    # stdout is the object alone.
+    assert "step 0 loss 0.0 of TPU" in found.stderr
+    assert found.stderr.count("what is read from the device is zeros") == 1
+    assert "compiling program 1 for v5e-256: step 1, " in found.stderr
+
+
+@needs_compiler
+@pytest.mark.long
+def test_several_topologies_are_compiled_for_one_after_the_other(tmp_path):
+    found = compiled(tmp_path, DIGITS, "--topology", "v5e-4,v6e-1", "--json")
+    assert found.returncode == 0, found.stderr
+    few, chip = json.loads(found.stdout)
+    assert few["ranks"] == 4 and chip["ranks"] == 1 and chip["steps"] == 3
     # Forward, and twice that back but for the images' own gradient.
     flops = 2 * 256 * (2 * 64 * 128 + 3 * 128 * 10)
     [alone] = [chip["programs"][number] for number, _ in chip["job"]["step"]]
     assert flops < alone["flops"] < 1.1 * flops
     assert alone["collectives"] == [] and chip["job"]["fits"]
-    # stdout is the object alone.
-    assert "step 1 loss 0.0 of TPU" in found.stderr
-    assert found.stderr.count("what is read from the device is zeros") == 2
-    assert "compiling program 1 for v5e-256: step 1, " in found.stderr
 
 
 @needs_compiler
+@pytest.mark.long
 def test_what_does_not_fit_ends_with_1_and_says_where(tmp_path):
     found = compiled(tmp_path, TOO_MUCH, "--topology", "v5e-1")
     assert found.returncode == 1, found.stderr
     assert "v5e-1: does not fit: " in found.stdout and " of 15.75 GiB" in found.stdout
     assert f"12 x 2 GiB float32[65536, 8192] aten::tanh ({tmp_path / 'train.py'}:6)" in found.stdout
-    assert "what helps: smaller batches" in found.stdout
+    assert "a batch of 1/2: about " in found.stdout and "fits" in found.stdout
+    assert "torch_xla.utils.checkpoint around each of 12 alike layers: about" in found.stdout
 
 
 @needs_compiler
+@pytest.mark.long
 def test_the_code_of_a_script_that_fails_is_passed_on(tmp_path):
     script = DIGITS.replace("loss = ", "assert step < 1, 'no more'; loss = ")
     found = compiled(tmp_path, script, "--topology", "v5e-1")
@@ -101,6 +118,7 @@ def test_the_code_of_a_script_that_fails_is_passed_on(tmp_path):
 
 
 @needs_compiler
+@pytest.mark.long
 def test_a_script_that_ends_no_step_is_ended(tmp_path):
     script = (
         "import torch, torch_xla\nx = torch.ones(4, device='xla')\nwhile True: (x * 2).tolist()"
@@ -182,6 +200,7 @@ print("never here")
 
 
 @needs_compiler
+@pytest.mark.long
 def test_a_script_over_a_mesh_drives_all_chips(tmp_path):
     found = compiled(tmp_path, OVER_A_MESH, "--topology", "v5e-8", "--steps", "2", "--json")
     assert found.returncode == 0, found.stderr

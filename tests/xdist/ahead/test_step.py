@@ -33,13 +33,18 @@ FAST = """
     nn.functional.max_pool2d nn.functional.layer_norm nn.functional.embedding
     nn.functional.cross_entropy nn.functional.gelu nn.functional.scaled_dot_product_attention
 """.split()
+# Positions and targets that are of 32 bits inside.
+NARROW = """
+    sort topk argmax gather scatter index_select index_put nn.functional.max_pool2d
+    nn.functional.embedding nn.functional.cross_entropy nn.functional.scaled_dot_product_attention
+""".split()
 on_eight = SpmdProcess(8)
 
 
-def found_of(name, compiler):
+def found_of(name, compiler, dtype=torch.float32):
     [op] = [op for op in op_db if full_name(op) == name]
     with aim.at(devices(V5E)):
-        return check_tpu.found_of(op, torch.float32, V5E, compiler)
+        return check_tpu.found_of(op, dtype, V5E, compiler)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -47,6 +52,13 @@ def test_an_operator_compiles_or_falls_back_by_name(name, compiler):
     found = found_of(name, compiler)
     assert found.word == ("falls back" if name == "linalg.eig" else "ok"), found.verdict.words
     assert found.fallbacks == (("aten::linalg_eig",) if name == "linalg.eig" else ())
+    assert name not in NARROW or not found.verdict.wide_inside, found.verdict.wide_inside
+
+
+@pytest.mark.parametrize("name", ["mm", "nn.functional.conv2d"])
+def test_products_of_64_bit_integers_compile(name, compiler):
+    found = found_of(name, compiler, torch.int64)
+    assert found.word == "ok", found.verdict.words
 
 
 def test_what_cannot_be_recorded_is_told(compiler):
@@ -104,6 +116,23 @@ def test_ranks_reduce_over_all_chips_of_a_slice(compiler):
     assert found.is_ok, found.words
     assert found.collectives == {"all-reduce": 1}
     assert "replica_groups={{0,1,2,3,4,5,6,7}}" in found.hlo
+
+
+@pytest.mark.long
+def test_gradients_travel_while_those_of_layers_before_are_made(compiler):
+    with aim.at(devices(V5E), ranks=True):
+        layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]
+        model = torch.nn.Sequential(*layers).to("xla").bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rows = torch.zeros(2048, 1024, dtype=torch.bfloat16).to("xla")
+        steps.sync()
+        model(rows).square().mean().backward()
+        xm.optimizer_step(optimizer)
+        found = step.pending(V5E, compiler)
+        step.forget()
+    assert found.is_ok, found.words
+    overlapped = sum(one["count"] for one in found.exchanges if one["fusions"])
+    assert overlapped >= 1, found.exchanges
 
 
 @on_eight

@@ -12,6 +12,7 @@ _xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
   %indices = s64[8,4]{1,0} convert(%i)
   %step = s64[] add(%a, %b)
   %number = f64[2]{0:T(128)} parameter(3)
+  %no_numbers = f64[1,0]{1,0} parameter(4)
 """
 
 

@@ -14,7 +14,8 @@ import jax
 import torch
 from torch.autograd import forward_ad
 
-from torch_xdist.core.composites import fused_attention
+from torch_xdist.core.composites import fused_attention, splash_attention
+from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.differentiable import differentiable_row
 from torch_xdist.ops.attention import attend, attend_by_cudnn
@@ -49,12 +50,15 @@ def attention(
         return _ATTENTION.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    here = devices_here.device_at(devices_here.index_of(query.device))
+    if splash_attention.fits(here, query, key, value, attn_mask):
+        return splash_attention.attention(query, key, value, is_causal, factor)
     if enable_gqa:
         repeats = query.size(-3) // key.size(-3)
         key = key.repeat_interleave(repeats, -3)
         value = value.repeat_interleave(repeats, -3)
-    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    if fused_attention.fits(query, key, value, attn_mask):
+    if fused_attention.fits(here, query, key, value, attn_mask):
         by_cudnn = functools.partial(_attend_by_cudnn, is_causal, factor)
         named = "scaled_dot_product_attention_by_cudnn", by_cudnn, [query, key, value]
         return differentiable_row(*named, (is_causal, factor))[0]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.trace.values import Device
 
 try:
     from jax._src.cudnn.fused_attention_stablehlo import check_cudnn_version
@@ -25,10 +25,13 @@ _WIDEST = 128
 
 
 def fits(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    here: Device,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> bool:
-    """Whether cuDNN computes attention of [b, heads, t, d] queries, forward and backward."""
-    here = devices_here.device_at(devices_here.index_of(query.device))
+    """Whether cuDNN computes attention of [b, heads, t, d] queries here, forward and backward."""
     # Over several devices XLA cannot divide it as it divides what is written out.
     if not here.choices.has_fused_attention or here.layout is not None:
         return False
@@ -36,10 +39,11 @@ def fits(
     is_plain = query.dim() == 4 and mask is None and query.dtype in _HALVES
     is_square = key.size(-2) == t and value.size(-1) == d
     is_sized = d % 8 == 0 and d <= _WIDEST
-    return is_plain and is_square and is_sized and _is_wanted() and is_there(here.jax)
+    return is_plain and is_square and is_sized and is_wanted() and is_there(here.jax)
 
 
-def _is_wanted() -> bool:
+def is_wanted() -> bool:
+    """Whether torch's switches allow kernels whose gradient has no gradient."""
     flags: Any = torch.backends.cuda
     return bool(flags.flash_sdp_enabled() or flags.cudnn_sdp_enabled())
 

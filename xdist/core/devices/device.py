@@ -5,6 +5,7 @@ JAX's backend starts at the first use, never at import: launchers fork after imp
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch_xdist.core.trace.values import Device, hardware_name
 from torch_xdist.errors import DeviceError, DeviceIndexError
 from torch_xdist.platforms import Choices
 from torch_xdist.progress import PROGRESS
+from torch_xdist.system import tpu_host
 from torch_xdist.system.rank import Rank
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
@@ -163,7 +165,7 @@ def _configure() -> None:
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
-    programs_on_disk.use()
+    programs_on_disk.use(by_host=(name or "").upper() != "TPU")
 
 
 def _make_cpu_devices(count: int | None) -> None:
@@ -183,11 +185,18 @@ def _make_cpu_devices(count: int | None) -> None:
 def _addressable() -> list[jax.Device]:
     if _described:
         return _described[:1]
+    wanted = (settings.current().platform or "").upper()
+    unfit = tpu_host.why_unfit() if wanted == "TPU" else ""
+    if unfit:
+        warnings.warn(f"PJRT_DEVICE=TPU: {unfit}", stacklevel=2)
     try:
         found = jax.local_devices()
     except RuntimeError as error:
-        wanted = settings.current().platform or "the best platform"
-        raise DeviceError(f"PJRT_DEVICE={wanted}: JAX cannot start it: {error}") from error
+        busy = tpu_host.why_busy() if wanted == "TPU" else ""
+        raise DeviceError(
+            f"PJRT_DEVICE={wanted or 'the best platform'}: JAX cannot start it: {error}"
+            f"{f' ({busy})' if busy else ''}"
+        ) from error
     return list(found)
 
 

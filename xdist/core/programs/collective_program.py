@@ -140,7 +140,7 @@ class OnMesh:
         self._count = ranks.size
         self._mesh = ranks
         self._sharding = NamedSharding(self._mesh, PartitionSpec(mesh_lowering.AXIS))
-        self._is_gloo = platforms.of(ranks.devices.flat[0].platform).waits_outside
+        self._choices = platforms.of(ranks.devices.flat[0].platform)
         self._is_new = True
         self._scalar_results: list[bool] = []
         self._compiled: Any = None
@@ -156,7 +156,8 @@ class OnMesh:
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it."""
-        self._compiled = compiled(self.lower(signature))
+        options = compile_options.options_of_several(self._choices)
+        self._compiled = compiled(self.lower(signature), options)
         self._step = None  # As in OnDevice.
         return self._run
 
@@ -172,7 +173,7 @@ class OnMesh:
         agreement, launches = mesh.joined()
         with launches.next(PROGRESS.where) as launch:
             # On the CPU, who is here sooner waits outside gloo, which gives up on a late rank.
-            agreement.launch(launch, self._calls, waits=self._is_new or self._is_gloo)
+            agreement.launch(launch, self._calls, waits=self._is_new or self._choices.waits_outside)
             self._is_new = False
             *results, launch.result = self._compiled(
                 [self._wide(x) for x in donated],
@@ -187,7 +188,7 @@ class OnMesh:
 
         def traced_step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
             inner = _narrowed(donated, donated_flags), _narrowed(kept, kept_flags)
-            with inside.program("mesh", self._count):
+            with inside.program("mesh", self._count, joins=not self._choices.combines):
                 results = step(*inner, floats[0], ints[0])
             self._scalar_results = [x.ndim == 0 for x in results]
             # The last one is nobody's, so it is never donated: it tells when the program is done.

@@ -1,4 +1,4 @@
-"""What XLA is told of a program on a CPU: of a small one, of convolutions and of barriers.
+"""What XLA is told of a program: on a CPU of small ones, convolutions, barriers; on TPUs of many.
 
 Small ones: compiling one takes longer than all of its runs. Without XLA's fusion emitters, which
 load MLIR for every kernel, without LLVM's optimizations and in one piece it takes a half to a fifth
@@ -13,7 +13,11 @@ are XLA's own.
 
 Barriers (`ops/settled.py`): XLA drops them before it fuses, unless the pass that does is left out.
 
-Where a user's XLA_FLAGS speak of one of these, XLA_FLAGS decide about it.
+Several TPUs: an all-reduce is asynchronous, and what computes meanwhile has its steps inside (an
+"async collective fusion"), in the order in which gradients come. By itself XLA makes one of all
+gradients, which begins when the last one is there, and waits for it. docs/tpu.md shows both.
+
+Where a user's XLA_FLAGS or LIBTPU_INIT_ARGS speak of one of these, they decide about it.
 """
 
 from collections.abc import Iterator
@@ -80,12 +84,33 @@ ALIKE = frozenset(
 )
 
 
+# Gradients that come after one another travel together up to this size, as between ranks of a host.
+_TOGETHER_BYTES = 8 << 20
+# Of a program on several TPUs.
+_OF_TPUS: Options = {
+    "xla_enable_async_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_jf_crs_combiner_threshold_in_bytes": _TOGETHER_BYTES,
+}
+
+
 def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """The options to compile a program with, by name; none for most."""
     if not choices.has_own_options:
         return {}
-    found = _of_operators(program) or _of_small(program)
-    return {name: value for name, value in found.items() if not settings.is_flag_given(name)}
+    return _not_given(_of_operators(program) or _of_small(program))
+
+
+def options_of_several(choices: Choices) -> Options:
+    """Those of a program on several devices of a platform."""
+    return _not_given(_OF_TPUS) if choices.combines else {}
+
+
+def _not_given(options: Options) -> Options:
+    return {name: value for name, value in options.items() if not settings.is_flag_given(name)}
 
 
 def _of_operators(program: core.ClosedJaxpr) -> Options:

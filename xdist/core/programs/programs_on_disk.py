@@ -27,8 +27,12 @@ _MB = 10**6
 _store: Store | None = None
 
 
-def use() -> None:
-    """Have JAX keep what it compiles, and find what earlier runs kept. Before JAX's start."""
+def use(*, by_host: bool = True) -> None:
+    """Have JAX keep what it compiles, and find what earlier runs kept. Before JAX's start.
+
+    Args:
+        by_host: programs are of this host's processor. Those of a TPU are the same on any host.
+    """
     global _store
     now = settings.current()
     path, is_named = now.cache_path, now.cache_path is not None
@@ -50,7 +54,7 @@ def use() -> None:
         tell_once(f"{reason}; programs are not kept between runs")
         return
     limit_bytes = now.cache_disk_mb * _MB
-    _store = Store(opened, path, limit_bytes, stamp(), is_read_only=now.cache_read_only)
+    _store = Store(opened, path, limit_bytes, stamp(by_host), is_read_only=now.cache_read_only)
     if jax_internals.keep_compiled(_store):
         _of_any_size()
         _count()
@@ -70,11 +74,12 @@ def turn() -> contextlib.AbstractContextManager[None]:
 
 
 @functools.cache
-def stamp() -> str:
+def stamp(with_processor: bool = True) -> str:
     """What a compiled program depends on beside JAX's key: releases, and what the CPU can do."""
     names = "torch-xdist", "torch", "jax", "jaxlib", "libtpu"
     parts = [f"{name} {_version(name)}" for name in names]
-    return "\n".join([*parts, platform.machine(), _processor()])
+    of_host = [platform.machine(), _processor()] if with_processor else []
+    return "\n".join([*parts, *of_host])
 
 
 def _version(name: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from torch_xdist import world
+from torch_xdist import platforms, world
 from torch_xdist.collectives import inside
+from torch_xdist.core.programs import compile_options
 from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
 from torch_xdist.core.programs.locations import located
 from torch_xdist.core.sharding import together
@@ -74,6 +75,7 @@ class OnLayout:
     ) -> None:
         of_leaves, of_results = shapes
         self._layout = layout
+        self._choices = platforms.of(layout.devices[0].platform)
         self._parts = parts
         self._locations = locations
         self._told = told
@@ -109,7 +111,8 @@ class OnLayout:
 
     def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
         """Compile it, once; returns what runs it."""
-        self._compiled = compiled(self.lower(signature))
+        options = compile_options.options_of_several(self._choices)
+        self._compiled = compiled(self.lower(signature), options)
         self._function = None  # As in OnDevice.
         run = callable_of(self._compiled)
         if world.shares_device():

@@ -10,6 +10,7 @@
 - `torch.use_deterministic_algorithms`: every lowering is deterministic, and `empty` gives zeros.
 - torch's flags of TF32, for products and for convolutions: in the key of programs for GPUs.
 - torch's flags of other backends (cuDNN, MKL, denormals): nothing of them is used here.
+- how wide positions are in a program, by its platform: in the key of a program.
 - variables that store dtypes narrower (XLA_USE_BF16, ...): read once for each dtype.
 """
 
@@ -20,7 +21,7 @@ import torch
 from jax._src import config
 from jax.lax import Precision
 
-from torch_xdist.ops import exactness
+from torch_xdist.ops import exactness, positions
 from torch_xdist.platforms import Choices
 
 _tracing = getattr(config, "trace_context", None)
@@ -43,6 +44,7 @@ def follow_torch(choices: Choices) -> None:
 
     JAX takes TF32 for what is float32 unless it is told otherwise; torch only for convolutions.
     """
+    positions.count_narrowly(choices.counts_narrowly)
     if not choices.has_tf32:
         exactness.choose_for_convolutions(None)
         return
@@ -71,4 +73,4 @@ def of_program(choices: Choices | None = None) -> Any:
     if choices is not None:
         follow_torch(choices)
     tracing = _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return tracing, exactness.of_convolutions()
+    return tracing, exactness.of_convolutions(), positions.are_narrow()

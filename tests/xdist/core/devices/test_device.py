@@ -7,8 +7,10 @@ import sys
 import jax
 import pytest
 
+from torch_xdist import settings
 from torch_xdist.core.devices import device
 from torch_xdist.errors import DeviceError
+from torch_xdist.system import tpu_host
 
 
 def test_a_platform_that_jax_cannot_start_is_named(monkeypatch):
@@ -18,6 +20,25 @@ def test_a_platform_that_jax_cannot_start_is_named(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", refuse)
     with pytest.raises(DeviceError, match=r"PJRT_DEVICE=.*: JAX cannot start it: no such chip"):
         device._addressable()
+
+
+def test_what_keeps_a_tpu_from_its_start_is_told_before_and_afterwards(monkeypatch):
+    def refuse():
+        raise RuntimeError("busy")
+
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    settings.reread()
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    monkeypatch.setattr(tpu_host, "why_unfit", lambda: "libtpu 0.1 is installed")
+    monkeypatch.setattr(tpu_host, "why_busy", lambda: "process 7 (python x) has /dev/accel0")
+    words = r"PJRT_DEVICE=TPU: JAX cannot start it: busy \(process 7 \(python x\) has /dev/accel0"
+    with (
+        pytest.warns(UserWarning, match=r"PJRT_DEVICE=TPU: libtpu 0\.1 is installed"),
+        pytest.raises(DeviceError, match=words),
+    ):
+        device._addressable()
+    monkeypatch.undo()
+    settings.reread()
 
 
 def test_a_rank_may_have_all_devices_of_its_host():

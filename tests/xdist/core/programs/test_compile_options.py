@@ -66,6 +66,22 @@ def test_other_platforms_compile_as_they_do():
     assert options(lambda x: x + 1, platform="tpu") == {}
 
 
+def test_programs_on_several_tpus_have_options_and_others_have_none(monkeypatch):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    found = compile_options.options_of_several(platforms.of("tpu"))
+    assert found["xla_enable_async_all_reduce"] is True
+    assert found["xla_jf_crs_combiner_threshold_in_bytes"] == 8 << 20
+    for platform in ("cpu", "cuda"):
+        assert compile_options.options_of_several(platforms.of(platform)) == {}
+
+
+@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+def test_what_the_users_variables_speak_of_is_left_to_them(variable, monkeypatch):
+    monkeypatch.setenv(variable, "--xla_tpu_overlap_compute_collective_tc=false")
+    found = compile_options.options_of_several(platforms.of("tpu"))
+    assert "xla_tpu_overlap_compute_collective_tc" not in found and len(found) == 5
+
+
 def test_what_xla_flags_speak_of_they_decide(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=true")
     assert options(lambda x: x + 1) == {

@@ -1,0 +1,1 @@
+"""What `scripts/check_tpu` compiles besides operators: steps of models, and collectives."""
