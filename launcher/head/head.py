@@ -175,7 +175,7 @@ class Head:
     def _watch(self) -> None:
         """Take messages until there is an ending."""
         while self._ending is None:
-            self._take_one(_TICK_S)
+            self._take_one(self._pace.wait_s(_TICK_S))
             self._questions.keep_time()
             if self._ending is None:
                 self._pace.keep(self._decide)

@@ -5,6 +5,7 @@ these lines, and asks `HangWatch` and `RendezvousWatch` again and again; `verdic
 early.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -123,8 +124,7 @@ def left_early(workers: Sequence[Seen], now_s: float, failing: bool = False) -> 
     if not finished or not running:
         return None
     waiting = [seen for seen in running if seen.beat is not None and seen.beat.state == "waiting"]
-    wanted = [gone for gone in finished if any(_waits_for(seen, gone) for seen in waiting)]
-    if wanted:
+    if wanted := _wanted(finished, waiting):
         return _early(wanted, waiting, certain=True)
     waiting = [seen for seen in waiting if failing or now_s - seen.changed_s >= WAITED_S]
     newest = max((seen.beat.seq for seen in waiting if seen.beat), default=None)
@@ -144,15 +144,25 @@ def _early(gone: Sequence[Seen], others: Sequence[Seen], *, certain: bool) -> Ea
     return Early(first, standing([*gone, *as_it_was]), since_s, certain)
 
 
-def _waits_for(seen: Seen, gone: Seen) -> bool:
-    """Whether a rank is sure to wait for one that has finished."""
-    beat = seen.beat
-    if beat is None or gone.finished_s is None:
-        return False
-    # An older beat may tell of a wait that the other one has ended by coming.
-    if gone.rank in beat.waits_for and seen.last_beat_s >= gone.finished_s + LATE_S:
-        return True
-    return beat.by_all and gone.beat is not None and gone.beat.seq < beat.seq
+def _wanted(finished: Sequence[Seen], waiting: Sequence[Seen]) -> list[Seen]:
+    """The ranks that have finished, and of which one that waits is sure to wait for them."""
+    asked_s: dict[int, float] = {}
+    newest = -1
+    for seen in waiting:
+        if seen.beat is None:
+            continue
+        if seen.beat.by_all:
+            newest = max(newest, seen.beat.seq)
+        for rank in seen.beat.waits_for:
+            asked_s[rank] = max(asked_s.get(rank, -math.inf), seen.last_beat_s)
+
+    def is_wanted(gone: Seen) -> bool:
+        # An older beat may tell of a wait that the other one has ended by coming.
+        if asked_s.get(gone.rank, -math.inf) >= (gone.finished_s or 0.0) + LATE_S:
+            return True
+        return gone.beat is not None and gone.beat.seq < newest
+
+    return [gone for gone in finished if is_wanted(gone)]
 
 
 def divergence(workers: Sequence[Seen]) -> str:
