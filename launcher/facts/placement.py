@@ -49,8 +49,8 @@ def thread_environ(environ: Mapping[str, str], ranks: int) -> dict[str, str]:
     return shared
 
 
-def common_order(job: Job, log_dir: str) -> dict[str, Any]:
-    """What all ranks of a host are told alike."""
+def common_order(job: Job, log_dir: str, ranks: range) -> dict[str, Any]:
+    """What the ranks of a host are told alike: of all that are shown only its own are named."""
     return {
         "task": {
             "kind": job.kind,
@@ -61,7 +61,7 @@ def common_order(job: Job, log_dir: str) -> dict[str, Any]:
         "env": job.env,
         "cwd": job.cwd,
         "log_dir": log_dir,
-        "tee": job.teed(),
+        "tee": job.teed(ranks),
         "stdin_rank": job.stdin_rank,
     }
 

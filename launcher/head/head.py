@@ -226,7 +226,7 @@ class Head:
         if self._ending is None:
             self._start.take(state, message)
             if message["op"] in sender.OPS:
-                self._rendezvous.went_on(self._clock.now_s(), self._sending.unfinished)
+                self._rendezvous.went_on(self._clock.now_s(), lambda: self._sending.unfinished)
             self.sight.place(state.ranks, state.name)
 
     def _on_unshipped(self, state: HostState, message: Message, _: bytes) -> None:

@@ -274,13 +274,13 @@ class RendezvousWatch:
     ) -> None:
         self._nprocs, self._since_s, self._note, self._silence = nprocs, since_s, note, silence
         self._limit_s, self._next_notice_s = timeouts.rendezvous_s, timeouts.notice_s
-        self._went_on_s, self._doing = since_s, ""
+        self._went_on_s, self._doing = since_s, str
 
-    def went_on(self, now_s: float, doing: str) -> None:
+    def went_on(self, now_s: float, doing: Callable[[], str]) -> None:
         """Those who are there have got on: their time begins anew.
 
         Args:
-            doing: what keeps their ranks from coming; "" when that is done.
+            doing: says what keeps their ranks from coming; "" when that is done.
         """
         self._went_on_s, self._doing = now_s, doing
 
@@ -293,20 +293,21 @@ class RendezvousWatch:
             silent: the hosts whose agents have not said a word.
         """
         waited_s = now_s - (self._since_s if silent else self._went_on_s)
+        if waited_s < min(self._limit_s, self._next_notice_s):
+            return None
         missing = f"{ranks_text(absent)} of {self._nprocs}"
         if silent:
             missing += f" ({names_text(silent)}: {self._silence})"
-        elif self._doing:
-            missing += f" ({self._doing})"
+        elif doing := self._doing():
+            missing += f" ({doing})"
         if waited_s >= self._limit_s:
             text = (
                 f"rendezvous: {missing} did not arrive in {waited_s:.0f} s; look into the logs, "
                 "or raise --rendezvous-timeout"
             )
             return Failure(absent[0], "launch", message=text, time=now_s)
-        if waited_s >= self._next_notice_s:
-            self._next_notice_s = 3 * waited_s
-            self._note(f"waiting for {missing} to arrive")
+        self._next_notice_s = 3 * waited_s
+        self._note(f"waiting for {missing} to arrive")
         return None
 
 
