@@ -13,6 +13,10 @@ from typing import Any
 from torch_xdist.launcher.facts.errors import ProtocolError
 
 
+# Programs with collectives that a heartbeat names, the newest.
+MOST_RECENT = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """How far a rank has come, as it says every two seconds.
