@@ -15,7 +15,6 @@ connection without a word for `lost_s` is broken off. The other side is lost `wi
 connection has ended, or after its last word.
 """
 
-import contextlib
 import math
 import os
 import threading

@@ -216,7 +216,7 @@ class Lines:
 
     def __init__(self, fd: int, on_line: "OnLine") -> None:
         os.set_blocking(fd, False)
-        self._file, self._on_line, self._rest = open(fd, "rb", buffering=0), on_line, b""
+        self._file, self._on_line, self._rest = os.fdopen(fd, "rb", buffering=0), on_line, b""
         self.ended = threading.Event()
         """Whether nothing more comes."""
 
