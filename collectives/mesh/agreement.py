@@ -212,9 +212,10 @@ class _Meeting:
         for position, at in enumerate(zip_longest(*runs.values())):
             if len({call and call[0] for call in at}) > 1:
                 break
+        texts = [f"{call[0]} ({call[1]})" if call else "no more" for call in at]
         told = "; ".join(
-            f"{ranks_text(ranks)}: {f'{call[0]} ({call[1]})' if call else 'no more'}"
-            for ranks, call in zip(sides.values(), at, strict=True)
+            f"{ranks_text(ranks)}: {text}"
+            for ranks, text in zip(sides.values(), texts, strict=True)
         )
         others = world_size - sum(map(len, sides.values()))
         rest = f"; {others} other ranks run others" if others else ""
