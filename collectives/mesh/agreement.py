@@ -209,10 +209,10 @@ class _Meeting:
 
     def _difference(self, sides: dict[str, list[int]], world_size: int) -> str:
         runs = {digest: self._calls_of(digest) for digest in sides}
-        for position, at in enumerate(zip_longest(*runs.values())):
-            if len({call and call[0] for call in at}) > 1:
-                break
-        texts = [f"{call[0]} ({call[1]})" if call else "no more" for call in at]
+        rows = list(zip_longest(*runs.values()))
+        different = (at for at, row in enumerate(rows) if len({one and one[0] for one in row}) > 1)
+        position = next(different, 0)
+        texts = [f"{call[0]} ({call[1]})" if call else "no more" for call in rows[position]]
         told = "; ".join(
             f"{ranks_text(ranks)}: {text}"
             for ranks, text in zip(sides.values(), texts, strict=True)
