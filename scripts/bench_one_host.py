@@ -43,7 +43,9 @@ def wait_for(is_so: Callable[[], Any], what: str) -> None:
 
 def events(folder: Path) -> dict[str, dict[str, Any]]:
     """The newest event of each kind that the head has filed."""
-    lines = [line for path in folder.glob("*/events.jsonl") for line in path.read_text().split("\n")]
+    lines = [
+        line for path in folder.glob("*/events.jsonl") for line in path.read_text().split("\n")
+    ]
     return {event["event"]: event for line in lines if line.strip() and (event := json.loads(line))}
 
 

@@ -211,6 +211,8 @@ class Endpoint:
                 slot_bytes,
                 watch=self,
                 spin_s=self._spin_s,
+                # Threads of one process share all memory, and one lock of the interpreter.
+                reads_directly=self._has_ended is not None,
             )
         return self._segments[ranks]
 

@@ -45,6 +45,7 @@ _NOTE_HEAD = struct.Struct("=QQHH")
 _SIZE = struct.Struct("=I")
 _MASK, _HALF = 2**32 - 1, 2**31
 _LOOK_S = 0.25  # between two looks at whether the others live
+_ENDS_S = 2.0  # a process whose memory is gone is known to have ended within it
 KINDS = {kind.__name__: kind for kind in (CollectiveError, MismatchError, RankLostError)}
 Span = tuple[int, int]  # first, and the one after the last
 SHOWN = 3  # tensors that a sentence shows one by one
@@ -105,6 +106,7 @@ class Segment:
         slots: per member, 2 or 4.
         watch: what is known of the other members.
         spin_s: how long to look before sleeping; 0 where members share cores or the GIL.
+        reads_directly: whether the members are to try to read each other's memory.
     """
 
     def __init__(
@@ -117,8 +119,10 @@ class Segment:
         slots: int = 2,
         watch: Watch | None = None,
         spin_s: float = 0.0,
+        reads_directly: bool = False,
     ) -> None:
         self.ranks, self.member, self.slot_bytes, self._turns = ranks, member, slot_bytes, slots
+        self.reads_directly, self.directly = reads_directly, None
         self.caller = Caller()
         self._watch, self._spin_s = watch or _Nobody(), spin_s
         self._bytes = np.frombuffer(memory, np.uint8)
@@ -333,6 +337,24 @@ class Segment:
                     f"{waited_s:.1f} s in {self._call()}; give every rank the same number of "
                     f"batches, or look at the output of rank {rank} for its error"
                 )
+
+    def unread(self, member: int, error: OSError) -> CollectiveError:
+        """Why the memory of a member cannot be read any more."""
+        rank, pid = self.ranks[member], self._watch.pid(self.ranks[member])
+        end_s = time.monotonic() + _ENDS_S
+        while not (has_ended := self._watch.has_ended(rank)) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S / 10)
+        if has_ended:
+            return RankLostError(
+                f"rank {rank} (pid {pid}) has ended in {self._call()}, while rank "
+                f"{self.ranks[self.member]} read what it brought; look at the output of rank "
+                f"{rank} for its error"
+            )
+        return CollectiveError(
+            f"rank {self.ranks[self.member]} in {self._call()}: the memory of rank {rank} (pid "
+            f"{pid}) cannot be read any more ({error.strerror}), which it could before; look "
+            "whether somebody has changed the rights of that process (PR_SET_DUMPABLE, setuid)"
+        )
 
     def _refuse_if_elsewhere(self, elsewhere: Callable[[int], str]) -> None:
         for other in self._others:

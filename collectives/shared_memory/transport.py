@@ -20,7 +20,7 @@ from torch_xdist.collectives.messages.message_queue import MessageQueue
 from torch_xdist.collectives.messages.peers import START_S, Peers, address_of
 from torch_xdist.collectives.messages.rendezvous import Rendezvous
 from torch_xdist.collectives.messages.server import Handler, Request, Server
-from torch_xdist.collectives.shared_memory import delivery, ffi, statuses
+from torch_xdist.collectives.shared_memory import delivery, direct, ffi, statuses
 from torch_xdist.collectives.shared_memory.array_messages import (
     ArrayMessage,
     ArrayQueue,
@@ -101,6 +101,7 @@ def join(
     everybody, size = tuple(range(world_size)), statuses.size_bytes(world_size)
     shared = Statuses(memory.map("statuses", everybody, size), rank)
     peers.has_started = shared.has_started
+    direct.allow()
     end = Endpoint(
         rank,
         world_size,
