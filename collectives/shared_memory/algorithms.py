@@ -97,15 +97,16 @@ def _reduce_directly(
     Whether that was possible; where it was not, nothing is done, and nobody has done it.
     """
     size_bytes = sum(x.nbytes for x in xs)
-    if not segment.reads_directly or size_bytes <= CHUNK_BYTES:
+    if segment.on_unreadable is None or size_bytes <= CHUNK_BYTES:
         return False
     if len(xs) * TABLE_BYTES > segment.slot_bytes:
         return False
     if segment.directly is None:
         _agree(segment)
         segment.directly = Directly.among(segment)
-        segment.reads_directly = segment.directly is not None
         if segment.directly is None:
+            segment.on_unreadable()
+            segment.on_unreadable = None
             return False
     segment.directly.all_reduce(segment, reduction, Flat(xs), Flat(outs))
     return True

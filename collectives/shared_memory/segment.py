@@ -106,7 +106,8 @@ class Segment:
         slots: per member, 2 or 4.
         watch: what is known of the other members.
         spin_s: how long to look before sleeping; 0 where members share cores or the GIL.
-        reads_directly: whether the members are to try to read each other's memory.
+        on_unreadable: the members try to read each other's memory, and this is called once where
+            they cannot; None: they do not try.
     """
 
     def __init__(
@@ -119,10 +120,11 @@ class Segment:
         slots: int = 2,
         watch: Watch | None = None,
         spin_s: float = 0.0,
-        reads_directly: bool = False,
+        on_unreadable: Callable[[], None] | None = None,
     ) -> None:
         self.ranks, self.member, self.slot_bytes, self._turns = ranks, member, slot_bytes, slots
-        self.reads_directly, self.directly = reads_directly, None
+        self.on_unreadable = on_unreadable
+        self.directly: Any = None  # a `direct.Directly`, once they have tried
         self.caller = Caller()
         self._watch, self._spin_s = watch or _Nobody(), spin_s
         self._bytes = np.frombuffer(memory, np.uint8)

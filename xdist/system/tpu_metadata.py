@@ -1,15 +1,13 @@
 """What the metadata server of a TPU host says of its slice."""
 
 import re
+import urllib.request
 
 ADDRESS = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 
 
 def attribute(key: str, limit_s: float) -> str:
     """The text of an attribute of this host. Raises OSError where the server does not answer."""
-    # It takes 80 ms to import, of every process of a launch; only hosts of TPUs ask.
-    import urllib.request
-
     # The server is on the link: a proxy for the outside must not be asked.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(ADDRESS + key, headers={"Metadata-Flavor": "Google"})
