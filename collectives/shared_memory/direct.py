@@ -12,10 +12,12 @@ Nobody may change or free what is read or written meanwhile: barriers see to tha
 import ctypes
 import os
 import struct
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from torch_xdist.collectives.errors import CollectiveError, RankLostError
 from torch_xdist.collectives.shared_memory.flat import Flat, slices
 from torch_xdist.collectives.shared_memory.fold import REDUCTIONS, wide
 from torch_xdist.collectives.shared_memory.segment import Segment
@@ -24,6 +26,8 @@ from torch_xdist.collectives.shared_memory.segment import Segment
 TABLE_BYTES = 16
 # What is read at once of another member stays in the processor's cache until it is folded.
 _CHUNK_BYTES = 2**20
+# A process whose memory is gone is known to have ended within the first of them.
+_ENDS_S, _LOOK_S = 2.0, 0.02
 _SET_PTRACER = 0x59616D61
 _TOKEN_BYTES = 16
 # Of a member's slot, while the group finds out: its token's place, then whether it has read all.
@@ -183,7 +187,7 @@ class Directly:
         try:
             move(self._pids[member], address, array)
         except OSError as error:
-            raise segment.unread(member, error) from None
+            raise _unread(segment, member, error) from None
 
 
 def _put(segment: Segment, data: np.ndarray) -> None:
@@ -198,3 +202,21 @@ def _reads(pid: int, address: int, wanted: np.ndarray) -> bool:
     except OSError:
         return False
     return bool((found == wanted).all())
+
+
+def _unread(segment: Segment, member: int, error: OSError) -> CollectiveError:
+    """Why the memory of a member cannot be reached any more."""
+    rank, own, watch = segment.ranks[member], segment.ranks[segment.member], segment.watch
+    end_s = time.monotonic() + _ENDS_S
+    while not (has_ended := watch.has_ended(rank)) and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+    if has_ended:
+        return RankLostError(
+            f"rank {rank} (pid {watch.pid(rank)}) has ended in {segment.called()}, while rank "
+            f"{own} read what it brought; look at the output of rank {rank} for its error"
+        )
+    return CollectiveError(
+        f"rank {own} in {segment.called()}: the memory of rank {rank} (pid {watch.pid(rank)}) "
+        f"cannot be read any more ({error.strerror}), which it could before; look whether somebody "
+        "has changed the rights of that process (PR_SET_DUMPABLE, setuid)"
+    )

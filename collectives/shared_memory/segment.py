@@ -45,7 +45,6 @@ _NOTE_HEAD = struct.Struct("=QQHH")
 _SIZE = struct.Struct("=I")
 _MASK, _HALF = 2**32 - 1, 2**31
 _LOOK_S = 0.25  # between two looks at whether the others live
-_ENDS_S = 2.0  # a process whose memory is gone is known to have ended within it
 KINDS = {kind.__name__: kind for kind in (CollectiveError, MismatchError, RankLostError)}
 Span = tuple[int, int]  # first, and the one after the last
 SHOWN = 3  # tensors that a sentence shows one by one
@@ -126,7 +125,7 @@ class Segment:
         self.on_unreadable = on_unreadable
         self.directly: Any = None  # a `direct.Directly`, once they have tried
         self.caller = Caller()
-        self._watch, self._spin_s = watch or _Nobody(), spin_s
+        self.watch, self._spin_s = watch or _Nobody(), spin_s
         self._bytes = np.frombuffer(memory, np.uint8)
         self._words = memoryview(memory).cast("I")
         self._quads = memoryview(memory).cast("Q")
@@ -323,7 +322,7 @@ class Segment:
                 )
                 self._refuse_if_ended(now_s - start_s)
                 if elsewhere is None:
-                    elsewhere = self._watch.begin(self.ranks, self._call())
+                    elsewhere = self.watch.begin(self.ranks, self.called())
                 self._refuse_if_elsewhere(elsewhere)
                 report.look(now_s, self._absent)
             futex.wait(address, seen, _LOOK_S)
@@ -332,38 +331,20 @@ class Segment:
         for other in self._others:
             rank = self.ranks[other]
             # Ended is asked before behind: who came and then ended did its part.
-            if self._is_behind(other) and self._watch.has_ended(rank) and self._is_behind(other):
+            if self._is_behind(other) and self.watch.has_ended(rank) and self._is_behind(other):
                 raise RankLostError(
-                    f"rank {rank} (pid {self._watch.pid(rank)}) has ended after "
+                    f"rank {rank} (pid {self.watch.pid(rank)}) has ended after "
                     f"{self._last_of(other)}, while rank {self.ranks[self.member]} waited "
-                    f"{waited_s:.1f} s in {self._call()}; give every rank the same number of "
+                    f"{waited_s:.1f} s in {self.called()}; give every rank the same number of "
                     f"batches, or look at the output of rank {rank} for its error"
                 )
-
-    def unread(self, member: int, error: OSError) -> CollectiveError:
-        """Why the memory of a member cannot be read any more."""
-        rank, pid = self.ranks[member], self._watch.pid(self.ranks[member])
-        end_s = time.monotonic() + _ENDS_S
-        while not (has_ended := self._watch.has_ended(rank)) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S / 10)
-        if has_ended:
-            return RankLostError(
-                f"rank {rank} (pid {pid}) has ended in {self._call()}, while rank "
-                f"{self.ranks[self.member]} read what it brought; look at the output of rank "
-                f"{rank} for its error"
-            )
-        return CollectiveError(
-            f"rank {self.ranks[self.member]} in {self._call()}: the memory of rank {rank} (pid "
-            f"{pid}) cannot be read any more ({error.strerror}), which it could before; look "
-            "whether somebody has changed the rights of that process (PR_SET_DUMPABLE, setuid)"
-        )
 
     def _refuse_if_elsewhere(self, elsewhere: Callable[[int], str]) -> None:
         for other in self._others:
             call = elsewhere(self.ranks[other]) if self._is_behind(other) else ""
             if call and self._is_behind(other):
                 raise MismatchError(
-                    f"rank {self.ranks[self.member]} called {self._call()}, while rank "
+                    f"rank {self.ranks[self.member]} called {self.called()}, while rank "
                     f"{self.ranks[other]} called {call}; all ranks of a group must call the same "
                     "collectives in the same order; look for groups, or a branch, that differ "
                     "between these ranks"
@@ -411,7 +392,7 @@ class Segment:
             if reason:
                 kind, _, told = reason.decode(errors="replace").split(" ", 2)
                 return KINDS[kind](
-                    f"rank {self.ranks[self.member]} called {self._call()}, and rank "
+                    f"rank {self.ranks[self.member]} called {self.called()}, and rank "
                     f"{self.ranks[member]} has failed in this group: {told}; the group "
                     f"{list(self.ranks)} cannot be used again, since its ranks may have gone on "
                     "from different calls; mend the first error and start the job again"
@@ -422,9 +403,10 @@ class Segment:
         """This member's call and whom it waits for, as a report says it."""
         absent = [m for m in self._others if self._is_behind(m)]
         told = ", ".join(f"rank {self.ranks[m]} (after {self._last_of(m)})" for m in absent)
-        return f"{self._call()} for {told}"
+        return f"{self.called()} for {told}"
 
-    def _call(self) -> str:
+    def called(self) -> str:
+        """This member's call, for messages."""
         return self._sentence(self.member, self._barriers)
 
     def _last_of(self, member: int) -> str:

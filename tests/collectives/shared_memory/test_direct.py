@@ -150,14 +150,14 @@ def failing(monkeypatch, ended):
     """What member 0 says where the memory of member 1 is gone after their first all-reduce."""
     members = Members(2)
     members.run(reduced("sum", np.float32))
-    monkeypatch.setattr("torch_xdist.collectives.shared_memory.segment._ENDS_S", 0.1)
+    monkeypatch.setattr(direct, "_ENDS_S", 0.1)
 
     def gone(pid, address, out):
         raise OSError(3, "No such process")
 
     monkeypatch.setattr(direct, "read", gone)
     for end in members.ends:
-        end._watch.ended = ended
+        end.watch.ended = ended
     return members.run(reduced("sum", np.float32))[0]
 
 
