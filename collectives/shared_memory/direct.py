@@ -9,11 +9,12 @@ members of a group find that out together, once, and exchange through the shared
 Nobody may change or free what is read or written meanwhile: barriers see to that, as for slots.
 """
 
+import contextlib
 import ctypes
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -27,7 +28,7 @@ TABLE_BYTES = 16
 # What is read at once of another member stays in the processor's cache until it is folded.
 _CHUNK_BYTES = 2**20
 # A process whose memory is gone is known to have ended within the first of them.
-_ENDS_S, _LOOK_S = 2.0, 0.02
+_ENDS_S, _LOOK_S, _NAP_S = 2.0, 0.02, 0.001
 _SET_PTRACER = 0x59616D61
 _TOKEN_BYTES = 16
 # Of a member's slot, while the group finds out: its token's place, then whether it has read all.
@@ -126,13 +127,22 @@ class Directly:
         processor's cache. In what another one brought nobody else reads that part, so the result
         may take its place at once.
         """
-        members, me = len(segment.ranks), segment.member
         table = np.concatenate([x.addresses(), out.addresses()])
         segment.own_slot()[: table.nbytes] = table.view(np.uint8)
-        segment.barrier()
+        with _until_nobody_moves(segment, segment.barriers + 1):
+            segment.barrier()
         segment.check()
+        with _until_nobody_moves(segment, segment.barriers):
+            self._fold_and_bring(segment, reduction, x, out, table.nbytes)
+            # Who has returned may change and free what others still read, and has all they write.
+            segment.barrier()
+
+    def _fold_and_bring(
+        self, segment: Segment, reduction: str, x: Flat, out: Flat, table_bytes: int
+    ) -> None:
+        members, me = len(segment.ranks), segment.member
         tables = [
-            segment.slot(member)[: table.nbytes].view(np.uint64).reshape(2, -1).copy()
+            segment.slot(member)[:table_bytes].view(np.uint64).reshape(2, -1).copy()
             for member in range(members)
         ]
         span = slices(0, x.size, members)[me]
@@ -145,12 +155,11 @@ class Directly:
                 sources, targets = (
                     [int(one[side, index]) + offset for one in tables] for side in (0, 1)
                 )
+                segment.refuse_if_failed()
                 folded = into[at : at + step]
                 self._fold(segment, reduction, sources, own[at : at + step], folded)
                 for member in others:
                     self._move(write, segment, member, targets[member], folded)
-        # Who has returned may change and free what others still read, and has all that they write.
-        segment.barrier()
 
     def _fold(
         self, segment: Segment, reduction: str, at: list[int], own: np.ndarray, into: np.ndarray
@@ -188,6 +197,31 @@ class Directly:
             move(self._pids[member], address, array)
         except OSError as error:
             raise _unread(segment, member, error) from None
+
+
+@contextlib.contextmanager
+def _until_nobody_moves(segment: Segment, first: int) -> Iterator[None]:
+    """Whoever leaves with an error waits until no other member may touch its memory any more.
+
+    A member moves data between barrier `first` and the next one, to which it comes in any case; one
+    that comes to the first later than the error sees that the group has failed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if segment.barriers == first - 1:
+            raise  # it has not come, so nobody has begun
+        segment.fail(error)
+        if segment.barriers == first:
+            segment.arrive()
+        while any(_may_move(segment, member, first) for member in range(len(segment.ranks))):
+            time.sleep(_NAP_S)
+        raise
+
+
+def _may_move(segment: Segment, member: int, first: int) -> bool:
+    is_between = member != segment.member and segment.barriers_of(member) == first
+    return is_between and not segment.watch.has_ended(segment.ranks[member])
 
 
 def _put(segment: Segment, data: np.ndarray) -> None:

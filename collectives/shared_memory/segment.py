@@ -269,6 +269,10 @@ class Segment:
         """To how many barriers this member has come."""
         return self._barriers
 
+    def barriers_of(self, member: int) -> int:
+        """To how many another one has come, as far as is seen here."""
+        return self._words[self._counts[member]]
+
     def arrive(self, needs: Sequence[Span] = ()) -> None:
         """Come to the next barrier, without waiting for the others; see `barrier`."""
         self._barriers = (self._barriers + 1) & _MASK

@@ -3,6 +3,7 @@
 import mmap
 import os
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -184,3 +185,88 @@ def test_memory_of_no_process_is_an_error():
         direct.read(os.getpid(), 8, x)
     with pytest.raises(ProcessLookupError):
         direct.read(2**22 - 1, x.ctypes.data, x)
+
+
+def test_a_member_that_fails_leaves_when_the_others_have_stopped_to_write(monkeypatch):
+    members, events = Members(2), []
+    members.run(reduced("sum", np.float32))
+    write = direct.write
+
+    def slowly(pid, address, data):
+        if threading.current_thread().name == "member 1":
+            time.sleep(0.3)
+            write(pid, address, data)
+            events.append("written")
+
+    def fold(self, segment, *arguments):
+        if segment.member == 0:
+            raise MemoryError("no room for a chunk")
+        return folds(self, segment, *arguments)
+
+    folds = direct.Directly._fold
+    monkeypatch.setattr(direct, "write", slowly)
+    monkeypatch.setattr(direct.Directly, "_fold", fold)
+
+    def work(end):
+        x = np.ones(SIZE, np.float32)
+        try:
+            algorithms.all_reduce(end, "sum", "sum", [x], [x])
+        except Exception as error:
+            end.fail(error)
+            events.append(f"{end.member} left")
+            raise
+
+    first, second = members.run(work)
+    assert isinstance(first, MemoryError)
+    assert "rank 0 has failed in this group: MemoryError('no room for a chunk')" in str(second)
+    assert events[0] == "written" and sorted(events[1:]) == ["0 left", "1 left"]
+    assert "cannot be used again" in str(members.run(work)[0])
+
+
+def breaks_off(rank, size):
+    """Rank 0 runs out of memory after it has begun; all call again afterwards."""
+    from rank_programs import summing
+
+    from torch_xdist.collectives.errors import CollectiveError
+    from torch_xdist.collectives.shared_memory import direct
+
+    def folds(self, *arguments):
+        raise MemoryError("no room for a chunk")
+
+    reduce, fold, found = summing(), direct.Directly._fold, []
+    whole = reduce(np.full(3_000_000, rank + 1, np.float32))
+    found.append((whole.min(), whole.max()))
+    try:
+        if rank == 0:
+            direct.Directly._fold = folds
+        for _ in range(2):
+            try:
+                reduce(np.ones(3_000_000, np.float32))
+            except (CollectiveError, MemoryError) as error:
+                found.append(f"{type(error).__name__}: {error}")
+    finally:
+        direct.Directly._fold = fold
+    return found
+
+
+def test_processes_add_in_each_others_memory_until_one_fails(pool):
+    first, second = pool.run(2, breaks_off)
+    assert first[0] == second[0] == (3.0, 3.0)
+    assert first[1] == "MemoryError: no room for a chunk"
+    assert "rank 0 has failed in this group: MemoryError('no room for a chunk')" in second[1]
+    assert "cannot be used again" in first[2] and "cannot be used again" in second[2]
+
+
+def reads(rank, size):
+    """Whether the ranks of this pool, siblings as those of a launcher, read each other's memory."""
+    from rank_programs import summing
+
+    from torch_xdist.collectives.shared_memory import transport
+
+    summing()(np.ones(3_000_000, np.float32))
+    (segment,) = transport.endpoint()._segments.values()
+    return segment.directly is not None
+
+
+def test_processes_of_one_parent_may_read_each_other(pool):
+    assert pool.run(4, reads) == [True] * 4
