@@ -17,7 +17,7 @@ from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 
 # Between two signs: so long, and in large jobs so many ranks each second, but not longer than that.
-LEAST_S, _RANKS_PER_S, _MOST_S = 0.5, 1024, 10.0
+LEAST_S, _RANKS_PER_S, _MOST_S = 0.5, 1024, 20.0
 _KEPT = 8  # a rank may launch some programs before the first one is done
 
 
