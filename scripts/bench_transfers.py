@@ -62,7 +62,7 @@ def main() -> None:
         cloned,
         asked.rounds,
     )
-    del there
+    there.clear()
     with tempfile.TemporaryDirectory() as folder:
         torch.save(state, path := Path(folder) / "model.pt")
         pair(

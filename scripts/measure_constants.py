@@ -146,14 +146,13 @@ def _service(ranks: int) -> tuple[Any, str]:
     return _jax.get_distributed_runtime_service(address, ranks, recoverable=True), address
 
 
-_CLIENT = (
-    """
+_CLIENT = """
 import sys, time
 from jaxlib import _jax
-address, rank, ranks, count, what = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+address, rank, ranks, step, count, what = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
 clients = [
     _jax.get_distributed_runtime_client(address, r, init_timeout=60, shutdown_on_destruction=False)
-    for r in range(rank, ranks, CLIENTS)
+    for r in range(rank, ranks, step)
 ]
 import threading
 began_s = time.monotonic()
@@ -177,8 +176,6 @@ print(time.monotonic() - began_s, flush=True)
 sys.stdin.readline()
 import os; os._exit(0)
 """
-    % _CLIENTS
-)
 
 
 def _clients(ranks: int, what: str) -> float:
@@ -187,7 +184,7 @@ def _clients(ranks: int, what: str) -> float:
     words = [sys.executable, "-c", _CLIENT, address]
     processes = [
         subprocess.Popen(
-            [*words, str(rank), str(ranks), str(_OPERATIONS), what],
+            [*words, str(rank), str(ranks), str(_CLIENTS), str(_OPERATIONS), what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
