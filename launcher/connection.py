@@ -108,10 +108,10 @@ class Connection:
         self._take(self.sealed.opener.opened(data) if self.sealed else data)
         return True
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | memoryview) -> None:
         """Bytes to be written before all that is put later."""
         sealed = self.sealed.sealer.sealed(data) if self.sealed else data
-        self._out = memoryview(bytes(self._out) + sealed if self._out else sealed)
+        self._out = memoryview(b"".join((self._out, sealed)) if self._out else sealed)
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Write a message at once, before a stream has this connection.

@@ -5,8 +5,8 @@ is said about tokens here. The messages are those of `control`, one frame each. 
 whose two ends have proven one secret (`sealed`) carries the same.
 
 Each side says something at least every `beat_s`, and takes the other one for lost after `lost_s`
-without a word: a cut link ends no connection by itself. One thread per stream; who sends never
-waits.
+without a word: a cut link ends no connection by itself. One thread serves all streams of a process
+(`stream_loop`); who sends never waits.
 
 A stream may outlive its connection. Where that ends, or is silent for half of `lost_s`, the
 stream tells of its trouble; whoever can makes a new connection, `suspend`s the stream, tells the
@@ -15,18 +15,18 @@ connection without a word for `lost_s` is broken off. The other side is lost `wi
 connection has ended, or after its last word.
 """
 
-import contextlib
 import math
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch_xdist.launcher import stream_loop
 from torch_xdist.launcher.connection import LAST_WORD, MARK, Connection
 from torch_xdist.launcher.replay import Replay
 from torch_xdist.launcher.sealed import Sealed
+from torch_xdist.launcher.stream_loop import Descriptors
 from torch_xdist.system import frames
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Frame, Message
@@ -40,7 +40,6 @@ _MOST_UNTOLD_BYTES = 1 << 20
 _MESSAGE_BYTES = 4096
 # So much is written before it is looked what has come.
 _TURN_BYTES = 4 << 20
-_LONG_S = 3600.0
 
 OnMessage = Callable[[Message, bytes], None]
 Tell = Callable[[str], None]
@@ -66,7 +65,6 @@ class PipeStream:
         self._first_line = self.line
         self._replay = Replay()
         self._turn = threading.Lock()
-        self._wake_lock, self._wake = threading.Lock(), os.eventfd(0, os.EFD_NONBLOCK)
         self._flushed, self._over = threading.Event(), threading.Event()
         self._is_started = self._is_parting = self._is_closing = self._is_mute = False
         self._came = self._untold_bytes = 0
@@ -126,10 +124,12 @@ class PipeStream:
         orderly_s: float = math.inf,
         on_trouble: Tell = lambda why: None,
     ) -> None:
-        """Begin to send and to hear; all functions are called on the thread that reads.
+        """Begin to send and to hear; the functions are called on the thread of all streams.
 
         Args:
-            on_close: called once, with the reason, when nothing more will come.
+            on_message: as the next but one, it may not wait.
+            on_close: called once, with the reason, when nothing more will come, on a thread of its
+                own.
             lost_s: how long the other side may be silent, once it has said something.
             within_s: how long there may be no connection; 0: the end of the first is the end.
             orderly_s: the same where the connection has ended as by the end of the other process.
@@ -139,13 +139,13 @@ class PipeStream:
         assert self.line is not None
         self.keep_to(beat_s, lost_s, within_s)
         self._orderly_s = orderly_s
-        self._next_here_s, self._is_started = time.monotonic() + beat_s, True
+        self._next_here_s = time.monotonic() + beat_s
         if self.line.has_begun:
             self._heard_s = time.monotonic()
         _unblock(self.line)
-        threading.Thread(
-            target=self._run, args=(on_message, on_close, on_trouble), daemon=True, name="stream"
-        ).start()
+        self._on_message, self._on_close, self._on_trouble = on_message, on_close, on_trouble
+        self._is_started = True
+        stream_loop.LOOP.rouse(self)
 
     def keep_to(self, beat_s: float, lost_s: float, within_s: float = 0.0) -> None:
         """Other limits than those of `start`, from now on."""
@@ -153,10 +153,11 @@ class PipeStream:
         # Never to give up a side that is gone would be no limit.
         self._within_s = within_s if within_s < math.inf else 0.0
         self._replay.keep(self._within_s > 0)
+        self._rouse()
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
         """Queue a message."""
-        self._replay.add(frames.encode(message, *((blob,) if blob else ())))
+        self._replay.add(*frames.encoded_parts(message, *((blob,) if blob else ())))
         self._rouse()
 
     def part(self) -> None:
@@ -250,58 +251,14 @@ class PipeStream:
 
     # ---- the thread ----------------------------------------------------------------------------
 
-    def _run(self, on_message: OnMessage, on_close: Tell, on_trouble: Tell) -> None:
-        why = ""
-        while not why:
-            # A process that was stopped reads what has come meanwhile before it misses anything.
-            since_s, line = time.monotonic(), self.line
-            has_news = self._wait(line, since_s)
-            with self._turn:
-                if line is self.line:
-                    if line is not None:
-                        self._tend(line, on_message, has_news=has_news)
-                    why = self._end_of(since_s, has_news=has_news)
-                else:
-                    # What has roused us may have been more than another connection.
-                    why = self._verdict
-                trouble, self._trouble = self._trouble, ""
-            if trouble and not why:
-                on_trouble(trouble)
-        self._over.set()
-        self._flushed.set()
-        with self._turn:
-            if self.line is not None:
-                self.line.close()
-                self.line = None
-        with self._wake_lock:
-            os.close(self._wake)
-            self._wake = -1
-        on_close(why)
+    def descriptors(self) -> Descriptors:
+        """See `stream_loop.Served`, as of the next two."""
+        line = self.line
+        if line is None:
+            return Descriptors()
+        return Descriptors(line, line.read_fd, line.write_fd if line.is_stuck else -1)
 
-    def _rouse(self) -> None:
-        with self._wake_lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
-
-    def _wait(self, line: Connection | None, now_s: float) -> bool:
-        """Until something has come, can be written, or is due; whether something has come."""
-        if line is not None and line.frames:
-            return True
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        if line is not None:
-            with contextlib.suppress(ValueError):  # it was closed just now
-                poll.register(line.read_fd, select.POLLIN)
-                if line.is_stuck:
-                    poll.register(line.write_fd, select.POLLOUT)
-        due_s = min(max(0.0, self._next_due_s() - now_s), _LONG_S)
-        ready = {fd for fd, _ in poll.poll(math.ceil(due_s * 1000))}
-        if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
-        return line is not None and line.read_fd in ready
-
-    def _next_due_s(self) -> float:
+    def due_s(self) -> float:
         line = self.line
         if line is None:
             return self._until_s
@@ -312,7 +269,35 @@ class PipeStream:
                 due_s = min(due_s, self._heard_s + self._doubtful_s)
         return due_s
 
-    def _tend(self, line: Connection, on_message: OnMessage, *, has_news: bool) -> None:
+    def serve(self, since_s: float, *, has_news: bool) -> bool:
+        if self._over.is_set():  # it was roused just before its end
+            return False
+        # A process that was stopped reads what has come meanwhile before it misses anything.
+        with self._turn:
+            if (line := self.line) is not None:
+                has_news = has_news or bool(line.frames)
+                self._tend(line, has_news=has_news)
+            why = self._end_of(since_s, has_news=has_news)
+            trouble, self._trouble = self._trouble, ""
+        if not why:
+            if trouble:
+                self._on_trouble(trouble)
+            return True
+        self._over.set()
+        self._flushed.set()
+        with self._turn:
+            if self.line is not None:
+                self.line.close()
+                self.line = None
+        # It may wait for the process at the other end, and others are to be served meanwhile.
+        threading.Thread(target=self._on_close, args=(why,), daemon=True).start()
+        return False
+
+    def _rouse(self) -> None:
+        if self._is_started and not self._over.is_set():
+            stream_loop.LOOP.rouse(self)
+
+    def _tend(self, line: Connection, *, has_news: bool) -> None:
         """Read, hear and write; what goes wrong ends the connection, or the stream."""
         try:
             if has_news:
@@ -322,7 +307,7 @@ class PipeStream:
                 finally:
                     self._heard_s, self._is_told_silent = time.monotonic(), False
                     while line.frames:
-                        self._hear(line.frames.popleft(), on_message)
+                        self._hear(line.frames.popleft())
                 if not is_open:
                     self._end_line(_ENDED, is_meant=line.ended_for_good, within_s=self._orderly_s)
             if self.line is line:
@@ -335,14 +320,14 @@ class PipeStream:
         except OSError as error:
             self._end_line(str(error))
 
-    def _hear(self, frame: Frame, on_message: OnMessage) -> None:
+    def _hear(self, frame: Frame) -> None:
         if frame.message.get("op") == "here":
             came = frame.message.get("came")
             self._replay.acknowledge(came if isinstance(came, int) else 0)
             return
         self._came += 1
         self._untold_bytes += len(frame.blob) + _MESSAGE_BYTES
-        on_message(frame.message, frame.blob)
+        self._on_message(frame.message, frame.blob)
 
     def _write(self, line: Connection) -> None:
         """What is queued, and a sign of life where one is due."""
@@ -353,7 +338,9 @@ class PipeStream:
         try:
             written = 0
             while line.flush() and written < _TURN_BYTES:
-                if time.monotonic() >= self._next_here_s or self._untold_bytes > _MOST_UNTOLD_BYTES:
+                is_due = time.monotonic() >= self._next_here_s
+                is_due |= self._untold_bytes > _MOST_UNTOLD_BYTES
+                if is_due and not self._replay.is_amid:
                     self._next_here_s, self._untold_bytes = time.monotonic() + self._beat_s, 0
                     line.put(frames.encode({"op": "here", "came": self._came}))
                 if (data := self._replay.take()) is None:

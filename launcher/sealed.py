@@ -41,7 +41,7 @@ class Sealer:
     def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
 
-    def sealed(self, data: bytes) -> bytes:
+    def sealed(self, data: bytes | memoryview) -> bytes:
         """The bytes as records of at most `MOST_RECORD_BYTES` each."""
         parts: list[bytes | memoryview] = []
         view = memoryview(data)

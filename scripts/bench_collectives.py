@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--mb", default="0.01,1,25,100")
     parser.add_argument("--repeat", type=int, default=10)
     options = parser.parse_args()
+    # Both sides start as the launcher starts ranks (`placement.library_environ`).
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     sizes = [float(size) for size in options.mb.split(",")]
     for ranks in map(int, options.ranks.split(",")):
         _run(ranks, sizes, options.repeat)

@@ -10,6 +10,7 @@ job for each way to end it: a rank raises (`fail`); the same while another node 
 
     rendezvous_s  from the start of `xla-run` until the last node was told to start its ranks
     met_s         the part of it after the last node had connected
+    met_core_s    seconds of a core that the head's process had needed by then
     core          share of one core that the head's process needs in steady state
     memory_mb     its resident memory, at most
     verdict_s     from the fault until the last node was told to stop
@@ -124,6 +125,7 @@ def measured(way: str, nodes: int, ranks: int, seconds: float, folder: Path) -> 
     simulators = Simulators(nodes, ranks, port, env)
     try:
         started_s = simulators.wait("started", nodes - 1)
+        met_core_s = sum(psutil.Process(head.pid).cpu_times()[:2])
         connected_s = simulators.wait("connected", _SIMULATORS)
         core, memory_mb = steady(psutil.Process(head.pid), seconds)
         if way == "flood":
@@ -144,6 +146,7 @@ def measured(way: str, nodes: int, ranks: int, seconds: float, folder: Path) -> 
         "ranks": nodes * ranks,
         "rendezvous_s": round(started_s - began_s, 2),
         "met_s": round(started_s - connected_s, 2),
+        "met_core_s": round(met_core_s, 2),
         "core": round(core, 3),
         "memory_mb": round(memory_mb),
         "verdict_s": round(stopped_s - fault_s, 2),

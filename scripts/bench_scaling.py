@@ -50,6 +50,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each world in each round")
     options = parser.parse_args()
+    # Both sides start as the launcher starts ranks (`placement.library_environ`).
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     for name in options.models.split(","):
         bench(name, options.rounds, options.seconds)
 

@@ -21,6 +21,7 @@ import time
 from typing import Any
 
 from torch_xdist.launcher.backends.introduction import introduction
+from torch_xdist.launcher.digest import Digest
 from torch_xdist.launcher.facts.host import VERSION, HostFacts
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
@@ -46,7 +47,7 @@ class SimulatedNode:
     def __init__(self, job: Job, node: int, sock: socket.socket, sealed: Sealed) -> None:
         self._job, self.node, self.sock, self._sealed = job, node, sock, sealed
         self.ranks = [*range(node * job.hosts[node].slots, (node + 1) * job.hosts[node].slots)]
-        self._decoder, self._outbox = Decoder(), bytearray()
+        self._decoder, self._outbox, self._digest = Decoder(), bytearray(), Digest()
         self._attempt, self._step, self._is_running, self._came = -1, 0, False, 0
         self.beat_s, self.next_beat_s, self.flood_until_s = 2.0, float("inf"), 0.0
         # At once, as a node does: the head does not wait long for it.
@@ -140,8 +141,9 @@ class SimulatedNode:
             "recent": [[self._step, "all_reduce of 4 values"]],
         }
         running = self.ranks if self._is_running else []
-        beats = {rank: {"heartbeat": one} for rank in running}
-        self.say({"op": "beats", "beats": beats, "states": dict.fromkeys(running, "S")})
+        for rank in running:
+            self._digest.hear(rank, one)
+        self.say(self._digest.take(dict.fromkeys(running, "S")))
 
     def flood(self) -> None:
         """As many lines as the connection takes, until the time is over."""

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from torch_xdist import platforms, settings
+from torch_xdist import metrics, platforms, settings
 from torch_xdist.errors import WorldError
 from torch_xdist.system import rank as ranks
 from torch_xdist.system.rank import Rank
@@ -127,7 +127,13 @@ def join() -> None:
     from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     if transport() == "host":
-        shared_memory.join(here.rank, here.world_size, here.meeting, secret=here.secret)
+        shared_memory.join(
+            here.rank,
+            here.world_size,
+            here.meeting,
+            secret=here.secret,
+            on_unreadable=lambda: metrics.count("CollectiveCopiedTwice"),
+        )
     elif transport() == "hosts":
         hosts.join(
             here.rank,

@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_xdist.collectives.hosts.wide_segment import SHARE, WideSegment
 from torch_xdist.collectives.shared_memory import algorithms
-from torch_xdist.collectives.shared_memory.algorithms import Flat
+from torch_xdist.collectives.shared_memory.flat import Flat, slices
 from torch_xdist.collectives.shared_memory.fold import fold, wide
 from torch_xdist.collectives.shared_memory.segment import Span
 
@@ -115,8 +115,7 @@ def all_reduce(
     x, out, dtype = Flat(xs), Flat(outs), xs[0].dtype
     length, members = SHARE // wide(dtype).itemsize, len(segment.ranks)
     shares = [
-        algorithms.slices(start, min(start + length, x.size), members)
-        for start in range(0, x.size, length)
+        slices(start, min(start + length, x.size), members) for start in range(0, x.size, length)
     ]
     rounds = _Rounds(segment, reduction, x, dtype, shares)
     rounds.meet()

@@ -91,7 +91,7 @@ class WideSegment(Segment):
         if self.has_left(member):
             wire.close()
             raise BrokenPipeError
-        place = f"{self._call()} for rank {wire.rank} to take the data"
+        place = f"{self.called()} for rank {wire.rank} to take the data"
         report.look(time.monotonic(), lambda: place)
 
     def fail(self, error: BaseException) -> None:

@@ -3,18 +3,20 @@
 All functions have the same shape: announce, then rounds of (write own slot, barrier, read slots).
 The arrays are contiguous; results are written into arrays of the caller, an `Endpoint`.
 
-Cost of an all-reduce of b bytes over n members, per member: b written to shared memory, 2 b read,
-in chunks that stay in the processor's cache; one barrier per chunk.
+Cost of an all-reduce of b bytes over n members, per member. Where they can read each other's memory
+(`direct`), and b is large: b read in order to fold a part, b written of what was folded; two
+barriers. Else: b written to shared memory, 2 b read, b written, in
+chunks that stay in the processor's cache; one barrier per chunk.
 """
 
 import functools
-import itertools
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from torch_xdist.collectives.shared_memory.direct import TABLE_BYTES, Directly
+from torch_xdist.collectives.shared_memory.flat import Flat, slices
 from torch_xdist.collectives.shared_memory.fold import fold
 from torch_xdist.collectives.shared_memory.segment import SHOWN, Segment, Span
 
@@ -47,45 +49,6 @@ def _type_text(dtype: np.dtype, shape: tuple[int, ...]) -> str:
     return f"{dtype.name}{list(shape)}"
 
 
-class Flat:
-    """Arrays (contiguous, one dtype) as one flat one, without copying them together."""
-
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self._arrays = [array.reshape(-1) for array in arrays if array.size]
-        self._starts = [0]
-        for array in self._arrays:
-            self._starts.append(self._starts[-1] + array.size)
-        self.size = self._starts[-1]
-
-    def read(self, start: int, stop: int, into: np.ndarray) -> None:
-        """Copy elements start..stop to the front of `into`."""
-        parts = list(self._parts(start, stop))
-        if len(parts) == 1:
-            into[: stop - start] = parts[0]
-        elif parts:
-            np.concatenate(parts, out=into[: stop - start])
-
-    def write(self, start: int, source: np.ndarray) -> None:
-        """Copy all of `source` to the elements from `start` on."""
-        done = 0
-        for part in self._parts(start, start + source.size):
-            part[...] = source[done : done + part.size]
-            done += part.size
-
-    def view(self, start: int, stop: int) -> np.ndarray | None:
-        """Elements start..stop where they lie, if they lie in one array."""
-        parts = list(self._parts(start, stop))
-        return parts[0] if len(parts) == 1 else None
-
-    def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        index = bisect_right(self._starts, start) - 1
-        while start < stop:
-            base = self._starts[index]
-            end = min(stop, self._starts[index + 1])
-            yield self._arrays[index][start - base : end - base]
-            start, index = end, index + 1
-
-
 def all_reduce(
     segment: Segment,
     call: str,
@@ -100,7 +63,7 @@ def all_reduce(
         _agree(segment)
     elif is_small(x.size * xs[0].itemsize, len(segment.ranks)):
         _reduce_at_once(segment, reduction, x, out, xs[0].dtype)
-    else:
+    elif not _reduce_directly(segment, reduction, xs, outs):
         _reduce_by_chunks(segment, reduction, x, out, xs[0].dtype)
 
 
@@ -124,6 +87,29 @@ def _reduce_at_once(segment: Segment, reduction: str, x: Flat, out: Flat, dtype:
     fold(reduction, parts, folded)
     if target is None:
         out.write(0, folded)
+
+
+def _reduce_directly(
+    segment: Segment, reduction: str, xs: Sequence[np.ndarray], outs: Sequence[np.ndarray]
+) -> bool:
+    """Each member folds its part of what it reads of the others, and brings it to all.
+
+    Whether that was possible; where it was not, nothing is done, and nobody has done it.
+    """
+    size_bytes = sum(x.nbytes for x in xs)
+    if segment.on_unreadable is None or size_bytes <= CHUNK_BYTES:
+        return False
+    if len(xs) * TABLE_BYTES > segment.slot_bytes:
+        return False
+    if segment.directly is None:
+        _agree(segment)
+        segment.directly = Directly.among(segment)
+        if segment.directly is None:
+            segment.on_unreadable()
+            segment.on_unreadable = None
+            return False
+    segment.directly.all_reduce(segment, reduction, Flat(xs), Flat(outs))
+    return True
 
 
 def _reduce_by_chunks(
@@ -163,13 +149,6 @@ def _reduce_by_chunks(
 def _folded(slot: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
     """Where a slot holds the member's fold, behind the contributions."""
     return slot[CHUNK_BYTES:][: size * dtype.itemsize].view(dtype)
-
-
-def slices(start: int, stop: int, members: int) -> list[Span]:
-    """A span in as many parts as there are members, nearly equal; the last ones may be empty."""
-    step = -(-(stop - start) // members)
-    edges = [min(start + step * m, stop) for m in range(members + 1)]
-    return list(itertools.pairwise(edges))
 
 
 def all_gather(segment: Segment, call: str, x: np.ndarray, out: np.ndarray) -> None:

@@ -78,6 +78,7 @@ class Endpoint:
             process, and none ends alone.
         spin_s: how long to look before sleeping; 0 where ranks share cores or the GIL.
         to_device: makes operands of launches of numpy arrays.
+        on_unreadable: see `Segment`.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class Endpoint:
         has_ended: Callable[[int], bool] | None = None,
         spin_s: float = 0.0,
         to_device: Callable[[np.ndarray], Any] = np.asarray,
+        on_unreadable: Callable[[], None] | None = None,
     ) -> None:
+        self._on_unreadable = on_unreadable
         self.rank, self.world_size = rank, world_size
         self.statuses = statuses
         self._memory, self._has_ended, self._spin_s = memory, has_ended, spin_s
@@ -211,6 +214,7 @@ class Endpoint:
                 slot_bytes,
                 watch=self,
                 spin_s=self._spin_s,
+                on_unreadable=self._on_unreadable,
             )
         return self._segments[ranks]
 

@@ -105,6 +105,8 @@ class Segment:
         slots: per member, 2 or 4.
         watch: what is known of the other members.
         spin_s: how long to look before sleeping; 0 where members share cores or the GIL.
+        on_unreadable: the members try to read each other's memory, and this is called once where
+            they cannot; None: they do not try.
     """
 
     def __init__(
@@ -117,10 +119,13 @@ class Segment:
         slots: int = 2,
         watch: Watch | None = None,
         spin_s: float = 0.0,
+        on_unreadable: Callable[[], None] | None = None,
     ) -> None:
         self.ranks, self.member, self.slot_bytes, self._turns = ranks, member, slot_bytes, slots
+        self.on_unreadable = on_unreadable
+        self.directly: Any = None  # a `direct.Directly`, once they have tried
         self.caller = Caller()
-        self._watch, self._spin_s = watch or _Nobody(), spin_s
+        self.watch, self._spin_s = watch or _Nobody(), spin_s
         self._bytes = np.frombuffer(memory, np.uint8)
         self._words = memoryview(memory).cast("I")
         self._quads = memoryview(memory).cast("Q")
@@ -264,6 +269,10 @@ class Segment:
         """To how many barriers this member has come."""
         return self._barriers
 
+    def barriers_of(self, member: int) -> int:
+        """To how many another one has come, as far as is seen here."""
+        return self._words[self._counts[member]]
+
     def arrive(self, needs: Sequence[Span] = ()) -> None:
         """Come to the next barrier, without waiting for the others; see `barrier`."""
         self._barriers = (self._barriers + 1) & _MASK
@@ -317,7 +326,7 @@ class Segment:
                 )
                 self._refuse_if_ended(now_s - start_s)
                 if elsewhere is None:
-                    elsewhere = self._watch.begin(self.ranks, self._call())
+                    elsewhere = self.watch.begin(self.ranks, self.called())
                 self._refuse_if_elsewhere(elsewhere)
                 report.look(now_s, self._absent)
             futex.wait(address, seen, _LOOK_S)
@@ -326,11 +335,11 @@ class Segment:
         for other in self._others:
             rank = self.ranks[other]
             # Ended is asked before behind: who came and then ended did its part.
-            if self._is_behind(other) and self._watch.has_ended(rank) and self._is_behind(other):
+            if self._is_behind(other) and self.watch.has_ended(rank) and self._is_behind(other):
                 raise RankLostError(
-                    f"rank {rank} (pid {self._watch.pid(rank)}) has ended after "
+                    f"rank {rank} (pid {self.watch.pid(rank)}) has ended after "
                     f"{self._last_of(other)}, while rank {self.ranks[self.member]} waited "
-                    f"{waited_s:.1f} s in {self._call()}; give every rank the same number of "
+                    f"{waited_s:.1f} s in {self.called()}; give every rank the same number of "
                     f"batches, or look at the output of rank {rank} for its error"
                 )
 
@@ -339,7 +348,7 @@ class Segment:
             call = elsewhere(self.ranks[other]) if self._is_behind(other) else ""
             if call and self._is_behind(other):
                 raise MismatchError(
-                    f"rank {self.ranks[self.member]} called {self._call()}, while rank "
+                    f"rank {self.ranks[self.member]} called {self.called()}, while rank "
                     f"{self.ranks[other]} called {call}; all ranks of a group must call the same "
                     "collectives in the same order; look for groups, or a branch, that differ "
                     "between these ranks"
@@ -387,7 +396,7 @@ class Segment:
             if reason:
                 kind, _, told = reason.decode(errors="replace").split(" ", 2)
                 return KINDS[kind](
-                    f"rank {self.ranks[self.member]} called {self._call()}, and rank "
+                    f"rank {self.ranks[self.member]} called {self.called()}, and rank "
                     f"{self.ranks[member]} has failed in this group: {told}; the group "
                     f"{list(self.ranks)} cannot be used again, since its ranks may have gone on "
                     "from different calls; mend the first error and start the job again"
@@ -398,9 +407,10 @@ class Segment:
         """This member's call and whom it waits for, as a report says it."""
         absent = [m for m in self._others if self._is_behind(m)]
         told = ", ".join(f"rank {self.ranks[m]} (after {self._last_of(m)})" for m in absent)
-        return f"{self._call()} for {told}"
+        return f"{self.called()} for {told}"
 
-    def _call(self) -> str:
+    def called(self) -> str:
+        """This member's call, for messages."""
         return self._sentence(self.member, self._barriers)
 
     def _last_of(self, member: int) -> str:

@@ -20,7 +20,7 @@ from torch_xdist.collectives.messages.message_queue import MessageQueue
 from torch_xdist.collectives.messages.peers import START_S, Peers, address_of
 from torch_xdist.collectives.messages.rendezvous import Rendezvous
 from torch_xdist.collectives.messages.server import Handler, Request, Server
-from torch_xdist.collectives.shared_memory import delivery, ffi, statuses
+from torch_xdist.collectives.shared_memory import delivery, direct, ffi, statuses
 from torch_xdist.collectives.shared_memory.array_messages import (
     ArrayMessage,
     ArrayQueue,
@@ -75,7 +75,13 @@ class GroupMemory:
 
 
 def join(
-    rank: int, world_size: int, job: str, *, secret: bytes = b"", timeout_s: float = START_S
+    rank: int,
+    world_size: int,
+    job: str,
+    *,
+    secret: bytes = b"",
+    timeout_s: float = START_S,
+    on_unreadable: Callable[[], None] = lambda: None,
 ) -> Endpoint:
     """Become `rank` of the job on this host; returns when rank 0 is there.
 
@@ -85,6 +91,8 @@ def join(
     Args:
         secret: the job's, see `system.rank.Rank`; b"": none, then any process of this user on this
             host (not of another container) is believed.
+        on_unreadable: called once for each group of ranks that cannot read each other's memory,
+            and so exchange large arrays in two copies.
 
     Raises:
         JoinError: rank 0 did not come within `timeout_s`.
@@ -101,6 +109,7 @@ def join(
     everybody, size = tuple(range(world_size)), statuses.size_bytes(world_size)
     shared = Statuses(memory.map("statuses", everybody, size), rank)
     peers.has_started = shared.has_started
+    direct.allow()
     end = Endpoint(
         rank,
         world_size,
@@ -110,6 +119,7 @@ def join(
         has_ended=peers.has_ended,
         spin_s=spin_s(world_size),
         to_device=jnp.asarray,
+        on_unreadable=on_unreadable,
     )
     use(end)
     communicator.use(messages)

@@ -117,7 +117,7 @@ class Nodes:
     def _environ(self) -> dict[str, str]:
         """For the agent of this host, whose ranks are not those of the others."""
         environ = {**settings.environment(), **self._job.env}
-        threads = placement.thread_environ(environ, self._job.hosts[0].slots)
+        threads = placement.library_environ(environ, self._job.hosts[0].slots)
         return {**self._job.env, **threads, **self._job.timeouts.to_environ()}
 
     # ---- on threads of connections ---------------------------------------------------------------

@@ -8,10 +8,8 @@ know comes over its stdin.
 
 import collections
 import json
-import os
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
 from torch_xdist.launcher.backends.last_word import LastWord
@@ -20,6 +18,7 @@ from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_pla
 from torch_xdist.launcher.facts.errors import ExitCode, HostError
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.pipe_stream import PipeStream, Tell
+from torch_xdist.launcher.stream_loop import Lines
 from torch_xdist.system import piped
 from torch_xdist.system.frames import Message
 from torch_xdist.system.process import Child
@@ -180,9 +179,7 @@ class AgentOverCommand:
         self._stream = PipeStream(started.stdout, started.stdin, is_head=True)
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._is_connected = False
-        self._listener = threading.Thread(
-            target=self._listen, args=(os.fdopen(started.stderr, "rb"),), daemon=True
-        )
+        self._said_by = Lines(started.stderr, self._listen)
 
     def connect(self, plane: Plane, config: Message, stdin: int | None) -> Send:
         """Its stdin and stdout are the control plane; no descriptor can be given to it."""
@@ -196,7 +193,7 @@ class AgentOverCommand:
             on_trouble = self._way_back.try_for
             self._last_word = LastWord(line.write_fd)
         self._stream.send(config)
-        self._listener.start()
+        self._said_by.start()
         self._stream.start(
             lambda message, blob: plane.post(index, message, blob),
             self._tell_gone,
@@ -226,8 +223,7 @@ class AgentOverCommand:
         """Another process carries the stream now; the one before has nothing to do any more."""
         self._keep_back()
         self._last_word = last_word
-        said = os.fdopen(stderr, "rb")
-        threading.Thread(target=self._listen, args=(said,), daemon=True).start()
+        Lines(stderr, self._listen).start()
         before, self._process = self._process, process
         self._kill(before)
 
@@ -286,22 +282,17 @@ class AgentOverCommand:
         return self._stream.is_lost or not self._stream.has_begun
 
     def _tell_gone(self, why: str) -> None:
-        """On the thread of the stream: the command says its last words when it ends."""
+        """The command says its last words when it ends."""
         if not self._stream.is_lost:
             self._process.wait(_END_S)
-            self._listener.join(_END_S)
+            self._said_by.ended.wait(_END_S)
         self._post(self._index, {"op": "gone", "why": why}, b"")
 
-    def _listen(self, stderr: BinaryIO) -> None:
+    def _listen(self, line: str) -> None:
         """What the command says, and what is printed on the host by nobody in particular."""
-        with stderr:
-            for data in stderr:
-                line = data.decode(errors="replace").strip()
-                if line:
-                    self._kept.append(line)
-                    if self._is_shown(line):
-                        note = {"op": "note", "text": f"[{self._host.name}] {line}"}
-                        self._post(self._index, note, b"")
+        self._kept.append(line)
+        if self._is_shown(line):
+            self._post(self._index, {"op": "note", "text": f"[{self._host.name}] {line}"}, b"")
 
     def _is_shown(self, line: str) -> bool:
         if self._way.is_own(line):

@@ -13,7 +13,7 @@ from torch_xdist.launcher.facts.settings import LOOPBACK, Environ
 from torch_xdist.launcher.facts.tpu import Slice
 
 # Of the messages between agents and their head.
-VERSION = 5
+VERSION = 6
 _GRIDS = ("host_grid", "hosts_grid", "addresses")
 # What `placement` and `devices` read of a host's environment.
 _READ = (

@@ -112,11 +112,11 @@ class Job:
         """The same job on these hosts, as one attempt sees it."""
         return replace(self, hosts=hosts, nprocs=sum(host.slots for host in hosts))
 
-    def teed(self) -> list[int]:
-        """The ranks whose lines are shown: all, none, or "0,2"."""
+    def teed(self, ranks: range) -> list[int]:
+        """Those of these ranks whose lines are shown: all, none, or "0,2"."""
         if self.tee in ("all", "none"):
-            return list(self.ranks()) if self.tee == "all" else []
-        return [int(rank) for rank in self.tee.split(",")]
+            return list(ranks) if self.tee == "all" else []
+        return [rank for rank in map(int, self.tee.split(",")) if rank in ranks]
 
 
 def new_id() -> str:

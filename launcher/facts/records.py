@@ -12,6 +12,9 @@ from typing import Any
 
 from torch_xdist.launcher.facts.errors import ProtocolError
 
+# Programs with collectives that a heartbeat names, the newest.
+MOST_RECENT = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:

@@ -11,7 +11,6 @@ from math import prod
 
 from torch_xdist.launcher.facts.errors import DevicesError
 from torch_xdist.launcher.facts.settings import Environ, flag, integer, text
-from torch_xdist.system import tpu_metadata
 
 Grid = tuple[int, int, int]
 
@@ -170,6 +169,9 @@ def slice_from_metadata(tpu_env: str, endpoints: str) -> Slice:
     Raises:
         DevicesError: no accelerator type in it.
     """
+    # What it imports to ask a server takes 30 ms of every process of a launch.
+    from torch_xdist.system import tpu_metadata
+
     rows = tpu_metadata.rows(tpu_env)
     if not rows.get("ACCELERATOR_TYPE"):
         raise DevicesError(
@@ -197,6 +199,8 @@ def read_slice(environ: Environ, limit_s: float = 3.0) -> Slice:
         return named
     if flag(environ, "TPU_SKIP_MDS_QUERY"):
         raise DevicesError("TPU_SKIP_MDS_QUERY is set, but TPU_ACCELERATOR_TYPE is not; set both")
+    from torch_xdist.system import tpu_metadata
+
     try:
         tpu_env = tpu_metadata.attribute("tpu-env", limit_s)
         endpoints = tpu_metadata.attribute("worker-network-endpoints", limit_s)

@@ -175,7 +175,7 @@ class Head:
     def _watch(self) -> None:
         """Take messages until there is an ending."""
         while self._ending is None:
-            self._take_one(_TICK_S)
+            self._take_one(self._pace.wait_s(_TICK_S))
             self._questions.keep_time()
             if self._ending is None:
                 self._pace.keep(self._decide)
@@ -226,7 +226,7 @@ class Head:
         if self._ending is None:
             self._start.take(state, message)
             if message["op"] in sender.OPS:
-                self._rendezvous.went_on(self._clock.now_s(), self._sending.unfinished)
+                self._rendezvous.went_on(self._clock.now_s(), lambda: self._sending.unfinished)
             self.sight.place(state.ranks, state.name)
 
     def _on_unshipped(self, state: HostState, message: Message, _: bytes) -> None:

@@ -1,6 +1,7 @@
 """What the head knows of each host of an attempt, and how it speaks to their agents."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -23,8 +24,7 @@ class HostState:
     """One host.
 
     `name` is what the user calls it, else what its agent says, "" until then; `address` where other
-    hosts reach it, if the user has said so. `facts` come with the agent's hello. `reaches_first`:
-    it has tried its way to host 0, and that is open.
+    hosts reach it, if the user has said so. `facts` come with the agent's hello.
     """
 
     index: int
@@ -34,7 +34,6 @@ class HostState:
     address: str = ""
     send: Send = _unsent
     facts: HostFacts | None = None
-    reaches_first: bool = False
     all_ended: bool = False
     gone: bool = False
     stacks: dict[str, str] | None = None
@@ -71,6 +70,11 @@ class Hosts:
 
     def __getitem__(self, index: int) -> HostState:
         return self.states[index]
+
+    def of_rank(self, rank: int) -> HostState:
+        """The host of a rank: hosts have their ranks in order."""
+        after = bisect_right(self.states, rank, key=lambda state: state.ranks.start)
+        return self.states[after - 1]
 
     def config(self, state: HostState, job: Job) -> Message:
         """The first message to an agent."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_xdist.launcher.facts.job import Job
-from torch_xdist.launcher.facts.records import Failure, Heartbeat
+from torch_xdist.launcher.facts.records import MOST_RECENT, Failure, Heartbeat
 from torch_xdist.system.frames import Message
 
 _STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "D": "in the disk (D)"}
@@ -173,24 +173,31 @@ class Sight:
         return {"event": "arrived", "pids": self.pids} if whole else None
 
     def _beats(self, message: Message) -> None:
-        now_s, states = self._clock.now_s(), message["states"]
+        """What an agent's `Digest` tells of its ranks."""
+        now_s = self._clock.now_s()
         self._has_beats = True
-        for name, beat in message["beats"].items():
-            seen = self.seen[int(name)]
-            changes: dict[str, Any] = {"last_beat_s": now_s}
-            if (letter := states.pop(name, None)) is not None:
-                changes["state"] = _STATES.get(letter, "")
-            # The agent sends beats in bundles: one may be older than the rank's last words.
-            if seen.finished_s is None and seen.report is None:
-                changes |= _heard(seen, beat.get("heartbeat"), now_s)
-            self._see(int(name), **changes)
-        for name, letter in states.items():
+        for rank in message["same"]:
+            self._see(rank, last_beat_s=now_s)
+        for ranks, data in message["beats"]:
+            fresh = Heard(Heartbeat.from_json(data))
+            for rank in ranks:
+                seen = self.seen[rank]
+                # An agent sends beats in bundles: one may be older than the rank's last words.
+                is_old = seen.finished_s is not None or seen.report is not None
+                changes = {} if is_old else fresh.changes(seen, now_s)
+                self._see(rank, last_beat_s=now_s, **changes)
+        for name, letter in message["states"].items():
             self._see(int(name), state=_STATES.get(letter, ""))
+
+    def _last_words(self, message: Message, now_s: float) -> dict[str, Any]:
+        """What a rank that ends says of itself beside that."""
+        if (data := message.get("heartbeat")) is None:
+            return {}
+        return Heard(Heartbeat.from_json(data)).changes(self.seen[int(message["rank"])], now_s)
 
     def _finished(self, message: Message, blob: bytes) -> Message:
         rank, now_s = int(message["rank"]), self._clock.now_s()
-        heard = _heard(self.seen[rank], message.get("heartbeat"), now_s)
-        self._see(rank, finished_s=now_s, **heard)
+        self._see(rank, finished_s=now_s, **self._last_words(message, now_s))
         self.results[rank] = blob
         return {"event": "finished", "rank": rank}
 
@@ -198,7 +205,7 @@ class Sight:
         rank, now_s = int(message["rank"]), self._clock.now_s()
         facts = {key: value for key, value in message.items() if key in _FAILURE_FIELDS}
         self.exceptions[rank] = blob
-        self._see(rank, **_heard(self.seen[rank], message.get("heartbeat"), now_s))
+        self._see(rank, **self._last_words(message, now_s))
         self._see(rank, report=self.identified(Failure(rank, time=now_s, **facts)))
 
     def _ended(self, message: Message) -> Message:
@@ -214,8 +221,23 @@ class Sight:
         return {"event": "ended", "rank": rank, "code": code}
 
 
-def _heard(seen: Seen, data: Message | None, now_s: float) -> dict[str, Any]:
-    """What a heartbeat changes in what is known of its rank."""
-    if data is None or (fresh := Heartbeat.from_json(data)) == seen.beat:
-        return {}
-    return {"beat": fresh, "changed_s": now_s}
+class Heard:
+    """A heartbeat that several ranks of a host may say, and what it changes in what is known of
+    each: it names only programs that they have not named before."""
+
+    def __init__(self, beat: Heartbeat) -> None:
+        self._beat = beat
+        self._whole: dict[tuple[tuple[int, str], ...], Heartbeat] = {}
+
+    def changes(self, seen: Seen, now_s: float) -> dict[str, Any]:
+        """The fields of its `Seen` that are others now."""
+        known = seen.beat.recent if seen.beat is not None else ()
+        # Ranks that say the same have mostly said the same before.
+        if (whole := self._whole.get(known)) is None:
+            whole = self._whole[known] = replace(self._beat, recent=self._joined(known))
+        return {} if whole == seen.beat else {"beat": whole, "changed_s": now_s}
+
+    def _joined(self, known: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
+        first = min((seq for seq, _ in self._beat.recent), default=None)
+        before = tuple(one for one in known if first is None or one[0] < first)
+        return (before + self._beat.recent)[-MOST_RECENT:]

@@ -5,6 +5,7 @@ these lines, and asks `HangWatch` and `RendezvousWatch` again and again; `verdic
 early.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,8 +126,7 @@ def left_early(workers: Sequence[Seen], now_s: float, failing: bool = False) -> 
     if not finished or not running:
         return None
     waiting = [seen for seen in running if seen.beat is not None and seen.beat.state == "waiting"]
-    wanted = [gone for gone in finished if any(_waits_for(seen, gone) for seen in waiting)]
-    if wanted:
+    if wanted := _wanted(finished, waiting):
         return _early(wanted, waiting, certain=True)
     waiting = [seen for seen in waiting if failing or now_s - seen.changed_s >= WAITED_S]
     newest = max((seen.beat.seq for seen in waiting if seen.beat), default=None)
@@ -146,15 +146,25 @@ def _early(gone: Sequence[Seen], others: Sequence[Seen], *, certain: bool) -> Ea
     return Early(first, standing([*gone, *as_it_was]), since_s, certain)
 
 
-def _waits_for(seen: Seen, gone: Seen) -> bool:
-    """Whether a rank is sure to wait for one that has finished."""
-    beat = seen.beat
-    if beat is None or gone.finished_s is None:
-        return False
-    # An older beat may tell of a wait that the other one has ended by coming.
-    if gone.rank in beat.waits_for and seen.last_beat_s >= gone.finished_s + LATE_S:
-        return True
-    return beat.by_all and gone.beat is not None and gone.beat.seq < beat.seq
+def _wanted(finished: Sequence[Seen], waiting: Sequence[Seen]) -> list[Seen]:
+    """The ranks that have finished, and of which one that waits is sure to wait for them."""
+    asked_s: dict[int, float] = {}
+    newest = -1
+    for seen in waiting:
+        if seen.beat is None:
+            continue
+        if seen.beat.by_all:
+            newest = max(newest, seen.beat.seq)
+        for rank in seen.beat.waits_for:
+            asked_s[rank] = max(asked_s.get(rank, -math.inf), seen.last_beat_s)
+
+    def is_wanted(gone: Seen) -> bool:
+        # An older beat may tell of a wait that the other one has ended by coming.
+        if asked_s.get(gone.rank, -math.inf) >= (gone.finished_s or 0.0) + LATE_S:
+            return True
+        return gone.beat is not None and gone.beat.seq < newest
+
+    return [gone for gone in finished if is_wanted(gone)]
 
 
 def divergence(workers: Sequence[Seen]) -> str:
@@ -266,13 +276,13 @@ class RendezvousWatch:
     ) -> None:
         self._nprocs, self._since_s, self._note, self._silence = nprocs, since_s, note, silence
         self._limit_s, self._next_notice_s = timeouts.rendezvous_s, timeouts.notice_s
-        self._went_on_s, self._doing = since_s, ""
+        self._went_on_s, self._doing = since_s, str
 
-    def went_on(self, now_s: float, doing: str) -> None:
+    def went_on(self, now_s: float, doing: Callable[[], str]) -> None:
         """Those who are there have got on: their time begins anew.
 
         Args:
-            doing: what keeps their ranks from coming; "" when that is done.
+            doing: says what keeps their ranks from coming; "" when that is done.
         """
         self._went_on_s, self._doing = now_s, doing
 
@@ -285,20 +295,21 @@ class RendezvousWatch:
             silent: the hosts whose agents have not said a word.
         """
         waited_s = now_s - (self._since_s if silent else self._went_on_s)
+        if waited_s < min(self._limit_s, self._next_notice_s):
+            return None
         missing = f"{ranks_text(absent)} of {self._nprocs}"
         if silent:
             missing += f" ({names_text(silent)}: {self._silence})"
-        elif self._doing:
-            missing += f" ({self._doing})"
+        elif doing := self._doing():
+            missing += f" ({doing})"
         if waited_s >= self._limit_s:
             text = (
                 f"rendezvous: {missing} did not arrive in {waited_s:.0f} s; look into the logs, "
                 "or raise --rendezvous-timeout"
             )
             return Failure(absent[0], "launch", message=text, time=now_s)
-        if waited_s >= self._next_notice_s:
-            self._next_notice_s = 3 * waited_s
-            self._note(f"waiting for {missing} to arrive")
+        self._next_notice_s = 3 * waited_s
+        self._note(f"waiting for {missing} to arrive")
         return None
 
 

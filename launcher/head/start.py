@@ -52,6 +52,9 @@ class Start:
         self._note, self._started = note, started
         self._headline = job.headline
         self._sending, self._have_met = sending, False
+        # A job of thousands of hosts hears of each once, and looks at all of them once.
+        self._silent = {state.index for state in hosts}
+        self._untried = {state.index for state in hosts} - {0}
 
     def absent(self) -> list[HostState]:
         """The hosts whose agents have not said hello, where a host has a name before that."""
@@ -118,7 +121,8 @@ class Start:
             self._note(f"warning: host {state.name}: no logs are kept there: {why}")
         if self._sending is not None:
             self._sending.begin(state.index, state.name, state.send)
-        if all(one.facts is not None for one in self._hosts):
+        self._silent.discard(state.index)
+        if not self._silent:
             self._begin_meeting()
 
     def _begin_meeting(self) -> None:
@@ -167,8 +171,8 @@ class Start:
                 f"({why_not}); hosts must reach each other on any port: open the firewall between "
                 f"them{or_else}"
             )
-        state.reaches_first = True
-        if all(one.reaches_first for one in list(self._hosts)[1:]):
+        self._untried.discard(state.index)
+        if not self._untried:
             self._start_ranks()
 
     def _choose_device(self) -> None:
@@ -186,7 +190,7 @@ class Start:
         places = [Place(state.facts, self.log_dir_on(state)) for state in self._hosts]
         orders = placement.rank_orders(self._job, self._number, self._meeting, places)
         for state, place, own in zip(self._hosts, places, orders, strict=True):
-            common = placement.common_order(self._job, place.log_dir)
+            common = placement.common_order(self._job, place.log_dir, state.ranks)
             if self._sending is not None:
                 common = self._sending.moved(state.index, self._job, common)
             is_own = self._keeps_own_logs and bool(place.log_dir)
@@ -204,14 +208,13 @@ class Start:
 
     def log_place(self, rank: int) -> str:
         """Where the log of a rank is; on another host, behind the name of that."""
-        state = next(one for one in self._hosts if rank in one.ranks)
+        state = self._hosts.of_rank(rank)
         folder = self.log_dir_on(state)
         return f"{state.name}:{folder}" if self._job.hosts and folder else folder
 
     def own_logs_of(self, ranks: Sequence[int]) -> list[tuple[int, str, Send]]:
         """The places of those logs that only a host has, and the ways to its agent."""
-        of_rank = {rank: state for state in self._hosts for rank in state.ranks}
-        found = [(rank, of_rank[rank]) for rank in ranks if self._keeps_own_logs]
+        found = [(rank, self._hosts.of_rank(rank)) for rank in ranks if self._keeps_own_logs]
         return [
             (rank, place, state.send)
             for rank, state in found

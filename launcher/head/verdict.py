@@ -5,8 +5,10 @@ whenever something was seen, and once more when every rank has ended.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.records import OF_HOSTS, Failure, ranks_text, signal_name
@@ -136,9 +138,9 @@ def is_echo_text(text: str, context: str = "") -> bool:
 def _failures(workers: Sequence[Seen]) -> list[Failure]:
     """One failure per rank that failed, echoes marked as secondary."""
     own = [(worker, failure) for worker in workers if (failure := _failure(worker)) is not None]
-    marked = []
+    marked, clues = [], _Clues([worker for worker, _ in own], workers)
     for worker, failure in own:
-        if _is_echo(worker, failure, [other for other, _ in own if other is not worker], workers):
+        if _is_echo(worker, failure, clues):
             reason = "a host was taken away" if _is_told_to_end(failure) else "it lost a peer"
             failure = replace(failure, secondary=True, reason=reason)
         marked.append(failure)
@@ -169,9 +171,53 @@ def _failure(worker: Seen) -> Failure | None:
     return None if worker.stopped else replace(failure, exit_code=code)
 
 
-def _is_echo(
-    worker: Seen, failure: Failure, others: Sequence[Seen], everyone: Sequence[Seen]
-) -> bool:
+class _Clues:
+    """What all failures together say about one of them; asked once for each, so nothing here looks
+    at all of them again.
+
+    Args:
+        failed: the ranks that failed.
+        everyone: all ranks.
+    """
+
+    def __init__(self, failed: Sequence[Seen], everyone: Sequence[Seen]) -> None:
+        self._failed, self._everyone = failed, everyone
+
+    @cached_property
+    def _losses_s(self) -> list[float]:
+        reports = [worker.report for worker in self._failed if worker.report is not None]
+        return sorted(report.time for report in reports if report.kind in OF_HOSTS)
+
+    @cached_property
+    def _ends_s(self) -> list[float]:
+        ends = [_failed_s(worker) for worker in self._failed]
+        ends += [seen.finished_s for seen in self._everyone if seen.finished_s is not None]
+        return sorted(ends)
+
+    @cached_property
+    def _accusers(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for worker in self._failed:
+            for rank in _accused(worker):
+                found.setdefault(rank, set()).add(worker.rank)
+        return found
+
+    def is_near_a_loss(self, at_s: float) -> bool:
+        """Whether a host was lost about then."""
+        after = bisect_left(self._losses_s, at_s)
+        return any(abs(one - at_s) <= TAKEN_S for one in self._losses_s[max(0, after - 1) :][:2])
+
+    def is_accused(self, rank: int) -> bool:
+        """Whether another rank says that it has lost this one."""
+        return bool(self._accusers.get(rank, set()) - {rank})
+
+    def follows_an_end(self, at_s: float) -> bool:
+        """Whether a rank ended so shortly before that the runtime may have ended the others."""
+        before = bisect_left(self._ends_s, at_s)
+        return before > 0 and at_s - self._ends_s[before - 1] <= FATE_SHARING_S
+
+
+def _is_echo(worker: Seen, failure: Failure, clues: _Clues) -> bool:
     """Whether a failure only says that a peer was lost.
 
     SIGABRT is how JAX's runtime ends a rank whose peer has gone, so it is an echo where another
@@ -184,18 +230,12 @@ def _is_echo(
         last = worker.tail[-_ERROR_LINES:]
         return any(is_echo_text(line, "\n".join(worker.tail)) for line in last)
     if _is_told_to_end(failure):
-        losses = [other.report for other in others if other.report is not None]
-        losses = [loss for loss in losses if loss.kind in OF_HOSTS]
-        return any(abs(loss.time - failure.time) <= TAKEN_S for loss in losses)
+        return clues.is_near_a_loss(failure.time)
     if failure.kind != "signal" or failure.signal != SIGABRT:
         return False
     if any(is_echo_text(line) for line in worker.tail[-_ERROR_LINES:]):
         return True
-    if any(worker.rank in _accused(other) for other in others):
-        return False
-    ends = [_failed_s(other) for other in others]
-    ends += [seen.finished_s for seen in everyone if seen.finished_s is not None]
-    return any(0 < failure.time - end <= FATE_SHARING_S for end in ends)
+    return not clues.is_accused(worker.rank) and clues.follows_an_end(failure.time)
 
 
 def _accused(worker: Seen) -> set[int]:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_xdist.launcher.digest import Digest
 from torch_xdist.launcher.on_host import beside, nursery
 from torch_xdist.launcher.on_host.beside import Beside
 from torch_xdist.launcher.on_host.head_stream import HeadStream, SocketToHead, WayToHead
@@ -33,8 +34,9 @@ from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
 from torch_xdist.system.process import Child, Process
 
 _STACKS_S = 0.4
-# Heartbeats of several ranks go to the head in one message.
-_BUNDLE_S = 0.2
+# Heartbeats of several ranks go to the head in one message; those without news may wait for more
+# of the others'.
+_BUNDLE_S, _BUNDLE_SHARE = 0.2, 0.5
 # A process that a rank left behind may hold its pipe open.
 _LOG_WAIT_S = 0.3
 
@@ -62,7 +64,7 @@ class Agent:
         self._stacks_at_s: float | None = None
         self._told_at_s: dict[int, float] = {}
         self._next_beat_s = 0.0
-        self._beats: dict[int, Message] = {}
+        self._digest = Digest()
         self._stopping = self._gone = self._orphaned = self._said_all_ended = False
         self._oom = OomWatch()
         self._pump: Any = None
@@ -140,8 +142,7 @@ class Agent:
                 for rank in self._ranks.values()
                 if rank.process is not None and not rank.ended
             }
-            self._stream.send({"op": "beats", "beats": self._beats, "states": states})
-            self._beats = {}
+            self._stream.send(self._digest.take(states))
         if self._stacks_at_s is not None and now_s >= self._stacks_at_s:
             self._stacks_at_s = None
             self._stream.send({"op": "stacks", "stacks": self._read_stacks()})
@@ -264,8 +265,9 @@ class Agent:
                 self._beside.profiles.told(rank.rank, message, descriptors)
                 continue
             if message["op"] == "beat":
-                self._beats[rank.rank] = {"heartbeat": message["heartbeat"]}
-                self._next_beat_s = min(self._next_beat_s, time.monotonic() + _BUNDLE_S)
+                is_news = self._digest.hear(rank.rank, message["heartbeat"])
+                wait_s = _BUNDLE_S if is_news else _BUNDLE_SHARE * self._beat_s
+                self._next_beat_s = min(self._next_beat_s, time.monotonic() + wait_s)
                 continue
             if message["op"] == "failed" and message.get("traceback"):
                 self._pump.note(rank.rank, message["traceback"])

@@ -15,7 +15,7 @@ def main() -> None:
     """`python -m torch_xdist.launcher.on_host.agent_over_pipes JOB_ID warm|cold MARK RANKS`."""
     job_id, warmth, mark, ranks = sys.argv[1:]
     head = PipesToHead()
-    settings.publish(placement.thread_environ(settings.environment(), int(ranks)))
+    settings.publish(placement.library_environ(settings.environment(), int(ranks)))
     process, link = nursery.start(job_id, warmth, mark)
     agent.be(mark, process, link, head)
 

@@ -16,10 +16,12 @@ import time
 from types import FrameType
 from typing import Any
 
+from torch_xdist.launcher.facts.records import MOST_RECENT
 from torch_xdist.launcher.on_host.orders import Orders
 from torch_xdist.system.frames import Link, Message
 
-_RECENT = 16
+# More than so many absent ranks are not told of one by one by each rank that waits for them.
+_MOST_WAITED_FOR = 32
 _LOOK_S = 0.5
 _stop = threading.Event()
 _recent: list[tuple[int, str]] = []
@@ -59,7 +61,7 @@ def read(main_thread: int) -> dict[str, Any]:
     seq, mark = int(progress.collective), str(progress.fingerprint)
     if seq and (not _recent or _recent[-1][0] != seq):
         _recent.append((seq, mark))
-        del _recent[:-_RECENT]
+        del _recent[:-MOST_RECENT]
     state = _state(progress, frame)
     # The core says where the last program was started; a rank in the user's own code is elsewhere.
     own = line(frame) if state in ("running", "outside", "starting") else ""
@@ -71,7 +73,7 @@ def read(main_thread: int) -> dict[str, Any]:
         "collective": str(progress.name),
         "where": own or str(progress.where) or line(frame),
         "waits_in": str(progress.waits_in),
-        "waits_for": list(progress.waits_for) if state == "waiting" else [],
+        "waits_for": list(progress.waits_for[:_MOST_WAITED_FOR]) if state == "waiting" else [],
         "by_all": bool(seq) and _needs_all(),
         "recent": list(_recent),
     }

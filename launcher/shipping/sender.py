@@ -87,6 +87,7 @@ class Sending:
     ) -> None:
         self._shipment, self._tell, self._note, self._emit = shipment, tell, note, emit
         self._hosts: dict[int, _Host] = {}
+        self._there: set[int] = set()
         self._began_s = self._told_s = 0.0
 
     def begin(self, index: int, name: str, send: Send) -> None:
@@ -115,6 +116,7 @@ class Sending:
                 self._show()
             case "shipped":
                 host.folder = str(message["folder"])
+                self._there.add(index)
                 facts = {key: message[key] for key in ("folder", "sent_bytes", "seconds")}
                 self._emit("shipped", host=host.name, **facts)
                 if self.are_all_there:
@@ -129,8 +131,7 @@ class Sending:
     @property
     def are_all_there(self) -> bool:
         """Whether every host has its copy."""
-        hosts = self._shipment.hosts if self._shipment is not None else 0
-        return sum(bool(host.folder) for host in self._hosts.values()) == hosts
+        return len(self._there) == (self._shipment.hosts if self._shipment is not None else 0)
 
     @property
     def unfinished(self) -> str:

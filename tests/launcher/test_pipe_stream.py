@@ -131,6 +131,9 @@ def test_a_stream_goes_on_over_another_connection_without_a_loss_or_a_repetition
     again = {**LIMITS, "lost_s": 20.0, "within_s": 20.0}
     for stream, take in ((ours, lambda *_: None), (theirs, lambda *said: heard.put(said))):
         stream.start(take, lambda why: None, **again)
+    # A connection without a word was never one, and its end is that of the stream.
+    while not theirs.has_begun:
+        time.sleep(0.01)
     for number in range(300):
         ours.send({"op": "count", "number": number})
         if number in (100, 200):

@@ -55,6 +55,11 @@ def encode(message: Mapping[str, Any], *blobs: bytes) -> bytes:
     return b"".join(_parts(message, blobs, 0))
 
 
+def encoded_parts(message: Mapping[str, Any], *blobs: bytes) -> list[bytes]:
+    """The same, not joined: the byte strings are those that are given, and not copied."""
+    return _parts(message, blobs, 0)
+
+
 def decode(
     data: bytes, most_json: int = MOST_JSON_BYTES, most_blobs: int = MOST_BLOB_BYTES
 ) -> Frame:

@@ -7,9 +7,9 @@ import pytest
 from pretend_store import PretendClient
 
 from torch_xdist.collectives import wait_report
-from torch_xdist.collectives.errors import CollectiveError
+from torch_xdist.collectives.errors import CollectiveError, RankLostError
 from torch_xdist.collectives.launches import Launch, Launches
-from torch_xdist.collectives.mesh import agreement, key_value_store
+from torch_xdist.collectives.mesh import agreement, signs
 from torch_xdist.collectives.mesh.agreement import Agreement
 from torch_xdist.collectives.mesh.key_value_store import KeyValueStore
 
@@ -70,9 +70,71 @@ def test_the_line_may_differ_between_ranks():
     assert launching([[([SUM], True)], [([elsewhere], True)]])[0] == [None, None]
 
 
+def test_ranks_that_all_differ_are_told_of_by_some_of_them():
+    errors, _ = launching([[([(f"all_reduce(f32[{n}]) sum", "a.py:1")], True)] for n in range(12)])
+    assert len(set(errors)) == 1
+    assert "rank 7: all_reduce(f32[7]) sum (a.py:1); 4 other ranks run others; all" in errors[0]
+
+
+def test_a_rank_that_does_not_say_what_it_runs_is_told_of_by_its_digest(monkeypatch):
+    monkeypatch.setattr(agreement, "_CALLS_S", 0.1)
+    monkeypatch.setattr(agreement._Meeting, "_show_calls", lambda self, sides: None)
+    errors, _ = launching([[([SUM], True)], [([MAX], True)]])
+    assert "rank 1: collectives with the digest " in errors[0] and errors[0] == errors[1]
+
+
+def test_ranks_whose_judge_falls_silent_name_those_that_differ(monkeypatch):
+    monkeypatch.setattr(agreement, "_TEXT_S", 0.1)
+    monkeypatch.setattr(agreement._Meeting, "_difference", lambda *_: time.sleep(1.0) or "late")
+    errors, _ = launching([[([SUM], True)], [([MAX], True)]])
+    assert errors[0] == "late"
+    assert (
+        "program #1 with collectives: ranks 0 and 1 run different ones, and the rank" in errors[1]
+    )
+
+
+@pytest.mark.parametrize("ranks", [8, 32])
+def test_a_new_program_costs_each_rank_a_few_messages(ranks):
+    """The first judges: it looks once at all that is there, and waits for those that are not."""
+    _, client = launching([[([SUM], True)]] * ranks)
+    by_others = {place: n for place, n in client.reads.items() if "verdict" in place}
+    assert sum(by_others.values()) <= 3 * ranks
+    assert client.values_read <= 12 * ranks
+
+
+def test_a_rank_hears_from_the_judge_that_another_one_is_lost(monkeypatch):
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.05)
+    store = KeyValueStore(PretendClient(), b"secret")
+    ranks = [Agreement(rank, 3, store, lambda rank: rank == 2) for rank in range(2)]
+    told = []
+
+    def run(rank):
+        with pytest.raises(RankLostError) as caught:
+            rank.launch(numbered(1), [SUM], waits=True)
+        told.append(str(caught.value))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for rank in ranks:
+        rank.close()
+    assert all(text.startswith("rank 2 has ended, while rank ") for text in told)
+    assert len(told) == 2 and told[0] != told[1]
+
+
+def test_where_the_program_is_new_to_some_alone_the_first_of_those_judges():
+    old, new = [([SUM], True), ([SUM], False)], [([SUM], True), ([SUM, SUM], True)]
+    errors, _ = launching([old, old, new, new])
+    assert errors[:2] == [None, None] and errors[2] == errors[3]
+    assert "ranks 0 and 1: no more; ranks 2 and 3: all_reduce(f32[2]) sum (train.py:7)" in errors[2]
+
+
 def waiting(monkeypatch, then, **options):
     """What rank 0 says of rank 1, which does `then` instead of coming."""
     monkeypatch.setattr(agreement, "_LOOK_S", 0.05)
+    monkeypatch.setattr(signs, "LEAST_S", 0.05)
     store = KeyValueStore(PretendClient(), b"secret")
     ranks = [Agreement(rank, 2, store, **options) for rank in range(2)]
     timer = threading.Timer(0.5, then, [ranks[1]])
@@ -96,7 +158,7 @@ def test_a_rank_that_ended_is_named(monkeypatch):
 
 def test_a_rank_without_a_sign_of_life_is_named(monkeypatch):
     monkeypatch.setattr(agreement, "_LOST_S", 0.3)
-    silent = lambda rank: setattr(rank, "_post", lambda beat: None)  # noqa: E731
+    silent = lambda rank: setattr(rank.signs, "_tell", lambda beat: None)  # noqa: E731
     assert "rank 1 gave no sign of life for 0 s, while rank 0" in waiting(monkeypatch, silent)
 
 
@@ -135,59 +197,6 @@ def test_a_rank_that_came_and_then_ended_did_its_part():
     second.close()
     first.launch(numbered(1), [SUM], waits=True)
     first.close()
-
-
-def test_a_service_that_is_away_for_a_while_does_not_stop_the_heartbeats(monkeypatch):
-    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
-    monkeypatch.setattr(key_value_store, "_PATIENCE_S", 0.05)
-    client = PretendClient()
-    store = KeyValueStore(client, b"secret")
-    rank = Agreement(0, 2, store)
-    client.failures += ["UNAVAILABLE: Connection reset"] * 8 + ["INTERNAL: what?"] * 3
-    deadline = time.monotonic() + 20
-    while client.failures and time.monotonic() < deadline:
-        time.sleep(0.01)
-    seen = rank.heartbeat_of(0)
-    while rank.heartbeat_of(0) == seen and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert rank.heartbeat_of(0) > seen
-    rank.close()
-    assert rank.heartbeat_of(0) == -1
-
-
-def test_launches_that_did_not_reach_the_service_are_told_again(monkeypatch):
-    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
-    client = PretendClient()
-    put, refused = client.key_value_set_bytes, []
-
-    def refuses_once(key, *rest):
-        if key == "xdist/launched/0" and not refused:
-            refused.append(key)
-            raise RuntimeError("INTERNAL: what?")
-        put(key, *rest)
-
-    client.key_value_set_bytes = refuses_once
-    rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
-    rank.launch(numbered(1), [SUM], waits=False)
-    deadline = time.monotonic() + 20
-    while not rank.launches_of(0) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert list(rank.launches_of(0)) == [1] and refused
-    rank.close()
-
-
-def test_a_rank_tells_its_launches_once_and_not_with_every_heartbeat(monkeypatch):
-    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
-    client, written = PretendClient(), []
-    put = client.key_value_set_bytes
-    client.key_value_set_bytes = lambda *a: (written.append(a[0]), put(*a))
-    rank = Agreement(0, 2, KeyValueStore(client, b"secret"))
-    rank.launch(numbered(1), [SUM], waits=False)
-    deadline = time.monotonic() + 20
-    while written.count("xdist/heartbeat/0") < 10 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    rank.close()
-    assert written.count("xdist/launched/0") == 1
 
 
 THREADS = ("MainThread", "A", "B")

@@ -236,7 +236,7 @@ def hears_strangers(rank, size, address):
     time.sleep(1.0)
     agreement, _ = mesh.joined()
     if rank == 1:
-        where = agreement._store.get("xdist/liveness", 5).decode()
+        where = agreement.store.get("xdist/liveness", 5).decode()
         for data in (b"", (1).to_bytes(4, "big"), bytes(16) + bytes(32) + (1).to_bytes(4, "big")):
             host, _, port = where.rpartition(":")
             with socket.create_connection((host, int(port)), 5) as sock:

@@ -36,3 +36,26 @@ def test_the_next_lines_tell_how_many_were_left_out():
     inbox.put(0, log("d", unshown=1), b"")
     assert inbox.take()[1] == log("d", unshown=3)
     assert inbox.unshown == 0
+
+
+def beats(number: int) -> dict:
+    return {"op": "beats", "number": number}
+
+
+def test_beats_wake_nobody_and_come_when_nothing_else_does():
+    inbox = Inbox()
+    for number in range(3):
+        inbox.put(number, beats(number), b"")
+    assert inbox.take() is None
+    assert [inbox.take(0.01)[1], inbox.take()[1], inbox.take()[1]] == [*map(beats, range(3))]
+    assert inbox.take(0.01) is None
+
+
+def test_what_comes_after_beats_stays_behind_them():
+    inbox = Inbox()
+    inbox.put(0, beats(0), b"")
+    inbox.put(0, {"op": "ended"}, b"")
+    inbox.put(0, beats(1), b"")
+    inbox.put(0, log("a"), b"")
+    found = [inbox.take()[1]["op"] for _ in range(4)]
+    assert found == ["beats", "ended", "beats", "log"]

@@ -207,20 +207,20 @@ def test_absent_ranks_are_named_ever_more_seldom_until_they_fail_the_job():
 def test_ranks_whose_code_is_on_its_way_have_their_time_from_its_last_word():
     notes = []
     watch = RendezvousWatch(4, 0.0, Timeouts(notice_s=3.0, rendezvous_s=5.0), notes.append)
-    watch.went_on(4.0, "shipping /job to hosts a, b: 1 MB of 2 MB")
+    watch.went_on(4.0, lambda: "shipping /job to hosts a, b: 1 MB of 2 MB")
     assert watch.look([0, 1, 2, 3], 6.0) is None and notes == []
     assert watch.look([0, 1, 2, 3], 8.0) is None
     told = "ranks 0-3 of 4 (shipping /job to hosts a, b: 1 MB of 2 MB)"
     assert notes == [f"waiting for {told} to arrive"]
     assert f"{told} did not arrive in 5 s" in watch.look([0, 1, 2, 3], 9.0).message
-    watch.went_on(8.5, "")
+    watch.went_on(8.5, str)
     assert watch.look([0], 13.0) is None
     assert "rank 0 of 4 did not arrive in 5 s" in watch.look([0], 13.5).message
 
 
 def test_a_host_that_says_nothing_gets_no_more_time_by_code_on_its_way_to_others():
     watch = RendezvousWatch(2, 0.0, Timeouts(notice_s=9.0, rendezvous_s=5.0), [].append)
-    watch.went_on(4.0, "shipping /job to host a: 1 MB of 2 MB")
+    watch.went_on(4.0, lambda: "shipping /job to host a: 1 MB of 2 MB")
     assert "(host b: no answer) did not arrive in 5 s" in watch.look([0, 1], 5.0, ["b"]).message
 
 

@@ -1,9 +1,11 @@
 """How hosts come together, with agents that only note what they are told."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from growth import is_linear
 
 from torch_xdist.launcher.facts.devices import Found
 from torch_xdist.launcher.facts.errors import HostError, PreflightError
@@ -16,11 +18,11 @@ from torch_xdist.launcher.head.start import Start
 
 
 class Gathered:
-    """Two hosts with a rank each, and all that was said to them."""
+    """Hosts with a rank each, two if not more, and all that was said to them."""
 
-    def __init__(self, **facts: Any) -> None:
-        names = ("a", "b")
-        self.job = Job("program", ["true"], 2, job_id="j", hosts=[Host(n, slots=1) for n in names])
+    def __init__(self, names: Sequence[str] = ("a", "b"), **facts: Any) -> None:
+        hosts = [Host(name, slots=1) for name in names]
+        self.job = Job("program", ["true"], len(names), job_id="j", hosts=hosts)
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.lines: list[str] = []
         # No agent is spoken to but through `send`.
@@ -120,3 +122,37 @@ def test_the_device_is_what_all_hosts_have() -> None:
     gathered.hello(0)
     gathered.hello(1)
     assert gathered.job.device == "CUDA"
+
+
+def all_said(hosts: int) -> tuple[Gathered, Callable[[], None]]:
+    """So many hosts, and what lets them all say hello, the first one first, and reach it."""
+    gathered = Gathered([f"host{index}" for index in range(hosts)])
+
+    def say() -> None:
+        for index in range(hosts):
+            gathered.hello(index)
+        gathered.start.serve("10.0.0.0:99")
+        for state in list(gathered.hosts)[1:]:
+            gathered.start.reach(state, "")
+
+    return gathered, say
+
+
+def test_each_host_adds_the_same_work_to_a_rendezvous() -> None:
+    assert is_linear(lambda hosts: all_said(hosts)[1])
+
+
+def test_what_a_host_is_told_does_not_grow_with_their_number() -> None:
+    def start_order(hosts: int) -> int:
+        gathered, say = all_said(hosts)
+        say()
+        name, message = gathered.told[-1]
+        assert (name, message["op"]) == (f"host{hosts - 1}", "start")
+        return len(json.dumps(message))
+
+    assert start_order(200) - start_order(50) < 100
+
+
+def test_the_host_of_a_rank_is_found_by_its_place() -> None:
+    states = [HostState(0, None, range(2, 5), "a"), HostState(1, None, range(5, 6), "b")]  # type: ignore[arg-type]
+    assert [Hosts(states).of_rank(rank).name for rank in (2, 4, 5)] == ["a", "a", "b"]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from growth import is_linear
 
 from torch_xdist.launcher.facts.records import Failure, Heartbeat
 from torch_xdist.launcher.facts.settings import Timeouts
@@ -310,3 +311,23 @@ def test_sigterm_that_is_not_ours_waits_for_the_loss_of_a_host_where_there_are_s
     assert judge([told, other], 10.0, T) == Wait()
     assert root(judge([told, other], 11.1, T)) == (0, "signal", 143)
     assert root(judge([told, running(1, host="a")], 9.0, T)) == (0, "signal", 143)
+
+
+LOST_PEERS = {
+    "exceptions": lambda n: [raised(rank, 5.0 + rank / 1e3) for rank in range(n)],
+    "aborts": lambda n: [raised(0, 5.0), *(killed(rank, 6, 5.4) for rank in range(1, n))],
+    "told to end": lambda n: [killed(rank, 15, 5.0) for rank in range(n)],
+    "all wait for those that left": lambda n: [
+        finished(rank, 5.0) if rank % 2 else waiting(rank, 5.2, waits_for=(1, 3))
+        for rank in range(n)
+    ],
+}
+
+
+@pytest.mark.parametrize("ranks_of", LOST_PEERS.values(), ids=LOST_PEERS)
+def test_each_rank_is_looked_at_a_number_of_times_that_the_others_do_not_raise(ranks_of):
+    def work_of(ranks):
+        seen = ranks_of(ranks)
+        return lambda: judge(seen, 9.0, T)
+
+    assert is_linear(work_of)

@@ -26,7 +26,7 @@ def job(ship: str, *argv: str, kind: str = "script", cwd: str = "", **facts: Any
 
 
 def moved(made: Job, **environ: str) -> dict[str, Any]:
-    return paths.moved(made, placement.common_order(made, ""), "/copy", environ)
+    return paths.moved(made, placement.common_order(made, "", range(2)), "/copy", environ)
 
 
 def test_a_script_in_the_folder_fits(ship: str) -> None:

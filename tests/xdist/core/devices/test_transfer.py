@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import torch_xla.debug.metrics as met
 from torch_xdist import metrics
 from torch_xdist.core.devices import transfer
 
@@ -131,3 +132,33 @@ def test_what_is_read_of_a_part_is_memory_of_its_own():
     device = torch.zeros(3, 4).to("xla")
     device[1].cpu().fill_(1)
     assert device.sum().item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_large_tensors_go_and_come_whole(dtype, stride, monkeypatch, recwarn):
+    """Torch's threads copy these; what is not in rows goes the other way."""
+    monkeypatch.setattr(transfer, "_LARGE_BYTES", 1 << 10)
+    host = torch.arange(6000).reshape(60, 100).to(dtype)[:, ::stride]
+    device = host.to("xla")
+    assert torch.equal(device.cpu(), host)
+    host.zero_()
+    assert not torch.equal(device.cpu(), host)
+    device.cpu().zero_()
+    assert not torch.equal(device.cpu(), host) and not recwarn.list
+
+
+def test_sixty_four_small_tensors_are_one_transfer_to_the_device():
+    tensors = [torch.full((10,), float(number)) for number in range(64)]
+    before = met.metric_data("TransferToDeviceTime")[0]
+    moved = transfer.all_to_device(tensors, "xla:0")
+    assert met.metric_data("TransferToDeviceTime")[0] == before + 1
+    assert [t.cpu()[3].item() for t in moved] == [*range(64)]
+
+
+def test_many_pending_tensors_are_read_after_one_run():
+    tensors = [torch.full((3,), float(number), device="xla") + number for number in range(64)]
+    before = [metrics.counter_value(name) or 0 for name in ("ExecuteComputation", "Cut.read")]
+    assert [t.cpu()[0].item() for t in tensors] == [2.0 * number for number in range(64)]
+    after = [metrics.counter_value(name) for name in ("ExecuteComputation", "Cut.read")]
+    assert after == [count + 1 for count in before]
