@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, platforms, settings
+from torch_xdist.core.kept import program_key
 from torch_xdist.core.programs import collective_program, host_memory, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
@@ -191,7 +192,12 @@ def find(
 
 
 def _compiled_here(program: Program, launch: Launch) -> Any:
-    return program.executable.compile(signature(launch, program))
+    given = signature(launch, program)
+    if launch.placement is not None:
+        return program.executable.compile(given)
+    call = launch.leaves, launch.mask, launch.outs
+    key = program_key.of(launch.tape, launch.device, call, given)
+    return program.executable.compile(given, key)
 
 
 # What makes `Program.run`.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from torch_xdist import world
+from torch_xdist import metrics, world
 from torch_xdist.collectives import inside
 from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
 from torch_xdist.core.programs.locations import located
@@ -107,8 +107,9 @@ class OnLayout:
         """The program for arguments of these shapes, as JAX lowers it."""
         return located(self._function.lower(*signature), self._locations)
 
-    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-        """Compile it, once; returns what runs it."""
+    def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
+        """Compile it, once; returns what runs it. JAX's cache alone keeps it, as in OnMesh."""
+        metrics.count("LoweredProgram")
         self._compiled = compiled(self.lower(signature))
         self._function = None  # As in OnDevice.
         run = callable_of(self._compiled)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.core.programs import programs_on_disk
+from torch_xdist.core.kept import on_disk
 
 ROOT = Path(__file__).parents[4]
 COUNTERS = "Hit", "Miss", "Damaged", "Failure"
@@ -99,11 +99,11 @@ def test_a_cache_that_jax_was_given_stays_jaxs(tmp_path):
 
 
 def test_a_stamp_names_releases_and_the_processor(monkeypatch):
-    stamp = programs_on_disk.stamp()
+    stamp = on_disk.stamp()
     for name in ("torch-xdist", "torch", "jax", "jaxlib"):
         assert f"{name} " in stamp
-    monkeypatch.setattr(programs_on_disk, "_processor", lambda: "another one")
-    assert programs_on_disk.stamp.__wrapped__() != stamp
+    monkeypatch.setattr(on_disk, "_processor", lambda: "another one")
+    assert on_disk.stamp.__wrapped__() != stamp
 
 
 def test_the_second_run_of_the_digits_compiles_nothing(tmp_path):
