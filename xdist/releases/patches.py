@@ -24,12 +24,14 @@ class Patch(NamedTuple):
     absent: str = ""  # why some releases of torch lack the target; empty: it has to be there
     is_new: bool = False  # a name torch does not have
     is_marked: bool = False  # on objects behind `*` that the module finds by itself
+    since: str = ""  # the first release of torch that needs it
     until: str = ""  # the first release of torch that does not need it
 
     @property
     def is_needed(self) -> bool:
         """Whether this torch needs the change."""
-        return not self.until or torch.__version__ < self.until
+        is_past = bool(self.until) and torch.__version__ >= self.until
+        return not is_past and (not self.since or torch.__version__ >= self.since)
 
 
 FIRST_MESH = "the first DeviceMesh of xla"
@@ -182,7 +184,7 @@ PATCHES = (
         "core.torch_side.without_dtensor",
         "DTensor is not imported for the first device tensor, which C++ compares with it",
         DTENSOR,
-        absent="torch before 2.10 does not compare",
+        since="2.10",
     ),
     Patch(
         "torch._subclasses.fake_tensor.FakeTensor.__new__",

@@ -69,6 +69,17 @@ def is_on() -> bool:
     return _store is not None and jax_cache.can_pack()
 
 
+def find(name: str) -> bytes | None:
+    """What `keep` kept under a name, in this run or an earlier one."""
+    return None if _store is None else _store.find(name)
+
+
+def keep(name: str, value: bytes) -> None:
+    """Keep something else than a program beside them."""
+    if _store is not None:
+        _store.keep(name, value)
+
+
 class Kept:
     """A program between runs.
 

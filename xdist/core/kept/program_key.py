@@ -64,7 +64,7 @@ def _surroundings(tape: Tape, device: Device) -> Iterator[str]:
         yield f"{world.world_size()} ranks over {world.transport()}"
     yield from _of_jax()
     yield from (f"{name}={os.environ.get(name)}" for name in _VARIABLES)
-    yield _source()
+    yield source()
 
 
 def _of_jax() -> list[str]:
@@ -75,7 +75,7 @@ def _of_jax() -> list[str]:
 
 
 @functools.cache
-def _source() -> str:
+def source() -> str:
     """What stands for the source of this package: its files, and when each was last changed.
 
     A change sets the time of the inode, which nobody can set back.

@@ -25,6 +25,8 @@ from torch_xdist.ops import load_all
 from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 
 load_all()
+# Rows of others than this package's modules are not what its source says.
+_ORIGINALS = dict(LOWERINGS)
 _log = logging.getLogger(__name__)
 _STAND_INS = {float: 1.5, int: 3}
 _ABSTRACT_SCALARS = {
@@ -33,6 +35,11 @@ _ABSTRACT_SCALARS = {
 }
 # Of several results in several dtypes: each is given the numbers as they are.
 _OF_LISTS = ("aten._foreach_", "aten._fused_")
+
+
+def is_original(func: OpOverload | None) -> bool:
+    """Whether what computes an operator is this package's, or torch's decomposition of it."""
+    return LOWERINGS.get(str(func)) is _ORIGINALS.get(str(func))
 
 
 def try_lowering(plan: Plan, *, is_known: bool = False) -> CpuOnly | None:
