@@ -1,7 +1,8 @@
 """Compiled programs by JAX's keys, in a folder: what JAX asks instead of its own cache.
 
-Beside them is what is kept under keys of our own (`find`, `keep`). Nothing that goes wrong here is an error: what cannot be read is compiled, what cannot be written is
-not kept, and both are counted and told once.
+Beside them is what is kept under keys of our own (`find`, `keep`). Nothing that goes wrong here is
+an error: what cannot be read is compiled, what cannot be written is not kept, and both are counted
+and told once.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""What earlier runs found out about plans: the types of their results, and that they can be lowered.
+"""What earlier runs found out about plans: what types their results have, and that they lower.
 
-For a plan torch's meta kernels are asked, and its lowering is tried on abstract arrays: a third of a
-second for a small model, and half a second more for what torch imports on its way (docs/benchmarks.md).
-Both follow from the call, the releases and the source, so what was found is kept beside the programs,
-in one entry. A call that failed is not in it: its error is raised anew.
+For a plan torch's meta kernels are asked, and its lowering is tried on abstract arrays, which takes
+longer than all that a warm start does besides (docs/benchmarks.md). Both follow from the call, the
+releases and the source, so what was found is kept beside the programs, in one entry. A call that
+failed is not in it: its error is raised anew.
 """
 
 import atexit

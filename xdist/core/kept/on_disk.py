@@ -1,10 +1,10 @@
 """Compiled programs are kept between runs, in the user's cache folder unless told otherwise.
 
 JAX has a cache on disk of its own, whose keys are used here: they say all of a program, of XLA's
-flags and of the platform. They are known when a program is traced and lowered, so a program also has
-a key of ours (`program_key`), under which stand JAX's key and the rest of what JAX compiled. What JAX
-keeps in a folder is read by whoever looks, half written where a
-process dies, and unbounded or behind one lock for all, so the folder is ours (`disk_cache`).
+flags and of the platform. They are known when a program is traced and lowered, so a program has a
+key of ours as well (`program_key`), under which stand JAX's key and the rest of what JAX compiled.
+What JAX keeps in a folder is read by whoever looks, half written where a process dies, and
+unbounded or behind one lock for all, so the folder is ours (`disk_cache`).
 """
 
 import contextlib

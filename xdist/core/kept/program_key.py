@@ -1,8 +1,8 @@
 """Under what a compiled program is found on disk before JAX has traced anything of it.
 
 The key says all that a program is made of, so that nothing else can have it: its rows, described
-(`description`), the types of what it is called with, which buffers are donated, what is returned, the
-device, the state of torch and JAX that counts, the flags of XLA, and the source of this package.
+(`description`), the types of what it is called with, which buffers are donated, what is returned,
+the device, the state of torch and JAX that counts, the flags of XLA, this package's source.
 Releases and the processor are in the stamp of the store. Where a part has no description (a user's
 JAX function, notes for profiles, arrays spread over devices), there is no key, and the program is
 found under JAX's own, which takes tracing and lowering.

@@ -78,7 +78,7 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Cpu
 
 def _key(op: Op, params: list[Any], named: dict[str, Any], types: list[TensorType]) -> str:
     """Under what earlier runs kept the plan of a call; "" for none: what users' functions say."""
-    if op.func.namespace != "aten" or not is_original(op.functional):
+    if op.func.namespace != "aten" or not is_original(str(op.functional)):
         return ""
     return key_of(op.name, choices().name, (params, named, types))
 

@@ -27,6 +27,8 @@ from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 load_all()
 # Rows of others than this package's modules are not what its source says.
 _ORIGINALS = dict(LOWERINGS)
+# Stands for a row of the table of the plan's name.
+_TABLE = "row of the table"
 _log = logging.getLogger(__name__)
 _STAND_INS = {float: 1.5, int: 3}
 _ABSTRACT_SCALARS = {
@@ -37,9 +39,9 @@ _ABSTRACT_SCALARS = {
 _OF_LISTS = ("aten._foreach_", "aten._fused_")
 
 
-def is_original(func: OpOverload | None) -> bool:
-    """Whether what computes an operator is this package's, or torch's decomposition of it."""
-    return LOWERINGS.get(str(func)) is _ORIGINALS.get(str(func))
+def is_original(name: str) -> bool:
+    """Whether an operator's row of the table, or that it has none, is what the source says."""
+    return LOWERINGS.get(name) is _ORIGINALS.get(name)
 
 
 def try_lowering(plan: Plan, *, is_known: bool = False) -> CpuOnly | None:
@@ -102,10 +104,12 @@ class ByLowering:
         self._dtypes: _Dtypes | None = None
 
     def told(self) -> Any:
-        """What says, with the plan, how it is computed."""
-        return self._lowering
+        """What says, with the plan, how it is computed: this package's source, or the function."""
+        return _TABLE if is_original(self._plan.name) else self._lowering
 
-    def __call__(self, operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any) -> list[Any]:
+    def __call__(
+        self, operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any
+    ) -> list[Any]:
         plan = self._plan
         if self._dtypes is None:
             self._dtypes = _dtypes_of(plan)
@@ -229,5 +233,7 @@ class ByDecomposition:
         is_torchs = self._plan.op.func.namespace == "aten"
         return self._decompose if is_torchs else self.record()
 
-    def __call__(self, operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any) -> list[Any]:
+    def __call__(
+        self, operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any
+    ) -> list[Any]:
         return fit(self._plan, self.record().compute(operands, key))

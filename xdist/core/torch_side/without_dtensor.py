@@ -1,7 +1,7 @@
 """torch.distributed.tensor is imported by who has DTensors, not with the first tensor of a device.
 
 The first operator on a tensor that Python dispatches has torch's C++ import the class DTensor, to
-tell such tensors from others: with sympy half a second of a start (docs/benchmarks.md). It is handed
+tell such tensors from others: with sympy half a second of a start (docs/benchmarks.md). It is given
 a class that stands for DTensor and has no tensors. Where DTensor is imported, the class becomes one
 of its bases: then its tensors are tensors of that class, and `isinstance` is what C++ asks.
 """
@@ -40,7 +40,7 @@ class _StandIn(ModuleType):
     is_read = False
 
     @property
-    def DTensor(self) -> type:  # noqa: N802 torch's name
+    def DTensor(self) -> type:
         self.is_read = True
         return StandsForDTensor
 

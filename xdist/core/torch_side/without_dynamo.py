@@ -1,9 +1,9 @@
 """torch's dynamo is imported by who compiles with it, not by who makes an optimizer.
 
 torch keeps dynamo out of some of its functions (those of optimizers, and meta kernels in Python):
-their first call imports dynamo and asks it to leave the function alone, which takes half a second of
-a start (docs/benchmarks.md). As long as nobody imports dynamo there is nothing to keep out, so they
-run as they are. From the import of dynamo on torch asks it as ever.
+their first call imports dynamo and asks it to leave the function alone, which takes half a second
+of a start (docs/benchmarks.md). As long as nobody imports dynamo there is nothing to keep out, so
+they run as they are. From the import of dynamo on torch asks it as ever.
 """
 
 import sys

@@ -10,6 +10,7 @@ import enum
 import functools
 import hashlib
 import os
+import struct
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -32,7 +33,12 @@ _MOST_BYTES = 1 << 20
 _PLAIN = (bool, int, str, bytes, complex, types.NoneType, types.EllipsisType)
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 # Of a class's own attributes: what tells nothing of what it computes.
-_UNTOLD = frozenset({"__doc__", "__module__", "__name__", "__qualname__", "__wrapped__"})
+_UNTOLD = frozenset(
+    {"__doc__", "__module__", "__name__", "__qualname__", "__wrapped__", "__weakref__"}
+)
+# Whose objects are described by what they hold, where that is all they are.
+_WITH_OBJECTS = ("torch_xdist", "jax")
+_POINTER = struct.calcsize("P")
 
 
 class UndescribableError(Exception):
@@ -94,10 +100,10 @@ def _container(value: Any) -> str:
 def _array(value: Any) -> str:
     if isinstance(value, np.dtype):
         return f"dtype {value.str} {value.name}"
-    if isinstance(value, jax.core.Tracer) or value.dtype.hasobject or value.nbytes > _MOST_BYTES:
+    is_data = isinstance(value.dtype, np.dtype) and not value.dtype.hasobject
+    is_traced = isinstance(value, jax.core.Tracer)
+    if not is_data or is_traced or value.nbytes > _MOST_BYTES:
         raise UndescribableError(f"an array {value.dtype}{list(value.shape)}")
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        raise UndescribableError(f"an array of {value.dtype}")
     known = hashlib.blake2b(np.asarray(value).tobytes()).hexdigest()
     weak = getattr(value, "weak_type", False)
     return f"{type(value).__name__} {value.dtype}{list(value.shape)} {weak} {known}"
@@ -132,7 +138,9 @@ def _function(function: types.FunctionType) -> str:
 
 
 def _partial(value: functools.partial[Any]) -> str:
-    return f"partial({_described(value.func)}, {_described(value.args)}, {_described(value.keywords)})"
+    return (
+        f"partial({_described(value.func)}, {_described(value.args)}, {_described(value.keywords)})"
+    )
 
 
 def _method(value: types.MethodType) -> str:
@@ -144,22 +152,23 @@ def _module(value: types.ModuleType) -> str:
 
 
 def _object(value: Any) -> str:
-    """One of a class of these packages: its class, and all it holds."""
+    """One of a class of this package or JAX: its class, and all it holds."""
     cls = type(value)
-    name = _path(cls)
     slots = [s for c in cls.__mro__ for s in _slots(c)]
-    if not slots and not hasattr(value, "__dict__"):
-        raise UndescribableError(f"a {name}, which is not Python's")
+    # What C holds of an object nobody sees here.
+    is_all_seen = cls.__basicsize__ <= object.__basicsize__ + _POINTER * (len(slots) + 1)
+    if cls.__module__.partition(".")[0] not in _WITH_OBJECTS or not is_all_seen:
+        raise UndescribableError(f"an object of {cls.__module__}.{cls.__qualname__}")
     held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
     held.update(getattr(value, "__dict__", {}))
     told = {key: held[key] for key in held.keys() - _UNTOLD}
-    return f"{name}{_container(told)}"
+    return f"{_path(cls)}{_container(told)}"
 
 
 def _slots(cls: type) -> Iterable[str]:
     found = vars(cls).get("__slots__", ())
     names = (found,) if isinstance(found, str) else found
-    return [name for name in names if name not in ("__weakref__", "__dict__")]
+    return [name for name in names if name != "__dict__"]
 
 
 def _at_its_path(value: Any) -> str | None:
