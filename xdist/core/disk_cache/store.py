@@ -54,13 +54,24 @@ class Store:
         """Keep the program of a key."""
         self._note(key, is_there=self._kept(self._name(key), value))
 
-    def find(self, key: str) -> bytes | None:
-        """What is kept under a key of our own; None where there is nothing, and it is our turn."""
+    def find_program(self, key: str) -> bytes | None:
+        """What is kept of a program under a key of our own; None where it has to be compiled."""
         return self._got(self._name(f"{_OURS}{key}"))
 
-    def keep(self, key: str, value: bytes) -> None:
+    def find(self, key: str, *, of_all: bool = False) -> bytes | None:
+        """What is kept under a key of our own.
+
+        Args:
+            of_all: it is the same whatever the stamp says.
+        """
+        return self._read(self._name(f"{_OURS}{key}", of_all=of_all))
+
+    def keep(self, key: str, value: bytes, *, of_all: bool = False) -> None:
         """Keep this under a key of our own."""
-        self._kept(self._name(f"{_OURS}{key}"), value)
+        name = self._name(f"{_OURS}{key}", of_all=of_all)
+        # Another value of the same key is no sign of damage.
+        self._given.discard(name)
+        self._kept(name, value)
 
     def _got(self, name: str) -> bytes | None:
         found = self._read(name)
@@ -119,8 +130,9 @@ class Store:
             tell_once(f"{self._path} cannot be read ({error.strerror}); programs are compiled")
             return None
 
-    def _name(self, key: str) -> str:
-        return hashlib.sha256(self._stamp + b"\0" + key.encode()).hexdigest()
+    def _name(self, key: str, *, of_all: bool = False) -> str:
+        stamp = b"" if of_all else self._stamp
+        return hashlib.sha256(stamp + b"\0" + key.encode()).hexdigest()
 
 
 def _turns(folder: int) -> Turns | None:

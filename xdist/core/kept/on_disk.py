@@ -69,15 +69,15 @@ def is_on() -> bool:
     return _store is not None and jax_cache.can_pack()
 
 
-def find(name: str) -> bytes | None:
+def find(name: str, *, of_all: bool = False) -> bytes | None:
     """What `keep` kept under a name, in this run or an earlier one."""
-    return None if _store is None else _store.find(name)
+    return None if _store is None else _store.find(name, of_all=of_all)
 
 
-def keep(name: str, value: bytes) -> None:
-    """Keep something else than a program beside them."""
+def keep(name: str, value: bytes, *, of_all: bool = False) -> None:
+    """Keep something else than a program beside them; `of_all`: for every release and processor."""
     if _store is not None:
-        _store.keep(name, value)
+        _store.keep(name, value, of_all=of_all)
 
 
 class Kept:
@@ -119,7 +119,7 @@ def kept(key: str, device: jax.Device) -> Iterator[Kept]:
 
 def _found(store: Store, key: str, device: jax.Device) -> jax.stages.Compiled | None:
     """The program under a key of ours, where the folder has both of its parts."""
-    entry = store.find(key)
+    entry = store.find_program(key)
     if entry is None:
         return None
     of_jax, _, rest = entry.partition(b"\n")
