@@ -173,7 +173,10 @@ def find(
     started = time.perf_counter()
     try:
         with in_profile("PjRtComputationClient::Compile"), told_if_long(program.rows):
-            program.run = _build(program, launch)
+            if _build is not None:
+                program.run = _build(program, launch)
+            else:
+                program.run = program.executable.compile(*_how(launch, program))
     except Exception as error:
         _tell_failure(launch, error)
         raise
@@ -191,17 +194,17 @@ def find(
     return launch, program, True
 
 
-def _compiled_here(program: Program, launch: Launch) -> Any:
+def _how(launch: Launch, program: Program) -> tuple[Any, str]:
+    """What a program is compiled for, and under what earlier runs may have kept it."""
     given = signature(launch, program)
     if launch.placement is not None:
-        return program.executable.compile(given)
+        return given, ""
     call = launch.leaves, launch.mask, launch.outs
-    key = program_key.of(launch.tape, launch.device, call, given)
-    return program.executable.compile(given, key)
+    return given, program_key.of(launch.tape, launch.device, call, given)
 
 
-# What makes `Program.run`.
-_build: Callable[[Program, Launch], Any] = _compiled_here
+# What makes `Program.run`, where it is not its executable.
+_build: Callable[[Program, Launch], Any] | None = None
 
 
 def build_with(build: Callable[[Program, Launch], Any]) -> None:
