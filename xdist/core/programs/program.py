@@ -236,7 +236,7 @@ def make(launch: Launch) -> Program:
         if manual:
             interpret_regions(entries, env, feed, layout, manual, scope)
         else:
-            interpret(entries, env, feed, scope)
+            interpret(entries, env, feed, scope, is_traced=True)
         return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)
