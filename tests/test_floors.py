@@ -52,6 +52,7 @@ CORE = [
     "trace",
     "sharding",
     "disk_cache",
+    "kept",
     "programs",
     "run",
     "devices",

@@ -21,7 +21,7 @@ except ImportError:
 from torch_xdist import settings
 from torch_xdist.core.disk_cache import folder
 from torch_xdist.core.disk_cache.store import Store
-from torch_xdist.core.programs import programs_on_disk
+from torch_xdist.core.kept import on_disk
 from torch_xdist.errors import ReleaseError
 
 _NEEDED = ("compile_or_get_cached",)
@@ -88,7 +88,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         path = os.path.abspath(path)
         limit_bytes = settings.current().cache_disk_mb * 10**6
-        stamp = programs_on_disk.stamp(with_processor=False)
+        stamp = on_disk.stamp(with_processor=False)
         self._store = Store(folder.opened(path, is_named=True), path, limit_bytes, stamp)
 
     def keep(self, key: str, executable: bytes, seconds: float) -> None:

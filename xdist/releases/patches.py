@@ -23,16 +23,20 @@ class Patch(NamedTuple):
     when: str = "import"  # of torch_xla; else one of the moments below
     absent: str = ""  # why some releases of torch lack the target; empty: it has to be there
     is_new: bool = False  # a name torch does not have
+    is_marked: bool = False  # on objects behind `*` that the module finds by itself
+    since: str = ""  # the first release of torch that needs it
     until: str = ""  # the first release of torch that does not need it
 
     @property
     def is_needed(self) -> bool:
         """Whether this torch needs the change."""
-        return not self.until or torch.__version__ < self.until
+        is_past = bool(self.until) and torch.__version__ >= self.until
+        return not is_past and (not self.since or torch.__version__ >= self.since)
 
 
 FIRST_MESH = "the first DeviceMesh of xla"
 DYNAMO = "the import of torch._dynamo"
+DTENSOR = "the import of torch.distributed.tensor"
 TORCHS_FSDP = "the import of torch.distributed.fsdp"
 THREADS = "the first thread that is a rank"
 SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
@@ -44,9 +48,11 @@ _IN_DYNAMO = "core.torch_side.in_dynamo"
 _METHODS = "core.torch_side.tensor_methods"
 _REGISTRATION = "core.torch_side.registration"
 _DTENSORS = "ranks.c10d.dtensors"
+_WITHOUT_DYNAMO = "core.torch_side.without_dynamo"
 
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
+_NO_DYNAMO = "dynamo is not imported where nobody compiles with it"
 _PLAIN = "dynamo captures device tensors as plain tensors, not as an unknown subclass"
 _PLACEHOLDERS = "placeholders of torch's lazy modules can belong to the device"
 _SAVED = "torch.save writes device tensors as CPU tensors, which load anywhere"
@@ -168,6 +174,20 @@ PATCHES = (
     ),
     Patch("torch._dynamo.variables.builder.infer_subclass_type", _IN_DYNAMO, _PLAIN, DYNAMO),
     Patch(
+        "torch._compile._disable_dynamo.*.__dynamo_disable",
+        _WITHOUT_DYNAMO,
+        _NO_DYNAMO,
+        is_marked=True,
+    ),
+    Patch("torch.optim.*._use_grad.__code__", _WITHOUT_DYNAMO, _NO_DYNAMO, is_marked=True),
+    Patch(
+        "torch.distributed.tensor._api.DTensor.__bases__",
+        "core.torch_side.without_dtensor",
+        "DTensor is not imported for the first device tensor, which C++ compares with it",
+        DTENSOR,
+        since="2.10",
+    ),
+    Patch(
         "torch._subclasses.fake_tensor.FakeTensor.__new__",
         _IN_DYNAMO,
         'a fake tensor of "xla" is of the present device, as one of "cuda" is',
@@ -200,6 +220,8 @@ PATCHES = (
 _ROWS = {patch.target: patch for patch in PATCHES}
 # Targets, with the objects that have them: a module that is imported again has to be changed again.
 _made: list[tuple[str, Any]] = []
+# Of those that can be undone, with what was there.
+_marked: list[tuple[str, Any, Any]] = []
 
 
 def replace(target: str, value: Any) -> None:
@@ -219,6 +241,23 @@ def extend(target: str, items: Iterable[Any]) -> None:
     for owner, name in _begin(target):
         known = getattr(owner, name)
         known.extend(items) if isinstance(known, list) else known.update(items)
+
+
+def mark(target: str, values: Iterable[tuple[Any, Any]]) -> None:
+    """Set what `target` ends with on these objects, which no path names; each with its value."""
+    name = target.rpartition(".")[2]
+    for owner, value in values:
+        _marked.append((target, owner, getattr(owner, name, None)))
+        _made.append((target, owner))
+        setattr(owner, name, value)
+
+
+def undo(target: str) -> None:
+    """Set what was marked to what it was; None where it was not there."""
+    name = target.rpartition(".")[2]
+    for marked in [found for found in _marked if found[0] == target]:
+        _marked.remove(marked)
+        setattr(marked[1], name, marked[2])
 
 
 def is_needed(target: str) -> bool:
@@ -258,6 +297,9 @@ def places(target: str) -> Iterator[tuple[Any, str]]:
         AttributeError: an object on the path is missing.
     """
     path, _, name = target.rpartition(".")
+    if target in _ROWS and _ROWS[target].is_marked:
+        yield from ((owner, name) for made, owner in _made if made == target)
+        return
     if path.endswith(".*"):
         for module in [m for n, m in list(sys.modules.items()) if n.startswith(path[:-1])]:
             if hasattr(module, name):

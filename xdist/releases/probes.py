@@ -26,6 +26,7 @@ class Finding(NamedTuple):
 
 def _of_patch(patch: patches.Patch) -> Probe:
     path = patch.target.rpartition(".")[0] if patch.is_new else patch.target
+    path = path.partition(".*")[0] if patch.is_marked else path
     return Probe(path, patch.why, patch.absent, when=patch.when)
 
 

@@ -163,7 +163,9 @@ def _update(form: _Form, *args: Any) -> list[Any]:
     """The update of every parameter: params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, one by one."""
     arrays, scalars = args[:-8], args[-8:]
     lists = [arrays[i : i + form.members] for i in range(0, len(arrays), form.members)]
-    updated = [_update_one(form, members, scalars) for members in zip(*lists)]
+    # Traced once for all parameters of a shape, whose equations JAX then copies.
+    update = jax.jit(functools.partial(_update_one, form), inline=True)
+    updated = [update(members, scalars) for members in zip(*lists)]
     return [value for result in zip(*updated) for value in result]
 
 

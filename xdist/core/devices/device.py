@@ -14,7 +14,7 @@ import torch
 
 from torch_xdist import settings, world
 from torch_xdist.core.devices import plugins
-from torch_xdist.core.programs import programs_on_disk
+from torch_xdist.core.kept import on_disk
 from torch_xdist.core.run.device_trace import (
     HERE,
     check_process,
@@ -165,7 +165,7 @@ def _configure() -> None:
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
-    programs_on_disk.use(by_host=(name or "").upper() != "TPU")
+    on_disk.use(by_host=(name or "").upper() != "TPU")
 
 
 def _make_cpu_devices(count: int | None) -> None:

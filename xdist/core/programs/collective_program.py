@@ -13,13 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from torch_xdist import platforms, world
+from torch_xdist import metrics, platforms, world
 from torch_xdist.collectives import inside
 from torch_xdist.collectives.mesh import lowering as mesh_lowering
 from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core.programs import compile_options, programs_on_disk
+from torch_xdist.core.kept import on_disk
+from torch_xdist.core.programs import compile_options
 from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
 from torch_xdist.core.programs.locations import located
 from torch_xdist.progress import PROGRESS
@@ -62,6 +63,7 @@ class OnDevice:
         self._locations = locations
         # Said outright, or JAX would compile again where a leaf was not put there by name.
         there = SingleDeviceSharding(device)
+        self._device = device
         self._choices = platforms.of(device.platform)
         self._function: Any = jax.jit(
             step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
@@ -72,12 +74,19 @@ class OnDevice:
         """The program for arguments of these shapes, as JAX lowers it."""
         return self._lowered(self._traced(signature))
 
-    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-        """Compile it, once; returns what runs it."""
-        traced = self._traced(signature)
-        options = compile_options.options(traced.jaxpr, self._choices)
-        with programs_on_disk.turn():
-            self._compiled = compiled(self._lowered(traced), options)
+    def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
+        """Compile it, once; returns what runs it.
+
+        Args:
+            key: under which earlier runs may have left it, or "".
+        """
+        with on_disk.kept(key, self._device) as kept:
+            if kept.found is None:
+                metrics.count("LoweredProgram")
+                traced = self._traced(signature)
+                options = compile_options.options(traced.jaxpr, self._choices)
+                kept.made = compiled(self._lowered(traced), options)
+            self._compiled = kept.found or kept.made
         # JAX keeps what it traced and lowered, 1.3 MB of a tiny program, as long as the function.
         self._function = None
         return callable_of(self._compiled)
@@ -113,9 +122,9 @@ class OnHost(OnDevice):
     def _traced(self, signature: Sequence[Any]) -> Any:
         return super()._traced((_UNNUMBERED, *signature))
 
-    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+    def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
         """Compile it; what runs it says which launch of this rank it is."""
-        program: Any = super().compile(signature)
+        program: Any = super().compile(signature, key)
 
         def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
             if self._count == 1:
@@ -154,8 +163,9 @@ class OnMesh:
         wide = jax.tree.map(self._wide_type, (list(donated), list(kept), *rows))
         return located(self._built(*flags).lower(*wide), self._locations)
 
-    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-        """Compile it; returns what runs it."""
+    def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
+        """Compile it; returns what runs it. JAX's cache alone keeps it, whatever the key is."""
+        metrics.count("LoweredProgram")
         options = compile_options.options_of_several(self._choices)
         self._compiled = compiled(self.lower(signature), options)
         self._step = None  # As in OnDevice.

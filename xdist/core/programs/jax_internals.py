@@ -33,10 +33,6 @@ try:
 except ImportError:
     windowed_reductions = None  # type: ignore[assignment]
 try:
-    from jax._src import compilation_cache
-except ImportError:
-    compilation_cache = None  # type: ignore[assignment]
-try:
     from jax._src.interpreters import mlir
 except ImportError:
     mlir = None  # type: ignore[assignment]
@@ -49,17 +45,6 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     except AttributeError:
         fast = None
     return compiled if fast is None else fast
-
-
-def keep_compiled(store: Any) -> bool:
-    """Have JAX ask `get(key)` and `put(key, bytes)` of a store for what it compiles, if it can."""
-    names = "_cache", "_cache_initialized", "reset_cache", "_get_cache"
-    if not all(hasattr(compilation_cache, name) for name in names):
-        return False
-    of_jax: Any = compilation_cache
-    of_jax.reset_cache()
-    of_jax._cache, of_jax._cache_initialized = store, True
-    return True
 
 
 # On a module: the pass of XLA's that it does without.

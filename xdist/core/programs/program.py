@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, platforms, settings
+from torch_xdist.core.kept import program_key
 from torch_xdist.core.programs import collective_program, host_memory, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
@@ -173,7 +174,7 @@ def find(
     try:
         with in_profile("PjRtComputationClient::Compile"), told_if_long(program.rows):
             if _build_elsewhere is None:
-                program.run = program.executable.compile(signature(launch, program))
+                program.run = program.executable.compile(*_how(launch, program))
             else:
                 program.run = _build_elsewhere(program, launch)
     except Exception as error:
@@ -191,6 +192,15 @@ def find(
     if full:
         warn_full(full)
     return launch, program, True
+
+
+def _how(launch: Launch, program: Program) -> tuple[Any, str]:
+    """What a program is compiled for, and under what earlier runs may have kept it."""
+    given = signature(launch, program)
+    if launch.placement is not None:
+        return given, ""
+    call = launch.leaves, launch.mask, launch.outs
+    return given, program_key.of(launch.tape, launch.device, call, given)
 
 
 # What makes `Program.run` where programs are compiled for elsewhere.
@@ -226,7 +236,7 @@ def make(launch: Launch) -> Program:
         if manual:
             interpret_regions(entries, env, feed, layout, manual, scope)
         else:
-            interpret(entries, env, feed, scope)
+            interpret(entries, env, feed, scope, is_traced=True)
         return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from torch_xdist import platforms, world
+from torch_xdist import metrics, platforms, world
 from torch_xdist.collectives import inside
 from torch_xdist.core.programs import compile_options
 from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
@@ -109,8 +109,9 @@ class OnLayout:
         """The program for arguments of these shapes, as JAX lowers it."""
         return located(self._function.lower(*signature), self._locations)
 
-    def compile(self, signature: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-        """Compile it, once; returns what runs it."""
+    def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
+        """Compile it, once; returns what runs it. JAX's cache alone keeps it, as in OnMesh."""
+        metrics.count("LoweredProgram")
         options = compile_options.options_of_several(self._choices)
         self._compiled = compiled(self.lower(signature), options)
         self._function = None  # As in OnDevice.

@@ -12,7 +12,9 @@ import torch
 
 from torch_xdist.core.devices.device import choices
 from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.kept.known_plans import KNOWN, key_of
 from torch_xdist.core.record import abstract_results, cpu_only, lowering
+from torch_xdist.core.record.lowering import is_original
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import (
     GENERAL,
@@ -54,13 +56,39 @@ def is_input(value: Any, cls: type) -> bool:
 def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | CpuOnly:
     """Infer a call's results, and find out how to compute them."""
     func = op.functional
+    if func is None or str(func) in choices().on_cpu:
+        return CpuOnly()
     template = _Template(op)
-    metas = [template.meta(a) for a in args]
-    named = {name: template.meta(a) for name, a in kwargs.items()}
-    if func is None or cpu_only.is_wanted(func, metas):
-        return CpuOnly()
-    if str(func) in choices().on_cpu:
-        return CpuOnly()
+    params = [template.param(a, op.runtime) for a in args]
+    named = {name: template.param(a, op.runtime) for name, a in kwargs.items()}
+    key = _key(op, params, named, template.types)
+    known = KNOWN.find(key)
+    types, structure = known or _inferred(func, args, kwargs)
+    if isinstance(types, CpuOnly):
+        return types
+    plan = Plan(str(func), op, params, named, template.types, types, structure)
+    plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
+    plan.follows_default_dtype = _follows_default_dtype(plan)
+    plan.path = _path(plan, op)
+    instead = lowering.try_lowering(plan, is_known=known is not None)
+    if instead is None and known is None:
+        KNOWN.keep(key, types, structure)
+    return instead or plan
+
+
+def _key(op: Op, params: list[Any], named: dict[str, Any], types: list[TensorType]) -> str:
+    """Under what earlier runs kept the plan of a call; "" for none: what users' functions say."""
+    if op.func.namespace != "aten" or not is_original(str(op.functional)):
+        return ""
+    return key_of(op.name, choices().name, (params, named, types))
+
+
+def _inferred(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """The types of a call's results and their structure; a CpuOnly and 0 where none are known."""
+    metas = [_meta(a) for a in args]
+    named = {name: _meta(a) for name, a in kwargs.items()}
+    if cpu_only.is_wanted(func, metas):
+        return CpuOnly(), 0
     try:
         if str(func) in SHAPED:
             check(func, metas, named)
@@ -68,23 +96,10 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Cpu
         else:
             result = infer(func, metas, named)
     except NotImplementedError:
-        return CpuOnly()
+        return CpuOnly(), 0
     except abstract_results.LoweringError as error:
-        return CpuOnly(error.__cause__)  # type: ignore[arg-type]
-    types, structure = types_of_results(result)
-    plan = Plan(
-        str(func),
-        op,
-        [template.param(a, op.runtime) for a in args],
-        {name: template.param(a, op.runtime) for name, a in kwargs.items()},
-        template.types,
-        types,
-        structure,
-    )
-    plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
-    plan.follows_default_dtype = _follows_default_dtype(plan)
-    plan.path = _path(plan, op)
-    return lowering.try_lowering(plan) or plan
+        return CpuOnly(error.__cause__), 0  # type: ignore[arg-type]
+    return types_of_results(result)
 
 
 def _path(plan: Plan, op: Op) -> int:
@@ -172,32 +187,34 @@ def _type_of_result(meta: torch.Tensor) -> TensorType:
     return type_of_meta(meta)
 
 
+def _meta(value: Any) -> Any:
+    """An argument with meta tensors in the places of tensors."""
+    if isinstance(value, torch.Tensor):
+        return _type_of(value).meta
+    if isinstance(value, list | tuple):
+        return type(value)(_meta(part) for part in value)
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _type_of(value: torch.Tensor) -> TensorType:
+    if value.__class__ is XlaTensor:
+        return value.value.type  # type: ignore[attr-defined, no-any-return]
+    return tensor_type(tuple(value.shape), value.dtype, value.stride())
+
+
 class _Template:
-    """Turns arguments into meta tensors, and into what a plan keeps of them."""
+    """Turns arguments into what a plan keeps of them; `types` are those of its operands."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.types: list[TensorType] = []
-        self.params = 0
-
-    def meta(self, value: Any) -> Any:
-        if value.__class__ is XlaTensor:
-            self.types.append(value.value.type)
-            return value.value.type.meta
-        if isinstance(value, torch.Tensor):
-            type_ = tensor_type(tuple(value.shape), value.dtype, value.stride())
-            self.types.append(type_)
-            return type_.meta
-        if isinstance(value, list | tuple):
-            return type(value)(self.meta(part) for part in value)
-        if isinstance(value, torch.device):
-            return torch.device("meta")
-        return None if isinstance(value, torch.Generator) else value
 
     def param(self, value: Any, is_runtime: bool) -> Any:
         if isinstance(value, torch.Tensor):
-            self.params += 1
-            return Param(self.params - 1)
+            self.types.append(_type_of(value))
+            return Param(len(self.types) - 1)
         if isinstance(value, list | tuple):
             return type(value)(self.param(part, self.op.runtime_lists) for part in value)
         if isinstance(value, torch.Generator):

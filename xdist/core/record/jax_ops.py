@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 
+from torch_xdist.core.devices.device import choices
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.kept.known_plans import KNOWN, key_of
 from torch_xdist.core.record.arguments import mixed_devices, not_on_device
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.plans import LIST, PLANS, Param, Plan, ScalarParam
-from torch_xdist.core.trace.tensor_types import dense_type
+from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.dtypes import to_jax, to_torch
@@ -95,9 +97,11 @@ def jax_op(
     types = [t.value.type for t in tensors]
 
     def make() -> Plan:
-        abstract = [jax.ShapeDtypeStruct(t.shape, to_jax(t.dtype)) for t in types]
-        results = jax.eval_shape(lowering, *abstract, *(_ABSTRACT[cls] for cls in scalars))
-        outs = [dense_type(tuple(r.shape), to_torch(r.dtype)) for r in jax.tree.leaves(results)]
+        made_of = key_of(name, choices().name, (lowering, key, scalars, types))
+        known = KNOWN.find(made_of)
+        outs = _inferred(lowering, types, scalars) if known is None else known[0]
+        if known is None:
+            KNOWN.keep(made_of, outs, LIST)
         args = (*(Param(i) for i in range(len(types))), *map(ScalarParam, scalars), key)
         return Plan(
             name, None, args, {}, types, outs, LIST,
@@ -105,6 +109,15 @@ def jax_op(
         )  # fmt: skip
 
     return PLANS.find((name, key, scalars, *types), make)
+
+
+def _inferred(
+    lowering: Callable[..., Any], types: Sequence[TensorType], scalars: Sequence[type]
+) -> list[TensorType]:
+    """The types of what a JAX function returns."""
+    abstract = [jax.ShapeDtypeStruct(t.shape, to_jax(t.dtype)) for t in types]
+    results = jax.eval_shape(lowering, *abstract, *(_ABSTRACT[cls] for cls in scalars))
+    return [dense_type(tuple(r.shape), to_torch(r.dtype)) for r in jax.tree.leaves(results)]
 
 
 def _without_key(lowering: Callable[..., Any]) -> Callable[..., Any]:

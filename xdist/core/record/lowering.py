@@ -7,7 +7,7 @@ noticed at the user's line, where the CPU can still serve.
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,10 @@ from torch_xdist.ops import load_all
 from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 
 load_all()
+# Rows of others than this package's modules are not what its source says.
+_ORIGINALS = dict(LOWERINGS)
+# Stands for a row of the table of the plan's name.
+_TABLE = "row of the table"
 _log = logging.getLogger(__name__)
 _STAND_INS = {float: 1.5, int: 3}
 _ABSTRACT_SCALARS = {
@@ -35,13 +39,24 @@ _ABSTRACT_SCALARS = {
 _OF_LISTS = ("aten._foreach_", "aten._fused_")
 
 
-def try_lowering(plan: Plan) -> CpuOnly | None:
-    """Give a plan what computes it; returns what stands in its place where nothing does."""
+def is_original(name: str) -> bool:
+    """Whether an operator's row of the table, or that it has none, is what the source says."""
+    return LOWERINGS.get(name) is _ORIGINALS.get(name)
+
+
+def try_lowering(plan: Plan, *, is_known: bool = False) -> CpuOnly | None:
+    """Give a plan what computes it; returns what stands in its place where nothing does.
+
+    Args:
+        is_known: it was tried before, and something does (`known_plans`).
+    """
     plan.compute = _of_lowering(plan)
+    is_ours = plan.compute is not None
     if plan.compute is None:
-        plan.compute = _of_decomposition(plan)
-        return _tried(plan, is_ours=False) if plan.compute is not None else CpuOnly()
-    return _tried(plan, is_ours=True)
+        plan.compute = _of_decomposition(plan, is_known=is_known)
+    if plan.compute is None:
+        return CpuOnly()
+    return None if is_known else _tried(plan, is_ours=is_ours)
 
 
 def _tried(plan: Plan, *, is_ours: bool) -> CpuOnly | None:
@@ -74,20 +89,59 @@ def _of_lowering(plan: Plan) -> Compute | None:
     if plan.name in STRIDED:
         contiguous = tuple(type_.meta.is_contiguous() for type_ in plan.operand_types)
         lowering = partial(lowering, contiguous=contiguous)
-    takes_key = plan.name in RANDOM
-    dtype = _pointwise_dtype(plan) if plan.op is not None and plan.op.is_pointwise else None
-    number_dtype = None if plan.name.startswith(_OF_LISTS) else dtype or _number_dtype(plan)
-    selected = _selected_operands(plan) if dtype is not None else frozenset()
+    return ByLowering(plan, lowering)
 
-    def compute(operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any) -> list[Any]:
+
+class ByLowering:
+    """Computes a plan by its row of the table: operands and numbers arrive promoted."""
+
+    __slots__ = ("__weakref__", "_dtypes", "_lowering", "_plan")
+
+    def __init__(self, plan: Plan, lowering: Callable[..., Any]) -> None:
+        self._plan = plan
+        self._lowering = lowering
+        # Found when it is first computed, which a program that is found on disk never is.
+        self._dtypes: _Dtypes | None = None
+
+    def told(self) -> Any:
+        """What says, with the plan, how it is computed: this package's source, or the function."""
+        return _TABLE if is_original(self._plan.name) else self._lowering
+
+    def __call__(
+        self, operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any
+    ) -> list[Any]:
+        plan = self._plan
+        if self._dtypes is None:
+            self._dtypes = _dtypes_of(plan)
+        dtype, of_numbers, selected = self._dtypes
         if dtype is not None:
             operands = [x if i in selected else x.astype(dtype) for i, x in enumerate(operands)]
-        given = iter(scalars if number_dtype is None else [n.astype(number_dtype) for n in scalars])
+        given = iter(scalars if of_numbers is None else [n.astype(of_numbers) for n in scalars])
         args = [fill(mark, operands, given) for mark in plan.args]
         kwargs = {name: fill(mark, operands, given) for name, mark in plan.kwargs.items()}
-        return fit(plan, lowering(key, *args, **kwargs) if takes_key else lowering(*args, **kwargs))
+        if plan.name in RANDOM:
+            args = [key, *args]
+        return fit(plan, self._lowering(*args, **kwargs))
 
-    return compute
+
+class _Dtypes(NamedTuple):
+    """In which dtypes a row computes.
+
+    Attributes:
+        of_operands, of_numbers: None: in their own.
+        selected: operands that choose between others, and keep theirs.
+    """
+
+    of_operands: np.dtype | None
+    of_numbers: np.dtype | None
+    selected: frozenset[int]
+
+
+def _dtypes_of(plan: Plan) -> _Dtypes:
+    dtype = _pointwise_dtype(plan) if plan.op is not None and plan.op.is_pointwise else None
+    of_numbers = None if plan.name.startswith(_OF_LISTS) else dtype or _number_dtype(plan)
+    selected = _selected_operands(plan) if dtype is not None else frozenset()
+    return _Dtypes(dtype, of_numbers, selected)
 
 
 def _pointwise_dtype(plan: Plan) -> np.dtype | None:
@@ -139,20 +193,47 @@ def _made_of_others(func: OpOverload) -> Callable[..., Any] | None:
     return None
 
 
-def _of_decomposition(plan: Plan) -> Compute | None:
+def _of_decomposition(plan: Plan, *, is_known: bool) -> Compute | None:
     func = plan.op.functional if plan.op is not None else None
     if func is None:
         return None
     decompose = global_decomposition_table["post_autograd"].get(func) or _made_of_others(func)
     if decompose is None or plan.scalar_types:
         return None
+    found = ByDecomposition(plan, decompose)
     try:
-        subgraph = symbolic_trace.decomposition(plan, decompose)
+        # What torch makes of an operator of its own, its release says.
+        if not (is_known and func.namespace == "aten"):
+            found.record()
     except Exception as error:
         _log.debug("%r cannot be decomposed: %s: %s", plan, type(error).__name__, error)
         return None
+    return found
 
-    def compute(operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any) -> list[Any]:
-        return fit(plan, subgraph.compute(operands, key))
 
-    return compute
+class ByDecomposition:
+    """Computes a plan by the rows that its decomposition records."""
+
+    __slots__ = ("__weakref__", "_decompose", "_plan", "_subgraph")
+
+    def __init__(self, plan: Plan, decompose: Callable[..., Any]) -> None:
+        self._plan = plan
+        self._decompose = decompose
+        self._subgraph: symbolic_trace.Subgraph | None = None
+
+    def record(self) -> symbolic_trace.Subgraph:
+        """The rows, which are recorded the first time."""
+        if self._subgraph is None:
+            self._subgraph = symbolic_trace.decomposition(self._plan, self._decompose)
+        return self._subgraph
+
+    def told(self) -> Any:
+        """What says, with the plan, how it is computed: torch's own release, or the rows."""
+        assert self._plan.op is not None
+        is_torchs = self._plan.op.func.namespace == "aten"
+        return self._decompose if is_torchs else self.record()
+
+    def __call__(
+        self, operands: Sequence[jax.Array], scalars: Sequence[Any], key: Any
+    ) -> list[Any]:
+        return fit(self._plan, self.record().compute(operands, key))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from torch_xdist import metrics
+from torch_xdist.core.kept.known_plans import KNOWN
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import (
@@ -103,6 +104,7 @@ class TapeRun:
         mid_step_cuts.after_run(self.cut, asked_s)
         if is_new:
             PLANS.sweep()
+            KNOWN.write()
         return [found[slot] for slot in slots]
 
     def _tilings(self) -> dict[int, Tiling]:

@@ -32,6 +32,8 @@ from torch_xdist.core.torch_side import (
     in_dynamo,
     lazy_modules,
     tensor_methods,
+    without_dtensor,
+    without_dynamo,
 )
 from torch_xdist.releases import hooks, patches
 
@@ -43,6 +45,8 @@ def register() -> None:
     """Make `device="xla"` work in this process; a second call changes nothing."""
     if _keep:
         return
+    without_dtensor.register()
+    without_dynamo.register()
     for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse):
         dispatch.install(handlers.HANDLERS)
     XlaTensor.__torch_dispatch__ = staticmethod(dispatch.dispatch)  # type: ignore[method-assign]

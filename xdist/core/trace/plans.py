@@ -67,6 +67,7 @@ class Plan:
     __slots__ = (
         "args",
         "compute",
+        "description",
         "follows_default_dtype",
         "further",
         "inverse",
@@ -119,6 +120,8 @@ class Plan:
         self.compute: Compute | None = None if lowering is None else computed_by(self, lowering)
         # How many compiled programs hold it.
         self.programs = 0
+        # What it is in every process (`description`), once somebody asked.
+        self.description: str | None = None
 
     def __repr__(self) -> str:
         operands = ", ".join(map(repr, self.operand_types))

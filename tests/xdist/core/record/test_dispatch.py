@@ -77,5 +77,5 @@ def test_a_cut_reaches_jaxs_compiler_in_five_frames(monkeypatch):
     x.cpu()
     frames = found[0][: found[0].index("cut") + 1]
     # A row, the rows, the function that JAX traces.
-    assert frames[:3] == ["compute", "interpret", "step"]
+    assert frames[:3] == ["__call__", "interpret", "step"]
     assert frames[3:] == ["_traced", "compile", "find", "results", "_run_all", "cut"]

@@ -32,6 +32,13 @@ def programs_of(step, places):
         lambda x, i: x.narrow(1, i, 3).t(),
         lambda x, i: x[i].view(3, 4).permute(1, 0)[None].squeeze(0)[1],
         lambda x, i: x[2:][i : i + 2].reshape(-1),
+        # With steps, and of what the step has computed.
+        lambda x, i: x[i : i + 5 : 2],
+        lambda x, i: x[:, i : i + 5 : 4].t(),
+        lambda x, i: (x * 2)[i : i + 4],
+        lambda x, i: x.abs()[i, 1:5].view(2, 2),
+        lambda x, i: (x + 1)[:, i][None].expand(3, -1),
+        lambda x, i: (x - 1)[i : i + 6][1:3, i % 5],
     ],
 )
 def test_a_slice_that_moves_is_one_program_after_the_second(taken):
@@ -45,6 +52,69 @@ def test_a_slice_that_moves_is_one_program_after_the_second(taken):
     assert sum(counts[:2]) <= 2 and counts[2:] == [0] * 6
     for i, found in results.items():
         assert torch.equal(found.cpu(), taken(whole, i).neg().clamp(min=-0.5))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, i, v: x[i].copy_(v),
+        lambda x, i, v: x[:, i].fill_(2.5),
+        lambda x, i, v: x[i : i + 3].mul_(2),
+        lambda x, i, v: x[i : i + 5 : 2].add_(v),
+        lambda x, i, v: x[:, i : i + 2].copy_(v[:2]),
+        lambda x, i, v: x.view(4, 4, 12)[1][:, i].zero_(),
+        lambda x, i, v: x[i].view(3, 4)[1].copy_(v[:4]),
+        lambda x, i, v: x.copy_(x.slice_scatter(v[None].expand(2, -1), 0, i, i + 2)),
+        lambda x, i, v: x.copy_(x.select_scatter(v, 0, -1 - i)),
+    ],
+)
+def test_what_is_written_at_a_place_that_moves_is_one_program_after_the_second(write):
+    whole, values = torch.randn(16, 12), torch.randn(12)
+    device, given = whole.to("xla"), values.to("xla")
+
+    def step(i):
+        write(device, i, given)
+
+    counts = programs_of(step, range(8))
+    assert sum(counts[:2]) <= 2 and counts[2:] == [0] * 6
+    for i in range(8):
+        write(whole, i, values)
+    torch.testing.assert_close(device.cpu(), whole)
+
+
+def test_gradients_of_what_moves_are_of_one_program_too():
+    weight = torch.randn(16, 12)
+    here, there = (weight.clone().to(d).requires_grad_() for d in ("cpu", "xla"))
+    here.grad, there.grad = torch.zeros_like(here), torch.zeros_like(there)
+    steps.sync()
+
+    def step(i, w=there):
+        loss = (w * 2)[i : i + 4 : 2].square().sum() + w.sin()[i, 2:5].sum() + w[:, i].sum()
+        loss.backward()
+
+    counts = programs_of(step, range(8))
+    assert sum(counts[:2]) <= 2 and counts[2:] == [0] * 6
+    for i in range(8):
+        step(i, here)
+    torch.testing.assert_close(there.grad.cpu(), here.grad)
+
+
+def test_slices_that_stay_beside_one_that_moves_are_constants():
+    x = torch.randn(16, 12).to("xla")
+
+    def step(i, j=0):
+        y = x * 2
+        return y[1:3].sum() + y[j].sum() + y[i : i + 4].sum()
+
+    before = metrics.counter_value("MovingSlices") or 0
+    kept = []
+    programs_of(lambda i: kept.append(step(i)), range(4))
+    assert metrics.counter_value("MovingSlices") - before == 3
+    # Another one begins to move: one more program, in which both do.
+    counts = programs_of(lambda i: kept.append(step(i, i)), range(4, 8))
+    assert counts == [1, 0, 0, 0]
+    numbers = [float(step(i)) for i in range(4)] + [float(step(i, i)) for i in range(4, 8)]
+    torch.testing.assert_close(torch.stack(kept).cpu(), torch.tensor(numbers))
 
 
 def test_training_on_a_dataset_of_the_device_is_two_programs():

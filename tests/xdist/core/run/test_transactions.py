@@ -50,7 +50,7 @@ def training():
 
 
 def fails(error):
-    def compile(self, signature):
+    def compile(self, signature, key):
         raise error
 
     return compile
@@ -99,7 +99,7 @@ def test_rows_recorded_while_a_failing_program_was_compiled_are_kept(monkeypatch
     x = torch.ones(53, device="xla") * 3  # Of a size that no other test compiled a program for.
     late = []
 
-    def compile(self, signature):
+    def compile(self, signature, key):
         late.append(torch.ones(53, device="xla") * 5)
         raise RuntimeError("no")
 
@@ -299,9 +299,9 @@ def test_ctrl_c_during_a_real_compilation_leaves_everything(tmp_path):
         "    return w\n"
         "w = torch.ones(40, 40, device='xla'); torch_xla.sync(); grown(w)\n"
         "compile = collective_program.OnDevice.compile\n"
-        "def begins(self, signature):\n"
+        "def begins(self, signature, key):\n"
         "    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "    return compile(self, signature)\n"
+        "    return compile(self, signature, key)\n"
         "collective_program.OnDevice.compile = begins\n"
         "try: torch_xla.sync(); print('not interrupted')\n"
         "except KeyboardInterrupt: print('interrupted')\n"

@@ -10,21 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.core.programs import programs_on_disk
+from torch_xdist.core.kept import on_disk
 
 ROOT = Path(__file__).parents[4]
 COUNTERS = "Hit", "Miss", "Damaged", "Failure"
 STEP = """
-    import json, torch, torch_xla
+    import json, sys, torch, torch_xla
     from torch_xla.debug import metrics
     x = torch.arange(7, device="xla") * 2 + 1
     assert x.sum().item() == 49
-    print(json.dumps({n: metrics.counter_value("PersistentCache" + n) or 0 for n in COUNTERS}))
+    weight = torch.ones(3, device="xla", requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    weight.sin().sum().backward()
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["exp_avg"].tolist()
+    found = {n: metrics.counter_value("PersistentCache" + n) or 0 for n in COUNTERS}
+    found["lowered"] = metrics.counter_value("LoweredProgram") or 0
+    names = "torch._dynamo", "torch.distributed.tensor", "sympy"
+    found["imported"] = [name for name in names if name in sys.modules]
+    print(json.dumps(found))
 """.replace("COUNTERS", repr(COUNTERS))
 
 
-def run(home, code=STEP, **more):
-    """What a process counts, and what it says on stderr, whose user has this home."""
+def process(home, code=STEP, **more):
+    """What a process finds, and what it says on stderr, whose user has this home."""
     env = {**os.environ, "HOME": str(home), "PJRT_DEVICE": "CPU"}
     for name in ("XLA_PERSISTENT_CACHE_PATH", "XDG_CACHE_HOME"):
         env.pop(name, None)
@@ -33,7 +42,13 @@ def run(home, code=STEP, **more):
         command, env={**env, **more}, capture_output=True, text=True, timeout=200, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(done.stdout.splitlines()[-1])[n] for n in COUNTERS], done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def run(home, code=STEP, **more):
+    """What a process counts, and what it says on stderr."""
+    found, said = process(home, code, **more)
+    return [found[name] for name in COUNTERS], said
 
 
 def entries(folder):
@@ -49,12 +64,14 @@ def first_run(tmp_path_factory):
     return home, missed
 
 
-def test_the_second_run_compiles_nothing_and_says_nothing(first_run):
+def test_the_second_run_compiles_nothing_and_traces_nothing_and_says_nothing(first_run):
     home, missed = first_run
     folder = home / ".cache" / "torch-xdist" / "programs-1"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
-    assert run(home) == ([missed, 0, 0, 0], "")
+    found, said = process(home)
+    counts = dict(zip(COUNTERS, (missed, 0, 0, 0), strict=True))
+    assert (found, said) == ({**counts, "lowered": 0, "imported": []}, "")
 
 
 def test_an_empty_variable_turns_it_off(tmp_path):
@@ -66,6 +83,22 @@ def test_other_flags_of_xla_compile_anew(first_run):
     home, missed = first_run
     (found, again, *_), _ = run(home, XLA_FLAGS="--xla_cpu_enable_fast_math=true")
     assert (found, again) == (0, missed)
+
+
+@pytest.mark.long  # two processes
+def test_a_program_whose_key_is_another_is_found_by_jaxs(first_run, tmp_path):
+    home, missed = first_run
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    # The same source, with other times, as a reinstallation has it.
+    code = """
+        from torch_xdist.core.kept import program_key
+        program_key.source = lambda: "another"
+    """
+    found, _ = process(tmp_path, textwrap.dedent(code) + textwrap.dedent(STEP))
+    assert (found["Hit"], found["Miss"], found["lowered"]) == (missed, 0, missed)
+    # And from now on by its own.
+    found, _ = process(tmp_path, textwrap.dedent(code) + textwrap.dedent(STEP))
+    assert (found["Hit"], found["Miss"], found["lowered"]) == (missed, 0, 0)
 
 
 def test_damaged_entries_are_compiled_and_counted(first_run, tmp_path):
@@ -99,14 +132,14 @@ def test_a_cache_that_jax_was_given_stays_jaxs(tmp_path):
 
 
 def test_a_stamp_names_releases_and_the_processor(monkeypatch):
-    stamp = programs_on_disk.stamp()
+    stamp = on_disk.stamp()
     for name in ("torch-xdist", "torch", "jax", "jaxlib"):
         assert f"{name} " in stamp
-    monkeypatch.setattr(programs_on_disk, "_processor", lambda: "another one")
-    assert programs_on_disk.stamp.__wrapped__() != stamp
+    monkeypatch.setattr(on_disk, "_processor", lambda: "another one")
+    assert on_disk.stamp.__wrapped__() != stamp
 
 
-def test_the_second_run_of_the_digits_compiles_nothing(tmp_path):
+def test_the_second_run_of_the_digits_compiles_and_traces_nothing(tmp_path):
     # Two ranks, and the cache where XDG_CACHE_HOME says.
     def digits(name):
         code = f"""
@@ -117,7 +150,7 @@ def test_the_second_run_of_the_digits_compiles_nothing(tmp_path):
 
             def train(index, flags):
                 train_digits.train(index, flags)
-                kinds = "PersistentCacheHit", "PersistentCacheMiss"
+                kinds = "PersistentCacheHit", "PersistentCacheMiss", "LoweredProgram"
                 with open(f"{tmp_path}/{name}-{{index}}", "w") as file:
                     json.dump([metrics.counter_value(kind) or 0 for kind in kinds], file)
 
@@ -140,6 +173,6 @@ def test_the_second_run_of_the_digits_compiles_nothing(tmp_path):
 
     first = digits("first")
     # What both ranks run is compiled by one of them.
-    assert sum(missed for _, missed in first) < sum(map(sum, first))
-    for found, missed in digits("second"):
-        assert found and not missed
+    assert sum(missed for _, missed, _ in first) < sum(found + missed for found, missed, _ in first)
+    for found, missed, lowered in digits("second"):
+        assert found and not missed and not lowered

@@ -1,8 +1,10 @@
 """Compiled programs are kept between runs, in the user's cache folder unless told otherwise.
 
 JAX has a cache on disk of its own, whose keys are used here: they say all of a program, of XLA's
-flags and of the platform. What it keeps in a folder is read by whoever looks, half written where a
-process dies, and unbounded or behind one lock for all, so the folder is ours (`disk_cache`).
+flags and of the platform. They are known when a program is traced and lowered, so a program has a
+key of ours as well (`program_key`), under which stand JAX's key and the rest of what JAX compiled.
+What JAX keeps in a folder is read by whoever looks, half written where a process dies, and
+unbounded or behind one lock for all, so the folder is ours (`disk_cache`).
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import jax
 from torch_xdist import metrics, settings
 from torch_xdist.core.disk_cache import folder
 from torch_xdist.core.disk_cache.store import Store, tell_once
-from torch_xdist.core.programs import jax_internals
+from torch_xdist.core.kept import jax_cache
 from torch_xdist.progress import PROGRESS
 
 _EVENTS = "/jax/compilation_cache/"
@@ -55,7 +58,7 @@ def use(*, by_host: bool = True) -> None:
         return
     limit_bytes = now.cache_disk_mb * _MB
     _store = Store(opened, path, limit_bytes, stamp(by_host), is_read_only=now.cache_read_only)
-    if jax_internals.keep_compiled(_store):
+    if jax_cache.keep_compiled(_store):
         _of_any_size()
         _count()
     else:
@@ -65,18 +68,82 @@ def use(*, by_host: bool = True) -> None:
             _use_of_jax(path, now.cache_read_only)
 
 
-def turn() -> contextlib.AbstractContextManager[None]:
-    """Around the compilation of a program that other processes of this host may want as well."""
+def is_on() -> bool:
+    """Whether programs are kept in a folder of ours, so that keys of ours find them."""
+    return _store is not None and jax_cache.can_pack()
+
+
+def find(name: str, *, of_all: bool = False) -> bytes | None:
+    """What `keep` kept under a name, in this run or an earlier one."""
+    return None if _store is None else _store.find(name, of_all=of_all)
+
+
+def keep(name: str, value: bytes, *, of_all: bool = False) -> None:
+    """Keep something else than a program beside them; `of_all`: for every release and processor."""
+    if _store is not None:
+        _store.keep(name, value, of_all=of_all)
+
+
+class Kept:
+    """A program between runs.
+
+    Attributes:
+        found: what an earlier run compiled; None where there is nothing.
+        made: what this run compiled; None as long as it has not.
+    """
+
+    __slots__ = ("found", "made")
+
+    def __init__(self, found: jax.stages.Compiled | None = None) -> None:
+        self.found = found
+        self.made: jax.stages.Compiled | None = None
+
+
+@contextlib.contextmanager
+def kept(key: str, device: jax.Device) -> Iterator[Kept]:
+    """Around the making of a program: finds it, or keeps what is made of it.
+
+    Other processes of this host that want it as well wait meanwhile.
+
+    Args:
+        key: of `program_key`; "": only JAX's own can find it.
+    """
     # Only the first of JAX's processes writes, so to wait for another one would be in vain.
     if _store is None or jax.process_count() > 1:
-        return contextlib.nullcontext()
-    return _store.turn()
+        yield Kept()
+        return
+    with _store.turn() as asked:
+        program = Kept(_found(_store, key, device) if key else None)
+        yield program
+        if key and program.made is not None and [*asked.values()] == [True]:
+            rest = jax_cache.packed(program.made)
+            if rest is not None:
+                _store.keep(key, b"\n".join([*map(str.encode, asked), rest]))
+
+
+def _found(store: Store, key: str, device: jax.Device) -> jax.stages.Compiled | None:
+    """The program under a key of ours, where the folder has both of its parts."""
+    entry = store.find_program(key)
+    if entry is None:
+        return None
+    of_jax, _, rest = entry.partition(b"\n")
+    executable = store.get(of_jax.decode())
+    if executable is None:
+        return None
+    try:
+        found = jax_cache.unpacked(rest, executable, device)
+    except Exception:
+        # Whatever it is, the program can be compiled.
+        metrics.count("PersistentCacheDamaged")
+        return None
+    metrics.count("PersistentCacheHit")
+    return found
 
 
 @functools.cache
 def stamp(with_processor: bool = True) -> str:
     """What a compiled program depends on beside JAX's key: releases, and what the CPU can do."""
-    names = "torch-xdist", "torch", "jax", "jaxlib", "libtpu"
+    names = "torch-xdist", "torch", "jax", "jaxlib", "libtpu", "numpy"
     parts = [f"{name} {_version(name)}" for name in names]
     of_host = [platform.machine(), _processor()] if with_processor else []
     return "\n".join([*parts, *of_host])
