@@ -401,20 +401,31 @@ def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndar
 def execute(
     program: Program, launch: Launch, results: list[list[jax.Array]], kind: str = ""
 ) -> None:
+    """Run the program of a launch; its results are then the one element of `results`."""
+    name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
+    arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
+    try:
+        run(program, arguments, results, name)
+    except Exception as error:
+        _tell_failure(launch, error)
+        raise
+
+
+def run(
+    program: Program, arguments: Sequence[Any], results: list[list[jax.Array]], name: str
+) -> None:
     """Run a program; its results are then the one element of `results`.
 
     The call returns before the device is done. The donated buffers are gone as soon as it began,
     so it hands the results over without coming back to Python, where Ctrl-C could drop them.
+
+    Args:
+        arguments: what `Program.run` takes.
+        name: of the metric that the run is a sample of.
     """
-    floats, ints = scalar_arrays(launch, program)
     metrics.look()
     started = time.perf_counter()
     with in_profile("PjRtComputationClient::ExecuteComputation"):
-        try:
-            in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
-        except Exception as error:
-            _tell_failure(launch, error)
-            raise
+        in_one_call(results, program.run, *arguments)
     metrics.note(program.run_tally)
-    name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     metrics.launched(name, started, results[0][0] if results[0] else None)
