@@ -80,6 +80,13 @@ def export(buffer: jax.Array) -> jax.Array:
     return buffer
 
 
+def may_take(buffers: Iterable[jax.Array]) -> bool:
+    """Whether nobody but this package knows of these buffers, or was promised anything of them."""
+    if not _exported and not donation.is_any_given():
+        return True
+    return not any(id(b) in _exported or donation.is_given(b) for b in buffers)
+
+
 def held_values(tape: Tape) -> list[Value]:
     """The values a tape lists that something besides it still refers to, in order."""
     # Stands for a value that only the tape refers to. How many references `getrefcount` counts

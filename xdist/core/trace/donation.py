@@ -49,6 +49,11 @@ def is_given(buffer: jax.Array) -> bool:
     return _GIVEN.get(id(buffer)) is buffer
 
 
+def is_any_given() -> bool:
+    """Whether the user gave any buffer away that still is there."""
+    return bool(_GIVEN)
+
+
 def is_taken_by_graphs(buffer: jax.Array) -> bool:
     """Whether a graph that runs by its hash takes a buffer."""
     return CONFIG.is_on and is_given(buffer)

@@ -1,0 +1,142 @@
+"""The `.grad` of parameters at a replay: looked at before it, and given their new memory after it.
+
+A gradient that nobody but its parameter has is made over: its tensor and its value stay, and get
+the new buffer. One that somebody kept, say in a list, keeps what it holds, and a new one is made.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.run.device_trace import DeviceTrace
+from torch_xdist.core.trace.values import RootValue, root_of
+from torch_xdist.replay.ends import view_of, with_gradient
+from torch_xdist.replay.reach import steps_of
+from torch_xdist.replay.script import GRADIENT, Script
+
+
+class Gradients:
+    """The gradients of a script's parameters.
+
+    Attributes:
+        parameters: whose gradients a call looks at, in order, and one tensor more whose gradient is
+            known to be referred to by nobody else.
+    """
+
+    def __init__(self, script: Script, trace: DeviceTrace) -> None:
+        parameters = script.parameters
+        self.parameters = list(parameters)
+        if parameters:
+            self.parameters.append(with_gradient(parameters[0].value.type, trace))
+        self._without = [not one.was_there for one in script.gradients]
+        self._new = [
+            (index, parameters[index], one)
+            for index, one in enumerate(script.gradients)
+            if one.outcome == "new"
+        ]
+        self._types = [one.types[0] for _, _, one in self._new]
+        # Whose old tensor may be made over.
+        self._over = [
+            place for place, (_, _, one) in enumerate(self._new) if one.was_there and not one.steps
+        ]
+        self._dropped = [
+            parameters[index]
+            for index, one in enumerate(script.gradients)
+            if one.outcome == "dropped"
+        ]
+        sources = [*script.leaves, *(write.source for write in script.writes)]
+        sources += [one.source for one in script.returned if one.source is not None]
+        used = {source.index for source in sources if source.kind == GRADIENT}
+        self._used = [
+            (i, script.gradients[i].was) for i in sorted(used) if script.gradients[i].was_there
+        ]
+        given = {
+            s.index for s, give in zip(script.leaves, script.mask) if give and s.kind == GRADIENT
+        }
+        self._given = [i for i in sorted(given) if script.gradients[i].outcome != "kept"]
+
+    def now(self) -> list[Any]:
+        """The gradients as they are."""
+        return [parameter.grad for parameter in self.parameters]
+
+    def differs(self, gradients: list[Any], others: set[int]) -> str:
+        """What of the gradients is not as it was recorded; "" for nothing.
+
+        Args:
+            others: the ids of the values that are not to share their memory.
+        """
+        if [gradient is None for gradient in gradients[:-1]] != self._without:
+            return "which parameters have a .grad"
+        if not self._used:
+            return ""
+        roots = set()
+        for index, was in self._used:
+            gradient = gradients[index]
+            if gradient.__class__ is not XlaTensor or gradient.requires_grad:
+                return "the class of a .grad"
+            if steps_of(gradient.value) != was:
+                return "the type of a .grad"
+            roots.add(id(root_of(gradient.value)))
+        if len(roots) != len(self._used) or not roots.isdisjoint(others):
+            return "the memory of a .grad"
+        if self._given and not all(self._are_alone([gradients[i] for i in self._given], gradients)):
+            return "who else holds a .grad that the call takes"
+        return ""
+
+    def _are_alone(self, some: list[Any], gradients: list[Any]) -> list[bool]:
+        """Which of some gradients, and of their values, nobody else refers to."""
+        some.append(gradients[-1])
+        values = [gradient.value for gradient in some]
+        counts = zip(
+            map(sys.getrefcount, some),
+            [gradient._use_count() for gradient in some],
+            map(sys.getrefcount, values),
+            map(type, values),
+            [gradient.requires_grad for gradient in some],
+        )
+        *found, alone = counts
+        return [one == alone for one in found]
+
+    def release(self, gradients: list[Any]) -> list[Any]:
+        """The values that can be made over, in the order of the new gradients; else None.
+
+        Their buffers go before the program makes others, as those of gradients do that a step sets
+        to None.
+        """
+        over: list[Any] = [None] * len(self._new)
+        if not self._over:
+            return over
+        some = [gradients[self._new[place][0]] for place in self._over]
+        kinds = [gradient.__class__ is XlaTensor for gradient in some]
+        if not all(kinds):
+            return over
+        alone = self._are_alone(some, gradients)
+        for place, gradient, is_alone in zip(self._over, some, alone):
+            value = gradient.value
+            if is_alone and value.type is self._types[place]:
+                over[place] = value
+                value.buffer = None
+        return over
+
+    def hand_over(
+        self, results: Sequence[jax.Array], trace: DeviceTrace, over: Sequence[Any]
+    ) -> None:
+        """Give the parameters their new gradients."""
+        for (_, parameter, one), value in zip(self._new, over):
+            if value is not None:
+                value.buffer, value.epoch = results[one.place], 0
+                value.generation += 1
+                continue
+            value = RootValue(one.types[0], trace)
+            value.buffer = results[one.place]
+            parameter.grad = wrap(view_of(value, one.steps))
+        for parameter in self._dropped:
+            parameter.grad = None
+
+    def forget(self) -> None:
+        """The program failed that should have made new gradients."""
+        for _, parameter, _ in self._new:
+            parameter.grad = None
