@@ -4,11 +4,13 @@ A gradient that nobody but its parameter has is made over: its tensor and its va
 the new buffer. One that somebody kept, say in a list, keeps what it holds, and a new one is made.
 """
 
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import torch
 
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import DeviceTrace
@@ -16,6 +18,10 @@ from torch_xdist.core.trace.values import RootValue, root_of
 from torch_xdist.replay.ends import view_of, with_gradient
 from torch_xdist.replay.reach import steps_of
 from torch_xdist.replay.script import GRADIENT, Script
+
+_value_of = operator.attrgetter("value")
+_requires = operator.attrgetter("requires_grad")
+_uses_of = torch.Tensor._use_count  # type: ignore[attr-defined]
 
 
 class Gradients:
@@ -42,6 +48,7 @@ class Gradients:
         self._over = [
             place for place, (_, _, one) in enumerate(self._new) if one.was_there and not one.steps
         ]
+        self._indices = [self._new[place][0] for place in self._over]
         self._dropped = [
             parameters[index]
             for index, one in enumerate(script.gradients)
@@ -82,22 +89,21 @@ class Gradients:
             roots.add(id(root_of(gradient.value)))
         if len(roots) != len(self._used) or not roots.isdisjoint(others):
             return "the memory of a .grad"
-        if self._given and not all(self._are_alone([gradients[i] for i in self._given], gradients)):
+        if self._given and not all(self._are_alone(self._given, gradients)):
             return "who else holds a .grad that the call takes"
         return ""
 
-    def _are_alone(self, some: list[Any], gradients: list[Any]) -> list[bool]:
+    def _are_alone(self, indices: list[int], gradients: list[Any]) -> list[bool]:
         """Which of some gradients, and of their values, nobody else refers to."""
-        some.append(gradients[-1])
-        values = [gradient.value for gradient in some]
-        counts = zip(
-            map(sys.getrefcount, some),
-            [gradient._use_count() for gradient in some],
-            map(sys.getrefcount, values),
-            map(type, values),
-            [gradient.requires_grad for gradient in some],
-        )
-        *found, alone = counts
+        some = [gradients[index] for index in (*indices, -1)]
+        values = [*map(_value_of, some)]
+        counts = [*map(sys.getrefcount, some)], [*map(_uses_of, some)]
+        of_values = [*map(sys.getrefcount, values)], [*map(type, values)]
+        columns = *counts, *of_values, [*map(_requires, some)]
+        count = len(some)
+        if all([column.count(column[-1]) == count for column in columns]):
+            return [True] * (count - 1)
+        *found, alone = zip(*columns)
         return [one == alone for one in found]
 
     def release(self, gradients: list[Any]) -> list[Any]:
@@ -107,15 +113,12 @@ class Gradients:
         to None.
         """
         over: list[Any] = [None] * len(self._new)
-        if not self._over:
+        kinds = [gradients[index].__class__ for index in self._indices]
+        if not kinds or kinds.count(XlaTensor) != len(kinds):
             return over
-        some = [gradients[self._new[place][0]] for place in self._over]
-        kinds = [gradient.__class__ is XlaTensor for gradient in some]
-        if not all(kinds):
-            return over
-        alone = self._are_alone(some, gradients)
-        for place, gradient, is_alone in zip(self._over, some, alone):
-            value = gradient.value
+        alone = self._are_alone(self._indices, gradients)
+        for place, index, is_alone in zip(self._over, self._indices, alone):
+            value = gradients[index].value
             if is_alone and value.type is self._types[place]:
                 over[place] = value
                 value.buffer = None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.replay.guard import PLAIN, Check
+from torch_xdist.replay.guard import PLAIN, Bulk, Check
 
 # What every module has beside its own attributes; none of the rest is read when it is called.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -15,6 +15,10 @@ _MEMBERS = ("_parameters", "_buffers", "_modules")
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _PACKAGES = ("torch", "torch_xdist", "torch_xla")
+# A dict that stays the same object, and a key in it: where something is found.
+At = tuple[dict[str, Any], str] | Bulk | None
+# Compared with the dict that it is in.
+COVERED = Bulk("covered", None)
 
 
 class Into(Protocol):
@@ -27,11 +31,21 @@ class Into(Protocol):
     optimizers: dict[int, tuple[torch.optim.Optimizer, str]]
     counts: dict[int, tuple[torch.Tensor, str]]
 
-    def check(self, holds: str, now: str, was: str, where: str, kind: str) -> None: ...
-    def same(self, thing: Any, expression: str, where: str, kind: str = "object") -> None: ...
-    def value(self, thing: Any, expression: str, where: str) -> None: ...
+    def check(
+        self, holds: str, now: str, was: str, where: str, kind: str, bulk: Bulk | None = None
+    ) -> None: ...
+    def same(
+        self, thing: Any, expression: str, where: str, kind: str = "object", at: At = None
+    ) -> None: ...
+    def value(self, thing: Any, expression: str, where: str, at: At = None) -> None: ...
     def hold(self, tensor: XlaTensor, where: str, *, may_require_grad: bool = True) -> None: ...
-    def hooks(self, hooks: Mapping[int, Any] | None, expression: str, where: str) -> None: ...
+    def hooks(
+        self,
+        hooks: Mapping[int, Any] | None,
+        expression: str,
+        where: str,
+        bulk: Bulk | None = None,
+    ) -> None: ...
     def methods(self, kind: type, where: str) -> None: ...
 
 
@@ -45,32 +59,40 @@ def enter_module(into: Into, module: nn.Module, where: str) -> None:
     state = module.__dict__
     base = into.names.of(state)
     # One more is an attribute in the place of a method, such as `forward`.
-    into.check(
-        f"len({base}) == {len(state)}", f"len({base})", f"{len(state)} attributes", where, "object"
-    )
-    mode = f"{base}['training']"
-    was = str(module.training)
-    into.check(f"{mode} is {was}", mode, was, f"{where}.training", "mode")
+    _enter_length(into, state, f"attributes of {where}", "object")
+    mode, was = f"{base}['training']", str(module.training)
+    bulk = Bulk("item", state, "training", module.training)
+    into.check(f"{mode} is {was}", mode, was, f"{where}.training", "mode", bulk)
     for name in _HOOKS:
-        into.hooks(state[name], f"{base}[{name!r}]", where)
+        hooks = state[name]
+        into.same(hooks, f"{base}[{name!r}]", f"hooks of {where}", "hook", (state, name))
+        into.hooks(hooks, into.names.of(hooks), where, Bulk("empty", hooks))
     into.methods(type(module), where)
     for name in _MEMBERS:
-        _enter_members(into, state[name], f"{base}[{name!r}]", where)
+        members = state[name]
+        into.same(members, f"{base}[{name!r}]", f"the members of {where}", at=(state, name))
+        _enter_members(into, members, where)
     for name, value in [*state.items()]:
         is_read = name in into.attributes or is_of_torch(type(module))
         if name not in _OF_EVERY_MODULE and is_read:
-            into.value(value, f"{base}[{name!r}]", f"{where}.{name}")
+            into.value(value, f"{base}[{name!r}]", f"{where}.{name}", (state, name))
 
 
-def _enter_members(into: Into, members: dict[str, Any], expression: str, where: str) -> None:
-    into.same(members, expression, f"the members of {where}")
+def _enter_length(into: Into, thing: Any, where: str, kind: str) -> None:
+    name, was = into.names.of(thing), len(thing)
+    bulk = Bulk("length", thing, None, was)
+    into.check(f"len({name}) == {was}", f"len({name})", str(was), where, kind, bulk)
+
+
+def _enter_members(into: Into, members: dict[str, Any], where: str) -> None:
+    """The keys of a dict and its values, which are looked into as well."""
     base = into.names.of(members)
-    was = f"{len(members)} of them"
-    into.check(
-        f"len({base}) == {len(members)}", f"len({base})", was, f"members of {where}", "object"
-    )
+    keys = into.names.of([*members])
+    now, was = f"[*{base}]", f"{len(members)} of them"
+    bulk = Bulk("members", members, None, dict(members))
+    into.check(f"{now} == {keys}", f"len({base})", was, f"members of {where}", "object", bulk)
     for name, member in members.items():
-        into.value(member, f"{base}[{name!r}]", f"{where}.{name}")
+        into.value(member, f"{base}[{name!r}]", f"{where}.{name}", COVERED)
 
 
 def enter_optimizer(into: Into, optimizer: torch.optim.Optimizer, where: str) -> None:
@@ -78,20 +100,14 @@ def enter_optimizer(into: Into, optimizer: torch.optim.Optimizer, where: str) ->
     into.optimizers[id(optimizer)] = optimizer, where
     state = optimizer.__dict__
     base = into.names.of(state)
-    into.check(
-        f"len({base}) == {len(state)}", f"len({base})", f"{len(state)} attributes", where, "object"
-    )
+    _enter_length(into, state, f"attributes of {where}", "object")
     if "step" in state:  # A scheduler's.
         into.same(state["step"], f"{base}['step']", f"{where}.step")
     for name in _HOOKS_OF_OPTIMIZERS:
         into.hooks(state[name], f"{base}[{name!r}]", where)
     groups = optimizer.param_groups
     into.same(groups, f"{base}['param_groups']", f"{where}.param_groups", "optimizer")
-    found = f"len({into.names.of(groups)})"
-    into.check(
-        f"{found} == {len(groups)}", found, f"{len(groups)} groups", f"{where}.param_groups",
-        "optimizer",
-    )  # fmt: skip
+    _enter_length(into, groups, f"{where}.param_groups", "optimizer")
     for index, group in enumerate(groups):
         expression = f"{into.names.of(groups)}[{index}]"
         _enter_group(into, group, expression, f"{where}.param_groups[{index}]")
@@ -110,7 +126,7 @@ def _enter_group(into: Into, group: dict[str, Any], expression: str, where: str)
     for name, value in group.items():
         if name != "params":
             before = len(into.checks)
-            into.value(value, f"{base}[{name!r}]", f"{where}[{name!r}]")
+            into.value(value, f"{base}[{name!r}]", f"{where}[{name!r}]", (group, name))
             into.hyperparameters[id(group), name] = into.checks[before:]
 
 
@@ -132,12 +148,19 @@ def _enter_states(
         if not isinstance(state, dict):
             continue
         base = into.names.of(state)
-        _enter_all(into, state.values(), f"{base}.values()", where)
+        bulk = Bulk("members", state, None, dict(state))
+        keys = into.names.of([*state])
+        into.check(
+            f"[*{base}] == {keys}", f"len({base})", str(len(state)), where, "optimizer", bulk
+        )
         for name, value in state.items():
             told = f"{where}[...][{name!r}]"
+            at = f"{base}[{name!r}]"
+            if isinstance(value, torch.Tensor):
+                into.same(value, at, told, "optimizer", COVERED)
             if value.__class__ is XlaTensor:
                 into.hold(value, told, may_require_grad=False)
             elif isinstance(value, torch.Tensor):
                 into.counts[id(value)] = value, told
             elif value.__class__ in PLAIN:
-                into.value(value, f"{base}[{name!r}]", told)
+                into.value(value, at, told)

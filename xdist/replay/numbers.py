@@ -16,6 +16,7 @@ from torch_xdist.core.programs.interpreter import scalar_types
 from torch_xdist.core.trace.random_stream import RandomStream
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.watch import Update
+from torch_xdist.replay.counters import Counters
 from torch_xdist.replay.holders import is_of_torch
 from torch_xdist.replay.reach import Reach, Unfit
 
@@ -200,9 +201,9 @@ class Feeder:
     """
 
     def __init__(self, numbers: Numbers, counters: Sequence[torch.Tensor]) -> None:
-        self._numbers = numbers
-        self._counters = list(counters)
-        self._one = torch.tensor(1.0, device="cpu")
+        self._counters = Counters(counters)
+        self._counts: list[float] = []
+        self._drawn = numbers.drawn
         self._floats = _template(numbers.floats, np.float64)
         self._ints = _template(numbers.ints, np.int64)
         self._updates = [
@@ -215,48 +216,42 @@ class Feeder:
         self._seeds = _places(numbers.ints, "seed", None)
         drawn = [(i, n.what) for i, n in enumerate(numbers.ints) if n.origin == "counter"]
         self._drawn_at = [place for place, _ in drawn]
-        self._drawn = np.array([offset for _, offset in drawn], np.int64)
-        self._versions: list[int] = []
-        self._counts: list[float] = []
+        self._offsets = np.array([offset for _, offset in drawn], np.int64)
+        places = [[self._counters.place(c) for c in feed.update.counters] for feed in numbers.feeds]
+        # All of an update's members at once, as most often.
+        self._whole = [p if p != [*range(len(counters))] else None for p in places]
 
-    def counts(self) -> list[float] | None:
-        """How often each update's members have stepped; None where these differ among them."""
-        versions = [counter._version for counter in self._counters]
-        if versions != self._versions or not self._counts:
-            self._counts = []
-            for feed, _ in self._updates:
-                found = {counter.item() for counter in feed.update.counters}
-                if len(found) != 1:
-                    return None
-                self._counts.append(found.pop())
-            self._versions = versions
-        return self._counts
+    def is_even(self) -> bool:
+        """Whether the members of each update have stepped equally often; asked before `take`."""
+        values = self._counters.values()
+        self._counts = []
+        for places in self._whole:
+            found = values if places is None else [values[place] for place in places]
+            if found.count(found[0]) != len(found):
+                return False
+            self._counts.append(found[0] + 1)
+        return True
 
     def take(self, stream: RandomStream) -> tuple[np.ndarray, np.ndarray]:
-        """The floats and the ints of the next call; `counts` was asked before."""
+        """The floats and the ints of the next call."""
         floats, ints = self._floats.copy(), self._ints
-        if self._counters:
-            torch._foreach_add_(self._counters, self._one, alpha=1.0)
-            self._counts = [count + 1 for count in self._counts]
-            self._versions = [counter._version for counter in self._counters]
+        self._counters.add(1)
         for (feed, places), count in zip(self._updates, self._counts):
             for place, number in zip(places, feed.update.numbers(feed.group, count)):
                 floats[place] = number
         for group, places in self._rates:
             floats[places] = -group["lr"]
-        if self._numbers.drawn:
+        if self._drawn:
             ints = ints.copy()
-            ints[self._drawn_at] = self._drawn + stream.counter
+            ints[self._drawn_at] = self._offsets + stream.counter
             ints[self._seeds] = stream.seed ^ (stream.lane << _SEED_BITS)
-            stream.counter += self._numbers.drawn
+            stream.counter += self._drawn
         return floats, ints
 
     def give_back(self, stream: RandomStream) -> None:
         """The call that took the last numbers did not run."""
-        if self._counters:
-            torch._foreach_add_(self._counters, self._one, alpha=-1.0)
-        stream.counter -= self._numbers.drawn
-        self._counts, self._versions = [], []
+        self._counters.add(-1)
+        stream.counter -= self._drawn
 
 
 def _size(numbers: Numbers) -> int:

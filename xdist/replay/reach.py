@@ -20,7 +20,8 @@ from torch import nn
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.values import ViewValue
 from torch_xdist.replay import code, holders
-from torch_xdist.replay.guard import PLAIN, Check, Names, equals, told
+from torch_xdist.replay.guard import PLAIN, Bulk, Check, Names, equals, is_odd, told
+from torch_xdist.replay.holders import COVERED, At
 
 _LISTS = (list, tuple, deque, torch.Size)
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -77,14 +78,20 @@ class Reach:
         self.is_in_arguments = False
         self._depth = 0
 
-    def check(self, holds: str, now: str, was: str, where: str, kind: str) -> None:
+    def check(
+        self, holds: str, now: str, was: str, where: str, kind: str, bulk: Bulk | None = None
+    ) -> None:
         """Enter a condition."""
-        self.checks.append(Check(holds, now, was, where, kind))
+        self.checks.append(Check(holds, now, was, where, kind, bulk))
 
-    def same(self, thing: Any, expression: str, where: str, kind: str = "object") -> None:
+    def same(
+        self, thing: Any, expression: str, where: str, kind: str = "object", at: At = None
+    ) -> None:
         """Enter the condition that an expression is this object."""
         holds = f"{expression} is {self.names.of(thing)}"
-        self.check(holds, expression, f"another {type(thing).__name__}", where, kind)
+        bulk = at if at is None or at is COVERED else Bulk("item", *at, thing)
+        was = f"another {type(thing).__name__}"
+        self.check(holds, expression, was, where, kind, bulk)
 
     def is_new(self, thing: Any) -> bool:
         """Whether an object was not looked into before; it is now."""
@@ -94,34 +101,39 @@ class Reach:
         self.names.of(thing)
         return True
 
-    def value(self, thing: Any, expression: str, where: str) -> None:
-        """Enter what there is to say of one thing, by its kind."""
+    def value(self, thing: Any, expression: str, where: str, at: At = None) -> None:
+        """Enter what there is to say of one thing, by its kind.
+
+        Args:
+            at: the dict and the key where it is found, if the dict is always the same object.
+        """
         kind = thing.__class__
         if self._depth > _DEEPEST:
             return
         self._depth += 1
         try:
             if kind in PLAIN:
-                holds = equals(expression, thing)
-                self.check(holds, expression, told(thing), where, "value")
+                is_bulk = at is not None and at is not COVERED and not is_odd(thing)
+                bulk = Bulk("plain", *at, thing) if is_bulk else None  # type: ignore[misc]
+                self.check(equals(expression, thing), expression, told(thing), where, "value", bulk)
             elif isinstance(thing, torch.Tensor):
-                self._tensor(thing, expression, where)
+                self._tensor(thing, expression, where, at)
             elif kind in _LISTS or (isinstance(thing, tuple) and hasattr(kind, "_fields")):
                 self._elements(thing, range(len(thing)), expression, where)
             elif kind in _DICTS:
                 self._dict(thing, expression, where)
             else:
-                self._object(thing, expression, where)
+                self._object(thing, expression, where, at)
         finally:
             self._depth -= 1
 
-    def _tensor(self, tensor: torch.Tensor, expression: str, where: str) -> None:
+    def _tensor(self, tensor: torch.Tensor, expression: str, where: str, at: At) -> None:
         if tensor.__class__ is not XlaTensor:
             self._tensor_elsewhere(tensor, expression, where)
         elif self.is_in_arguments:
             self._argument(tensor, expression, where)  # type: ignore[arg-type]
         else:
-            self.same(tensor, expression, where, "tensor")
+            self.same(tensor, expression, where, "tensor", at)
             self.hold(tensor, where)  # type: ignore[arg-type]
 
     def _tensor_elsewhere(self, tensor: torch.Tensor, expression: str, where: str) -> None:
@@ -165,24 +177,39 @@ class Reach:
         name, kind = self.names.of(tensor), "tensor"
         value = self.names.of(tensor.value)
         of_value = f"{name}.value is {value}"
-        self.check(of_value, name, "other memory", f"the memory of {where}", kind)
+        bulk = Bulk("attribute", tensor, "value", tensor.value)
+        self.check(of_value, name, "other memory", f"the memory of {where}", kind, bulk)
         if not may_require_grad:
             return
         gradient = f"{name}.requires_grad"
         was = str(tensor.requires_grad)
-        self.check(f"{gradient} is {was}", gradient, was, f"{where}.requires_grad", kind)
+        bulk = Bulk("attribute", tensor, "requires_grad", tensor.requires_grad)
+        self.check(f"{gradient} is {was}", gradient, was, f"{where}.requires_grad", kind, bulk)
         if tensor.requires_grad:
             for attribute in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                self.hooks(getattr(tensor, attribute), f"{name}.{attribute}", where)
+                hooks = getattr(tensor, attribute)
+                bulk = None if hooks is not None else Bulk("attribute", tensor, attribute, None)
+                self.hooks(hooks, f"{name}.{attribute}", where, bulk)
 
-    def hooks(self, hooks: Mapping[int, Any] | None, expression: str, where: str) -> None:
-        """Hooks are the same ones; None is as good as empty."""
+    def hooks(
+        self,
+        hooks: Mapping[int, Any] | None,
+        expression: str,
+        where: str,
+        bulk: Bulk | None = None,
+    ) -> None:
+        """Hooks are the same ones.
+
+        Args:
+            bulk: how it is compared that there are none.
+        """
         found = [*map(id, hooks.values())] if hooks else []
         for hook in (hooks or {}).values():
             self.names.of(hook)  # It must live, so that nothing else has its id.
         holds = f"ids({expression}.values()) == {found}" if found else f"not {expression}"
         was = f"{len(found)} of them" if found else "none"
-        self.check(holds, f"{expression} and len({expression})", was, f"hooks of {where}", "hook")
+        now = f"{expression} and len({expression})"
+        self.check(holds, now, was, f"hooks of {where}", "hook", None if found else bulk)
 
     def _elements(
         self, thing: Any, keys: Sequence[Any] | range, expression: str, where: str
@@ -210,7 +237,7 @@ class Reach:
         now = f"ids({expression}.values())"
         self.check(f"{now} == {found}", expression, "other elements", where, "object")
 
-    def _object(self, thing: Any, expression: str, where: str) -> None:
+    def _object(self, thing: Any, expression: str, where: str, at: At) -> None:
         if isinstance(thing, np.ndarray | np.generic | set | frozenset):
             self._host_data(thing, expression, where)
         elif isinstance(thing, functools.partial):
@@ -221,14 +248,14 @@ class Reach:
             self.value(thing.__func__, f"{expression}.__func__", where)
             self.value(thing.__self__, f"{expression}.__self__", f"the object of {where}")
         elif isinstance(thing, nn.Module | torch.optim.Optimizer):
-            self.same(thing, expression, where)
+            self.same(thing, expression, where, at=at)
             self.look_into(thing, where)
         elif isinstance(thing, _WHOLE):
-            self.same(thing, expression, where)
+            self.same(thing, expression, where, at=at)
             if isinstance(thing, FunctionType | type):
                 self.look_into(thing, where)
         else:
-            self._unknown(thing, expression, where)
+            self._unknown(thing, expression, where, at)
 
     def _host_data(self, thing: Any, expression: str, where: str) -> None:
         if isinstance(thing, np.ndarray):
@@ -244,11 +271,11 @@ class Reach:
         holds = f"{expression}.__class__ is {kind} and {expression} == {kept}"
         self.check(holds, expression, "other values", where, "value")
 
-    def _unknown(self, thing: Any, expression: str, where: str) -> None:
+    def _unknown(self, thing: Any, expression: str, where: str, at: At) -> None:
         """An object of some class: by identity, or by its class where each call has another one."""
         kind = thing.__class__
         if not self.is_in_arguments:
-            self.same(thing, expression, where)
+            self.same(thing, expression, where, at=at)
         else:
             holds = f"{expression}.__class__ is {self.names.of(kind)}"
             self.check(holds, expression, told(thing), where, "value")
@@ -262,7 +289,8 @@ class Reach:
         for name, value in [*attributes.items()]:
             # What no code that was found names is not read.
             if is_ours or is_mapping or name in self.attributes:
-                self.value(value, f"{base}[{name!r}]", f"{where}.{name}")
+                held = None if self.is_in_arguments else (attributes, name)
+                self.value(value, f"{base}[{name!r}]", f"{where}.{name}", held)
 
     def look_into(self, thing: Any, where: str) -> None:
         """What the same object may hold another time."""
@@ -300,7 +328,7 @@ class Reach:
         space = function.__globals__
         for name in sorted(names.globals & space.keys()):
             base = self.names.of(space)
-            self.value(space[name], f"{base}[{name!r}]", f"the global {name}")
+            self.value(space[name], f"{base}[{name!r}]", f"the global {name}", (space, name))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             try:
                 content = cell.cell_contents

@@ -105,7 +105,7 @@ class Variant:
         why = self._gradients.differs(gradients, {*ids, *self._ids_of_held})
         if why:
             return Broken("gradient", why, "as it was recorded", "otherwise")
-        if self._feeder.counts() is None:
+        if not self._feeder.is_even():
             return Broken("optimizer", "the step counters of a group", "equal", "not equal")
         return self._buffers(arguments, roots, gradients)
 

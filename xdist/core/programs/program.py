@@ -25,7 +25,13 @@ from torch_xdist.core.programs import collective_program, host_memory, refused_d
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
-from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
+from torch_xdist.core.programs.jax_internals import (
+    Direct,
+    Location,
+    checks_results,
+    in_one_call,
+    in_profile,
+)
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
@@ -418,6 +424,18 @@ def execute(
         raise
 
 
+def _run_directly(direct: Direct, arguments: Sequence[Any], results: list[Any]) -> None:
+    donated, kept, *numbers = arguments
+    operands = direct.operands([*donated, *kept], numbers)
+    made: list[Any] = []
+    try:
+        in_one_call(made, direct.execute, operands)
+    finally:
+        # Also where Ctrl-C came in between: the operands are gone.
+        if made:
+            in_one_call(results, made[0].consume_with_handlers, direct.handlers)
+
+
 def run(
     program: Program, arguments: Sequence[Any], results: list[list[jax.Array]], name: str
 ) -> None:
@@ -432,7 +450,11 @@ def run(
     """
     metrics.look()
     started = time.perf_counter()
+    direct = getattr(program.executable, "direct", None)
     with in_profile("PjRtComputationClient::ExecuteComputation"):
-        in_one_call(results, program.run, *arguments)
+        if direct is None or checks_results():
+            in_one_call(results, program.run, *arguments)
+        else:
+            _run_directly(direct, arguments, results)
     metrics.note(program.run_tally)
     metrics.launched(name, started, results[0][0] if results[0] else None)
