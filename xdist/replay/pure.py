@@ -222,10 +222,10 @@ class Pure:
                 known.variants.remove(variant)
         metrics.count(f"ReplayBroken.{broken.kind}")
         if variant.is_confirmed:
-            self._tell(
-                f"broken {broken.kind} {broken.where}",
-                f"recorded again: {broken.where} was {broken.was}, is {broken.now}",
-            )
+            differs = f"{broken.where} was {broken.was}, is {broken.now}"
+            if broken.kind in _OF_OBJECTS:
+                differs = f"{broken.where} is another one than it was ({broken.now})"
+            self._tell(f"broken {broken.kind} {broken.where}", f"recorded again: {differs}")
 
     def _tell(self, cause: str, text: str) -> None:
         if cause in self._told:

@@ -127,6 +127,22 @@ class Reach:
         finally:
             self._depth -= 1
 
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enter the arguments of a call."""
+        self.is_in_arguments = True
+        for name, given in (("a", len(args)), ("k", len(kwargs))):
+            self.check(
+                f"len({name}) == {given}",
+                f"len({name})",
+                str(given),
+                "the number of arguments",
+                "value",
+            )
+        for index, value in enumerate(args):
+            self.value(value, f"a[{index}]", f"argument {index}")
+        for key, value in kwargs.items():
+            self.value(value, f"k[{key!r}]", f"argument {key}")
+
     def _tensor(self, tensor: torch.Tensor, expression: str, where: str, at: At) -> None:
         if tensor.__class__ is not XlaTensor:
             self._tensor_elsewhere(tensor, expression, where)
@@ -360,9 +376,7 @@ def reach_of(
         reach.value(function, reach.names.of(function), getattr(function, "__name__", "function"))
         for thing in called:
             reach.look_into(thing, type(thing).__name__)
-        reach.is_in_arguments = True
-        reach.value(args, "a", "argument ")
-        reach.value(kwargs, "k", "argument ")
+        reach.call(args, kwargs)
         # Code that was found last may read what was looked at first.
         if len(reach.attributes) == known:
             break
