@@ -76,8 +76,7 @@ class World:
 
     def _states(self) -> Any:
         with torch.no_grad():
-            model = {name: t.clone() for name, t in self.model.state_dict().items()}
-        return model
+            return {name: t.clone() for name, t in self.model.state_dict().items()}
 
     def act(self, action: str) -> None:
         name, _, what = action.partition(" ")

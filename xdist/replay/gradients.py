@@ -14,7 +14,8 @@ import torch
 
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import DeviceTrace
-from torch_xdist.core.trace.values import RootValue, root_of
+from torch_xdist.core.trace.plans import Plan
+from torch_xdist.core.trace.values import RootValue, Value, root_of
 from torch_xdist.replay.ends import view_of, with_gradient
 from torch_xdist.replay.reach import steps_of
 from torch_xdist.replay.script import GRADIENT, Script
@@ -22,6 +23,11 @@ from torch_xdist.replay.script import GRADIENT, Script
 _value_of = operator.attrgetter("value")
 _requires = operator.attrgetter("requires_grad")
 _uses_of = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+
+def _leads(root: Value, steps: Sequence[Plan], value: Any) -> bool:
+    """Whether a value is the memory, or looks into it by the one step."""
+    return value.parent is root and value.step is steps[0] if steps else value is root
 
 
 class Gradients:
@@ -43,10 +49,11 @@ class Gradients:
             for index, one in enumerate(script.gradients)
             if one.outcome == "new"
         ]
-        self._types = [one.types[0] for _, _, one in self._new]
-        # Whose old tensor may be made over.
+        # Whose old tensor may be made over: it is of the same form.
         self._over = [
-            place for place, (_, _, one) in enumerate(self._new) if one.was_there and not one.steps
+            place
+            for place, (_, _, one) in enumerate(self._new)
+            if one.was == (*one.types, *one.steps) and len(one.steps) < 2
         ]
         self._indices = [self._new[place][0] for place in self._over]
         self._dropped = [
@@ -77,8 +84,15 @@ class Gradients:
         """
         if [gradient is None for gradient in gradients[:-1]] != self._without:
             return "which parameters have a .grad"
-        if not self._used:
-            return ""
+        if self._used:
+            why = self._used_differ(gradients, others)
+            # Its variables would count as somebody who has a gradient.
+            if not why and self._given and not all(self._are_alone(self._given, gradients)):
+                why = "who else holds a .grad that the call takes"
+            return why
+        return ""
+
+    def _used_differ(self, gradients: list[Any], others: set[int]) -> str:
         roots = set()
         for index, was in self._used:
             gradient = gradients[index]
@@ -89,27 +103,34 @@ class Gradients:
             roots.add(id(root_of(gradient.value)))
         if len(roots) != len(self._used) or not roots.isdisjoint(others):
             return "the memory of a .grad"
-        if self._given and not all(self._are_alone(self._given, gradients)):
-            return "who else holds a .grad that the call takes"
         return ""
 
     def _are_alone(self, indices: list[int], gradients: list[Any]) -> list[bool]:
-        """Which of some gradients, and of their values, nobody else refers to."""
+        """Which of some gradients, their values and their memory nobody else refers to."""
         some = [gradients[index] for index in (*indices, -1)]
         values = [*map(_value_of, some)]
-        counts = [*map(sys.getrefcount, some)], [*map(_uses_of, some)]
-        of_values = [*map(sys.getrefcount, values)], [*map(type, values)]
-        columns = *counts, *of_values, [*map(_requires, some)]
+        roots = [value if value.parent is None else value.root for value in values]
+        columns = [
+            [*map(sys.getrefcount, some)],
+            [*map(_uses_of, some)],
+            [*map(sys.getrefcount, values)],
+            [*map(sys.getrefcount, roots)],
+            [*map(_requires, some)],
+        ]
         count = len(some)
         if all([column.count(column[-1]) == count for column in columns]):
             return [True] * (count - 1)
+        # A view is not in the list of the memory; and refers to that twice, where a tensor does so
+        # once, and the list of the values.
+        for place, (value, root) in enumerate(zip(values, roots)):
+            columns[2][place] += value is not root
         *found, alone = zip(*columns)
         return [one == alone for one in found]
 
     def release(self, gradients: list[Any]) -> list[Any]:
-        """The values that can be made over, in the order of the new gradients; else None.
+        """The memory that can be made over, in the order of the new gradients; else None.
 
-        Their buffers go before the program makes others, as those of gradients do that a step sets
+        Its buffer goes before the program makes others, as those of gradients do that a step sets
         to None.
         """
         over: list[Any] = [None] * len(self._new)
@@ -118,10 +139,11 @@ class Gradients:
             return over
         alone = self._are_alone(self._indices, gradients)
         for place, index, is_alone in zip(self._over, self._indices, alone):
-            value = gradients[index].value
-            if is_alone and value.type is self._types[place]:
-                over[place] = value
-                value.buffer = None
+            value, new = gradients[index].value, self._new[place][2]
+            root = value if value.parent is None else value.root
+            if is_alone and root.type is new.types[0] and _leads(root, new.steps, value):
+                over[place] = root
+                root.buffer = None
         return over
 
     def hand_over(

@@ -48,10 +48,12 @@ class Stream(NamedTuple):
     seed: int
     lane: int
     counter: int
+    settings: int
 
     @classmethod
     def of(cls, stream: RandomStream) -> "Stream":
-        return cls(stream.seed, stream.lane, stream.counter)
+        """What it is now."""
+        return cls(stream.seed, stream.lane, stream.counter, stream.settings)
 
 
 class Numbers:
@@ -73,7 +75,7 @@ class Numbers:
         self.rates: list[dict[str, Any]] = []
         self.drawn = stream.counter - before.counter
         self._before = before
-        if (stream.seed, stream.lane) != (before.seed, before.lane) or self.drawn < 0:
+        if stream.settings != before.settings or stream.lane != before.lane:
             raise Unfit("random", "the function sets the seed of the device; set it outside")
         for slot in sorted(tape.scalars):
             row: Any = tape.entries[slot]

@@ -161,6 +161,7 @@ class Pure:
                 expected.script.check_constants(script)
                 self._check_unchanged(expected, args, kwargs)
                 expected.is_confirmed = True
+                known.refusals = 0
                 known.variants.insert(0, expected)
             else:
                 if expected is not None:
@@ -220,12 +221,15 @@ class Pure:
             if is_replaced:
                 # It does not come back, and would be kept alive.
                 known.variants.remove(variant)
+        if not variant.is_confirmed:
+            text = f"{broken.where} is another one at each call: it was {broken.was}, then"
+            self._refuse(known, Unfit("changes", f"{text} {broken.now}"))
+            return
         metrics.count(f"ReplayBroken.{broken.kind}")
-        if variant.is_confirmed:
-            differs = f"{broken.where} was {broken.was}, is {broken.now}"
-            if broken.kind in _OF_OBJECTS:
-                differs = f"{broken.where} is another one than it was ({broken.now})"
-            self._tell(f"broken {broken.kind} {broken.where}", f"recorded again: {differs}")
+        differs = f"{broken.where} was {broken.was}, is {broken.now}"
+        if broken.kind in _OF_OBJECTS:
+            differs = f"{broken.where} is another one than it was ({broken.now})"
+        self._tell(f"broken {broken.kind} {broken.where}", f"recorded again: {differs}")
 
     def _tell(self, cause: str, text: str) -> None:
         if cause in self._told:

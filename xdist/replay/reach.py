@@ -232,7 +232,7 @@ class Reach:
     ) -> None:
         kind = self.names.of(thing.__class__)
         holds = f"{expression}.__class__ is {kind} and len({expression}) == {len(keys)}"
-        self.check(holds, f"len({expression})", f"{len(keys)} elements", where, "value")
+        self.check(holds, f"len({expression})", str(len(keys)), f"the length of {where}", "value")
         if len(keys) > _MOST_ELEMENTS:
             if not self.is_in_arguments:
                 self.same(thing, expression, where)

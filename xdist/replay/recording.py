@@ -5,7 +5,9 @@ would keep it from being donated, or make it live longer than the step.
 """
 
 import gc
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,13 +18,14 @@ from torch.utils import _pytree as pytree
 
 from torch_xdist.core.devices import closures
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.run.cuts import last_collective
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.core.run.known_run import Known
 from torch_xdist.core.run.tape_run import TapeRun
 from torch_xdist.core.trace import row_lines, watch
-from torch_xdist.core.trace.trace import Tape, types_of
+from torch_xdist.core.trace.trace import Tape, rows_of, types_of
 from torch_xdist.core.trace.user_frames import shortened, user_line
 from torch_xdist.core.trace.values import root_of
 from torch_xdist.replay import modes
@@ -130,6 +133,7 @@ class Recording:
         lines = row_lines.lines_of(trace.tape.entries) or {}
         ends.check(lines)
         self._ends = ends
+        self._held_leaves = _held_leaves(trace.tape)
 
     def _observe(self, run: TapeRun, launch: Launch) -> None:
         """A tape of the call is about to run; after its end that is the one."""
@@ -189,12 +193,12 @@ class Recording:
         uploaded = {id(upload.buffer()): upload for upload in self._watch.uploads}
         found: list[Source] = []
         arrays: list[Any] = []
-        for slot, give in zip(launch.leaves, launch.mask):
+        for slot in launch.leaves:
             buffer = tape.buffers[slot]
             source = before.source_of_buffer(buffer)
             if source is None:
                 upload = uploaded.get(id(buffer))
-                if upload is None or upload.array is None or not give:
+                if upload is None or upload.array is None or slot in self._held_leaves:
                     raise _unknown_leaf(tape, slot, lines, upload)
                 source = Source(UPLOAD, len(arrays))
                 arrays.append(upload.array)
@@ -246,7 +250,8 @@ class Before:
         self._waiting = closures.waiting_closures()
         self._roots: dict[int, tuple[weakref.ref[Any], Source]] = {}
         self._buffers: dict[int, tuple[weakref.ref[Any], Source]] = {}
-        self._memory: list[tuple[weakref.ref[Any], weakref.ref[Any] | None, Source]] = []
+        # What is in the memory of each, as the count of writes tells, and its source.
+        self._memory: list[tuple[weakref.ref[Any], int, Source]] = []
         for index, tensor in enumerate(self.held):
             self._enter(tensor, Source(HELD, index))
         for index, argument in enumerate(reach.arguments):
@@ -277,7 +282,7 @@ class Before:
         self._roots[id(root)] = weakref.ref(root), source
         buffer = root.buffer
         held = None if buffer is None else weakref.ref(buffer)
-        self._memory.append((weakref.ref(root), held, source))
+        self._memory.append((weakref.ref(root), root.generation, source))
         if held is not None:
             # Two values may hold one buffer; then none is donated.
             self._buffers.setdefault(id(buffer), (held, source))
@@ -313,11 +318,10 @@ class Before:
         """Raise Unfit where the function did what a replay would not do."""
         if closures.waiting_closures() != self._waiting:
             raise Unfit("closure", "it adds a step closure; add that outside of the function")
-        for root, buffer, source in self._memory:
+        for root, generation, _ in self._memory:
             value = root()
-            if value is None or source.kind == GRADIENT:
-                continue
-            if value.buffer is not None and (buffer is None or value.buffer is not buffer()):
+            # Written, and not by a row: it has the buffer of another one.
+            if value is not None and value.buffer is not None and value.generation != generation:
                 raise Unfit(
                     "memory", "it gives one tensor the memory of another (copy_ of a whole tensor)"
                 )
@@ -335,6 +339,21 @@ class Before:
         return [index for index, (tensor, version) in pairs if tensor._version != version]
 
 
+def _held_leaves(tape: Tape) -> set[int]:
+    """The slots of leaves whose buffer something else has than the tape, and values that are dead.
+
+    What `.to` puts on the device is written into a value that the tape lists.
+    """
+    held = {*map(id, program.held_values(tape))}
+    dead = Counter(id(value.buffer) for value in tape.values if id(value) not in held)
+    stand_in = {0: object()}
+    least = sys.getrefcount(stand_in[0])
+    buffers = tape.buffers
+    return {
+        slot for slot in buffers if sys.getrefcount(buffers[slot]) > least + dead[id(buffers[slot])]
+    }
+
+
 def _unknown_leaf(
     tape: Tape, slot: int, lines: Mapping[int, str], upload: watch.Upload | None
 ) -> Unfit:
@@ -346,7 +365,8 @@ def _unknown_leaf(
             f"{shortened(upload.where)} puts a tensor {type_!r} on the device, and {what}; make it"
             " an argument that is on the device",
         )
-    users = [at for at in sorted(lines) if slot in tape.entries[at][1:]]  # type: ignore[index]
+    rows = [(at, row) for at, row in rows_of(tape.entries) if at in lines]
+    users = [at for at, row in rows if slot in row[1:]]
     line = f" at {shortened(lines[users[0]])}" if users else ""
     return Unfit(
         "unknown",

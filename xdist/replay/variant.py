@@ -64,6 +64,10 @@ class Variant:
         self._ids_of_held = {*map(id, self._held)}
         self._feeder = Feeder(script.numbers, script.counters)
         self._uploads = [RootValue(None, trace) for _ in script.uploads]  # type: ignore[arg-type]
+        pairs = zip(script.leaves, script.mask)
+        self._given_uploads = [
+            self._uploads[source.index] for source, give in pairs if give and source.kind == UPLOAD
+        ]
         self._gradients = Gradients(script, trace)
         self._written = [
             (self._held[write.source.index], write.place)
@@ -116,7 +120,8 @@ class Variant:
         for place, (kind, index) in self._places:
             cells[place] = roots[index] if kind == ARGUMENT else root_of(gradients[index].value)
         for cell, array in zip(self._uploads, self.script.uploads):
-            cell.buffer = transfer.put(array, cell.trace.device)  # type: ignore[assignment]
+            if cell.buffer is None:
+                cell.buffer = transfer.put(array, cell.trace.device)  # type: ignore[assignment]
         alone = RootValue(None, None)  # type: ignore[arg-type]
         alone.buffer = object()  # type: ignore[assignment]
         cells.append(alone)
@@ -142,7 +147,7 @@ class Variant:
         floats, ints = self._feeder.take(stream)
         made: list[Any] = []
         over = self._gradients.release(gradients)
-        for cell in self._uploads:
+        for cell in self._given_uploads:
             cell.buffer = None
 
         def hand_over(results: list[jax.Array]) -> None:
