@@ -131,6 +131,7 @@ class World:
         self.optimizer.zero_grad()
 
     def do_hook(self) -> None:
+        self.model.first.requires_grad_(True)
         self.hooks.append(self.model.first.weight.register_hook(lambda g: g * 0.5))
 
     def do_module_hook(self) -> None:

@@ -2,7 +2,6 @@
 
 import dis
 import functools
-import itertools
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -48,12 +47,10 @@ def is_users(function: Any) -> bool:
 def functions_of(kind: type, names: frozenset[str] | set[str]) -> list[FunctionType]:
     """The user's functions among the attributes of a class that have one of these names."""
     found = []
-    for name, owner in itertools.product(sorted(names), kind.__mro__):
-        if name in owner.__dict__:
-            for part in _parts(owner.__dict__[name]):
-                if is_users(part):
-                    found.append(part)
-            break
+    for name in sorted(names):
+        owner = next((owner for owner in kind.__mro__ if name in owner.__dict__), None)
+        if owner is not None:
+            found += [part for part in _parts(owner.__dict__[name]) if is_users(part)]
     return found
 
 

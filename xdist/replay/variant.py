@@ -13,10 +13,9 @@ from torch.utils import _pytree as pytree
 from torch_xdist import metrics, settings
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs import program
 from torch_xdist.core.run.device_trace import DeviceTrace
 from torch_xdist.core.run.known_run import run_known
-from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace import donation, op_counts
 from torch_xdist.core.trace.values import RootValue, Value, root_of
 from torch_xdist.replay.ends import view_of
 from torch_xdist.replay.gradients import Gradients
@@ -134,7 +133,7 @@ class Variant:
         if max(itertools.compress(counts, mask), default=0) > least:
             return Broken("buffers", "memory that it overwrites", "held once", "held by others")
         donated = tuple(itertools.compress(buffers, mask))
-        if not program.may_take(donated):
+        if not donation.may_take(donated):
             return Broken("buffers", "memory that it overwrites", "its own", "known to others")
         kept = tuple(itertools.compress(buffers, self._keep))
         return Ready(arguments, gradients, donated, kept)

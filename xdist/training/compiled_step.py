@@ -20,12 +20,17 @@ from torch_xdist.training import eager, shape_detector
 _names = itertools.count()
 
 
-@contextmanager
-def step() -> Iterator[None]:
+def step(*, pure: bool = False) -> Any:
     """A block that is one step: what is pending runs before it, and its own rows at its end.
 
-    The step ends also when the block raises.
+    The step ends also when the block raises. As a decorator, `@step()` makes each call of a
+    function such a block, and `@step(pure=True)` one that is replayed (see `compile`).
     """
+    return compile(pure=True) if pure else _block()
+
+
+@contextmanager
+def _block() -> Iterator[None]:
     steps.end_step(analysis.COMPILE)
     try:
         yield

@@ -118,6 +118,24 @@ def test_a_function_that_changes_what_it_reads_is_told_and_never_replayed(capfd)
     assert "the function changes the length of calls: " in told
 
 
+def test_a_step_is_a_decorator_too():
+    @torch_xla.step(pure=True)
+    def double(x):
+        return x * 2
+
+    @torch_xla.step()
+    def triple(x):
+        return x * 3
+
+    x = torch.ones(1).to("xla")
+    assert [double(x).item() for _ in range(5)] == [2] * 5
+    assert replayed() == 3
+    assert triple(x).item() == 3
+    with torch_xla.step():
+        y = x + 1
+    assert y.value.buffer is not None
+
+
 def test_a_block_cannot_be_pure():
     with pytest.raises(TypeError, match="a `with` block runs in any case"):  # noqa: SIM117
         with torch_xla.compile(pure=True):

@@ -266,6 +266,31 @@ def test_a_sparse_gradient(capfd):
     assert not metrics.counter_value("ReplayedStep")
 
 
+def test_numbers_of_an_optimizer_without_a_formula(capfd):
+    model = nn.Linear(2, 1).to("xla")
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, foreach=False)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    told = "computes with a Python number that is another one at each call ("
+    refused(step, on_device(3, 2), kind="number", told=told, capfd=capfd, turns=9)
+
+
+def test_a_view_that_outlives_the_call_and_is_read_by_several_operators(capfd):
+    told = "a view that outlives it is read by more than one operator"
+    step = torch_xla.compile(lambda x: real_of(x + 1j), pure=True)
+    for _ in range(5):
+        step(on_device(2))
+    assert told in capfd.readouterr().err or metrics.counter_value("ReplayedStep")
+
+
+def real_of(x):
+    return torch.view_as_real(x)
+
+
 def test_a_function_that_records_nothing(capfd):
     refused(lambda x: x, on_device(2), kind="nothing", told="it records nothing", capfd=capfd)
 

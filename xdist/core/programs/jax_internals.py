@@ -70,10 +70,23 @@ class Direct(NamedTuple):
     kept: Sequence[int]
     put: Callable[[Any], jax.Array]
 
-    def operands(self, arrays: list[Any], numbers: Sequence[Any]) -> list[Any]:
-        """What `execute` takes, of arrays of the device and of numpy's arrays behind them."""
-        arrays += map(self.put, numbers)
-        return arrays if len(arrays) == len(self.kept) else [arrays[at] for at in self.kept]
+    def run(self, arguments: Sequence[Any], results: list[Any]) -> None:
+        """`results.append(...)` with the list of results; as `in_one_call`, for Ctrl-C.
+
+        Args:
+            arguments: two lists of arrays of the device, and numpy's arrays.
+        """
+        donated, kept, *numbers = arguments
+        operands = [*donated, *kept, *map(self.put, numbers)]
+        if len(operands) != len(self.kept):
+            operands = [operands[place] for place in self.kept]
+        made: list[Any] = []
+        try:
+            in_one_call(made, self.execute, operands)
+        finally:
+            # Also where Ctrl-C came in between: the operands are gone.
+            if made:
+                in_one_call(results, made[0].consume_with_handlers, self.handlers)
 
 
 def direct_call(compiled: jax.stages.Compiled, device: jax.Device) -> Direct | None:

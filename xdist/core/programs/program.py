@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,8 @@ from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
 from torch_xdist.core.programs.jax_internals import (
-    Direct,
-    Location,
-    checks_results,
-    in_one_call,
-    in_profile,
-)
+    Location, checks_results, in_one_call, in_profile,
+)  # fmt: skip
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
@@ -47,8 +42,6 @@ from torch_xdist.progress import PROGRESS
 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
 
 PROGRAMS = ProgramCache()
-# Buffers whose memory another framework was given: XLA must not write to it. By id.
-_exported: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True)
@@ -78,19 +71,6 @@ class Launch:
         state = global_state.of_program(self.device.choices)
         here = self.placement if self.placement is not None else self.device.index
         return self.entries, self.leaves, self.mask, self.outs, here, state
-
-
-def export(buffer: jax.Array) -> jax.Array:
-    """The buffer, whose memory is from now on never given away."""
-    _exported[id(buffer)] = buffer
-    return buffer
-
-
-def may_take(buffers: Iterable[jax.Array]) -> bool:
-    """Whether nobody but this package knows of these buffers, or was promised anything of them."""
-    if not _exported and not donation.is_any_given():
-        return True
-    return not any(id(b) in _exported or donation.is_given(b) for b in buffers)
 
 
 def held_values(tape: Tape) -> list[Value]:
@@ -138,8 +118,7 @@ def prepare(
         mask = donation.mask([count <= least for count in counts], buffers)
     if donated:
         mask = [slot in donated for slot in leaves]
-    if _exported:
-        mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
+    mask = donation.without_exported(mask, buffers)
     placement = None
     if device.layout is not None:
         buffers, placement = placement_of(buffers, device.layout, [*map(tilings.get, outs)])
@@ -424,18 +403,6 @@ def execute(
         raise
 
 
-def _run_directly(direct: Direct, arguments: Sequence[Any], results: list[Any]) -> None:
-    donated, kept, *numbers = arguments
-    operands = direct.operands([*donated, *kept], numbers)
-    made: list[Any] = []
-    try:
-        in_one_call(made, direct.execute, operands)
-    finally:
-        # Also where Ctrl-C came in between: the operands are gone.
-        if made:
-            in_one_call(results, made[0].consume_with_handlers, direct.handlers)
-
-
 def run(
     program: Program, arguments: Sequence[Any], results: list[list[jax.Array]], name: str
 ) -> None:
@@ -455,6 +422,6 @@ def run(
         if direct is None or checks_results():
             in_one_call(results, program.run, *arguments)
         else:
-            _run_directly(direct, arguments, results)
+            direct.run(arguments, results)
     metrics.note(program.run_tally)
     metrics.launched(name, started, results[0][0] if results[0] else None)
