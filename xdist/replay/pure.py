@@ -46,14 +46,14 @@ class _OfDevice:
 
     Attributes:
         variants: the one that was used last comes first.
-        called: modules and optimizers that calls used, by id.
+        called: modules and optimizers that the last watched call used.
         idle: how many calls were recorded since one was replayed.
         refusals: how often in a row calls were refused for the reason `refused`.
     """
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
-        self.called: dict[int, Any] = {}
+        self.called: list[Any] = []
         self.idle = 0
         self.refusals = 0
         self.refused = ""
@@ -154,6 +154,7 @@ class Pure:
         with recording:
             recording.begin()
             result = self._called(lambda: recording.returned(self._function(*args, **kwargs)))
+        known.called = recording.called
         try:
             script, reach = recording.script()
             if expected is not None and expected.script.is_like(script):

@@ -8,7 +8,7 @@ import gc
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,18 +41,20 @@ class Recording:
     """One watched call.
 
     Args:
-        called: modules and optimizers that earlier calls used; those of this one are added.
+        called_before: modules and optimizers that the last call used.
 
     Attributes:
         why_not: why the call cannot be replayed, once that is known.
+        called: modules and optimizers that this call used.
     """
 
-    def __init__(self, trace: DeviceTrace, call: Call, called: dict[int, Any]) -> None:
+    def __init__(self, trace: DeviceTrace, call: Call, called_before: Sequence[Any]) -> None:
         self.why_not: Unfit | None = None
         self._before: Before
         self._trace = trace
         self._call = call
-        self._called = called
+        self._called_before = called_before
+        self.called: list[Any] = []
         self._watch = watch.Watch()
         self._ends: Ends | None = None
         self._script: Script | None = None
@@ -68,8 +70,8 @@ class Recording:
         """From here on modules, optimizers and uploads of this thread are noticed."""
 
         def noticed(thing: Any, *_: Any) -> None:
-            if watch.HERE.watch is self._watch:
-                self._called.setdefault(id(thing), thing)
+            if watch.HERE.watch is self._watch and all(thing is not one for one in self.called):
+                self.called.append(thing)
 
         for register in (register_module_forward_pre_hook, register_optimizer_step_pre_hook):
             hook = register(noticed)
@@ -84,8 +86,7 @@ class Recording:
         self._trace.observer = self._observe
         row_lines.begin(self._trace.tape)
         try:
-            called = [*self._called.values()]
-            self._before = Before(reach_of(*self._call, called), self._trace)
+            self._before = Before(reach_of(*self._call, self._called_before), self._trace)
         except Unfit as unfit:
             self._refuse(unfit)
 
@@ -226,7 +227,7 @@ class Recording:
         if self.why_not is not None:
             raise self.why_not
         assert self._script is not None
-        reach = reach_of(*self._call, [*self._called.values()])
+        reach = reach_of(*self._call, self.called)
         if [*reach.held] != [*self._before.reach.held]:
             raise Unfit("state", "it makes tensors that it finds again, as first steps do")
         return self._script, reach

@@ -25,7 +25,10 @@ from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
 from torch_xdist.core.programs.jax_internals import (
-    Location, checks_results, in_one_call, in_profile,
+    Location,
+    checks_results,
+    in_one_call,
+    in_profile,
 )  # fmt: skip
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots

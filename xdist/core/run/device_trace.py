@@ -72,6 +72,10 @@ class DeviceTrace(Trace):
         """
         if placeholders.ALIVE:
             self._set_placeholders_aside()
+        if not wanted and not self.tape.entries:
+            # Nothing is pending; what is recorded from now on is timed from now.
+            self.tape.since_s = time.perf_counter()
+            return []
         while True:
             tape = self.tape
             slots = [self.slot_of(value) for value in wanted]
