@@ -150,8 +150,8 @@ def _together(bulk: Sequence[Bulk], names: Names) -> Iterator[str]:
         if kind == "covered":
             continue
         if kind == "item":
-            pairs = names.of([(one.thing, one.key) for one in some])
-            yield f"ids([d[n] for d, n in {pairs}]) == {names.of(ids_of(values))}"
+            getters, found = _getters(some)
+            yield f"ids(chained([get(d) for get, d in {names.of(getters)}])) == {names.of(found)}"
         elif kind == "plain":
             pairs = names.of([(one.thing, one.key) for one in some])
             types = names.of([*map(type, values)])
@@ -169,6 +169,20 @@ def _together(bulk: Sequence[Bulk], names: Names) -> Iterator[str]:
         else:
             get = names.of(operator.attrgetter(some[0].key))
             yield f"ids(map({get}, {things})) == {names.of(ids_of(values))}"
+
+
+def _getters(some: Sequence[Bulk]) -> tuple[list[tuple[Any, Any]], list[int]]:
+    """What takes all of a dict's items at once, with the dict; and the identity of each item."""
+    of_dicts: dict[int, list[Bulk]] = {}
+    for one in some:
+        of_dicts.setdefault(id(one.thing), []).append(one)
+    getters, found = [], []
+    for items in of_dicts.values():
+        # Of one key alone it would be no tuple.
+        items = items if len(items) > 1 else items * 2
+        getters.append((operator.itemgetter(*[one.key for one in items]), items[0].thing))
+        found += [one.value for one in items]
+    return getters, ids_of(found)
 
 
 def equals(expression: str, value: Any) -> str:
