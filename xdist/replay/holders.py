@@ -14,6 +14,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_OF_EVERY_OPTIMIZER = frozenset(("defaults", "param_groups", "state", "step"))
 _PACKAGES = ("torch", "torch_xdist", "torch_xla")
 # A dict that stays the same object, and a key in it: where something is found.
 At = tuple[dict[str, Any], str] | Bulk | None
@@ -67,7 +68,9 @@ def enter_module(into: Into, module: nn.Module, where: str) -> None:
         hooks = state[name]
         into.same(hooks, f"{base}[{name!r}]", f"hooks of {where}", "hook", (state, name))
         into.hooks(hooks, into.names.of(hooks), where, Bulk("empty", hooks))
-    into.methods(type(module), where)
+    kind = type(module)
+    into.same(kind.forward, f"{into.names.of(kind)}.forward", f"{kind.__name__}.forward")
+    into.methods(kind, where)
     for name in _MEMBERS:
         members = state[name]
         into.same(members, f"{base}[{name!r}]", f"the members of {where}", at=(state, name))
@@ -112,6 +115,10 @@ def enter_optimizer(into: Into, optimizer: torch.optim.Optimizer, where: str) ->
         expression = f"{into.names.of(groups)}[{index}]"
         _enter_group(into, group, expression, f"{where}.param_groups[{index}]")
     _enter_states(into, optimizer, f"{base}['state']", f"{where}.state")
+    if not is_of_torch(type(optimizer)):
+        into.methods(type(optimizer), where)
+        for name in sorted(into.attributes & state.keys() - _OF_EVERY_OPTIMIZER):
+            into.value(state[name], f"{base}[{name!r}]", f"{where}.{name}", (state, name))
 
 
 def _enter_group(into: Into, group: dict[str, Any], expression: str, where: str) -> None:

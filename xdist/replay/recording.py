@@ -66,6 +66,18 @@ class Recording:
     def _refuse(self, unfit: Unfit) -> None:
         self.why_not = self.why_not or unfit
 
+    def _try(self, look: Callable[..., None], *arguments: Any) -> None:
+        """Look at the call, if nothing speaks against a replay of it so far."""
+        if self.why_not is not None:
+            return
+        try:
+            look(*arguments)
+        except Unfit as unfit:
+            self._refuse(unfit)
+        except Exception as error:
+            # The step goes on: what cannot be looked at must not end the training.
+            self._refuse(Unfit("error", f"it could not be looked at ({error!r}); please report it"))
+
     def __enter__(self) -> "Recording":
         """From here on modules, optimizers and uploads of this thread are noticed."""
 
@@ -85,10 +97,10 @@ class Recording:
         watch.HERE.watch = self._watch
         self._trace.observer = self._observe
         row_lines.begin(self._trace.tape)
-        try:
-            self._before = Before(reach_of(*self._call, self._called_before), self._trace)
-        except Unfit as unfit:
-            self._refuse(unfit)
+        self._try(self._begin)
+
+    def _begin(self) -> None:
+        self._before = Before(reach_of(*self._call, self._called_before), self._trace)
 
     def __exit__(self, *_: Any) -> None:
         if self._outside is not None:
@@ -108,11 +120,7 @@ class Recording:
             if leaf.__class__ is XlaTensor and (leaf.requires_grad or self._is_made(leaf)):
                 leaves[index] = wrap(leaf.value)
         leaf = None
-        if self.why_not is None:
-            try:
-                self._look(leaves, form)
-            except Unfit as unfit:
-                self._refuse(unfit)
+        self._try(self._look, leaves, form)
         return pytree.tree_unflatten(leaves, form)
 
     def _is_made(self, tensor: XlaTensor) -> bool:
@@ -138,18 +146,16 @@ class Recording:
 
     def _observe(self, run: TapeRun, launch: Launch) -> None:
         """A tape of the call is about to run; after its end that is the one."""
-        if self.why_not is not None:
-            return
-        try:
-            if self._ends is None or run.tape is not self._tape or launch.tape is not run.tape:
-                raise Unfit(
-                    "cut",
-                    f"it does not run in one piece: {shortened(user_line())} needs a value, or"
-                    " begins a slice at another place, in its middle",
-                )
-            self._script = self._written(run, launch)
-        except Unfit as unfit:
-            self._refuse(unfit)
+        self._try(self._write_down, run, launch)
+
+    def _write_down(self, run: TapeRun, launch: Launch) -> None:
+        if self._ends is None or run.tape is not self._tape or launch.tape is not run.tape:
+            raise Unfit(
+                "cut",
+                f"it does not run in one piece: {shortened(user_line())} needs a value, or begins a"
+                " slice at another place, in its middle",
+            )
+        self._script = self._written(run, launch)
 
     def _written(self, run: TapeRun, launch: Launch) -> Script:
         before, tape, ends = self._before, run.tape, self._ends

@@ -264,6 +264,27 @@ def test_what_is_no_argument_of_a_replay_says_why():
             reach_of(lambda x: x, (given,), {})
 
 
+def test_the_forward_of_a_class_that_is_replaced(block, monkeypatch):
+    def change():
+        monkeypatch.setattr(Block, "forward", lambda self, x: x)
+
+    assert breaks(lambda x: block(x), change) == "Block.forward"
+
+
+def test_attributes_of_an_optimizer_of_the_users(block):
+    class Halving(torch.optim.SGD):
+        factor = 0.5
+
+        def step(self):
+            for group in self.param_groups:
+                group["lr"] *= self.factor
+
+    optimizer = Halving(block.parameters(), 0.1)
+    optimizer.factor = 0.25
+    change = assigned(optimizer, "factor", 0.75)
+    assert breaks(lambda: optimizer.step(), change) == "optimizer.factor"
+
+
 def test_loops_of_references_end():
     loop = []
     loop.append(loop)

@@ -9,6 +9,7 @@ from torch import nn
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xdist import metrics
+from torch_xdist.replay import recording
 
 HOST = torch.arange(3.0)
 
@@ -289,6 +290,16 @@ def test_a_view_that_outlives_the_call_and_is_read_by_several_operators(capfd):
 
 def real_of(x):
     return torch.view_as_real(x)
+
+
+def test_a_mistake_of_the_recording_does_not_end_the_step(capfd, monkeypatch):
+    def fails(*_):
+        raise IndexError("a mistake")
+
+    monkeypatch.setattr(recording, "Ends", fails)
+    told = "it could not be looked at (IndexError('a mistake')); please report it"
+    results = refused(lambda x: x + 1, on_device(2), kind="error", told=told, capfd=capfd)
+    assert results[-1].tolist() == [2, 2]
 
 
 def test_a_function_that_records_nothing(capfd):
