@@ -1,5 +1,6 @@
 """What is asked of JAX beside its public interface, each with what is done where it is gone."""
 
+import bisect
 import contextlib
 import functools
 import inspect
@@ -77,9 +78,12 @@ class Direct(NamedTuple):
             arguments: two lists of arrays of the device, and numpy's arrays.
         """
         donated, kept, *numbers = arguments
-        operands = [*donated, *kept, *map(self.put, numbers)]
-        if len(operands) != len(self.kept):
-            operands = [operands[place] for place in self.kept]
+        operands = [*donated, *kept]
+        count = len(operands)
+        read = bisect.bisect_left(self.kept, count)
+        if read < count:
+            operands = [operands[place] for place in self.kept[:read]]
+        operands += [self.put(numbers[place - count]) for place in self.kept[read:]]
         made: list[Any] = []
         try:
             in_one_call(made, self.execute, operands)
