@@ -57,6 +57,10 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     return compiled if fast is None else fast
 
 
+# What XLA's client says of an array that was deleted, or given away before.
+_DELETED = "shards, got: [0]"
+
+
 class Direct(NamedTuple):
     """A compiled program as XLA's client runs it, without JAX's look at each argument.
 
@@ -87,6 +91,11 @@ class Direct(NamedTuple):
         made: list[Any] = []
         try:
             in_one_call(made, self.execute, operands)
+        except ValueError as error:
+            if _DELETED in str(error):
+                # JAX's own words for it, which name the array.
+                jax.block_until_ready(operands)
+            raise
         finally:
             # Also where Ctrl-C came in between: the operands are gone.
             if made:
