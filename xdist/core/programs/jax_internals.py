@@ -91,7 +91,7 @@ class Direct(NamedTuple):
         made: list[Any] = []
         try:
             in_one_call(made, self.execute, operands)
-        except ValueError as error:
+        except Exception as error:
             if _DELETED in str(error):
                 # JAX's own words for it, which name the array.
                 jax.block_until_ready(operands)
