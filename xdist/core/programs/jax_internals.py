@@ -94,7 +94,8 @@ class Direct(NamedTuple):
         except Exception as error:
             if _DELETED in str(error):
                 # JAX's own words for it, which name the array.
-                jax.block_until_ready(operands)
+                for operand in operands:
+                    operand.addressable_data(0)
             raise
         finally:
             # Also where Ctrl-C came in between: the operands are gone.
