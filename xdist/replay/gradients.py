@@ -63,12 +63,12 @@ class Gradients:
         ]
         sources = [*script.leaves, *(write.source for write in script.writes)]
         sources += [one.source for one in script.returned if one.source is not None]
-        used = {source.index for source in sources if source.kind == GRADIENT}
+        used = {source.number for source in sources if source.kind == GRADIENT}
         self._used = [
             (i, script.gradients[i].was) for i in sorted(used) if script.gradients[i].was_there
         ]
         given = {
-            s.index for s, give in zip(script.leaves, script.mask) if give and s.kind == GRADIENT
+            s.number for s, give in zip(script.leaves, script.mask) if give and s.kind == GRADIENT
         }
         self._given = [i for i in sorted(given) if script.gradients[i].outcome != "kept"]
 

@@ -160,9 +160,9 @@ def _together(bulk: Sequence[Bulk], names: Names) -> Iterator[str]:
             yield f"not any({things})"
         elif kind == "members":
             keys = names.of([key for members in values for key in members])
-            found = names.of(ids_of(member for members in values for member in members.values()))
+            held = names.of(ids_of(member for members in values for member in members.values()))
             yield f"[*chained({things})] == {keys}"
-            yield f"ids(chained([d.values() for d in {things}])) == {found}"
+            yield f"ids(chained([d.values() for d in {things}])) == {held}"
         else:
             get = names.of(operator.attrgetter(some[0].key))
             yield f"ids(map({get}, {things})) == {names.of(ids_of(values))}"

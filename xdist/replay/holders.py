@@ -17,9 +17,9 @@ _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks
 _OF_EVERY_OPTIMIZER = frozenset(("defaults", "param_groups", "state", "step"))
 _PACKAGES = ("torch", "torch_xdist", "torch_xla")
 # A dict that stays the same object, and a key in it: where something is found.
-At = tuple[dict[str, Any], str] | Bulk | None
-# Compared with the dict that it is in.
-COVERED = Bulk("covered", None)
+At = tuple[dict[str, Any], str] | None
+# For what is compared with the dict that it is in.
+COVERED: At = ({}, "")
 
 
 class Into(Protocol):

@@ -241,8 +241,8 @@ class Feeder:
         for (feed, places), count in zip(self._updates, self._counts):
             for place, number in zip(places, feed.update.numbers(feed.group, count)):
                 floats[place] = number
-        for group, places in self._rates:
-            floats[places] = -group["lr"]
+        for group, at in self._rates:
+            floats[at] = -group["lr"]
         if self._drawn:
             ints = ints.copy()
             ints[self._drawn_at] = self._offsets + stream.counter

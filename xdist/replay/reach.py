@@ -89,7 +89,9 @@ class Reach:
     ) -> None:
         """Enter the condition that an expression is this object."""
         holds = f"{expression} is {self.names.of(thing)}"
-        bulk = at if at is None or at is COVERED else Bulk("item", *at, thing)
+        bulk = None if at is None else Bulk("item", at[0], at[1], thing)
+        if at is COVERED:
+            bulk = Bulk("covered", None)
         was = f"another {type(thing).__name__}"
         self.check(holds, expression, was, where, kind, bulk)
 
@@ -113,8 +115,9 @@ class Reach:
         self._depth += 1
         try:
             if kind in PLAIN:
-                is_bulk = at is not None and at is not COVERED and not is_odd(thing)
-                bulk = Bulk("plain", *at, thing) if is_bulk else None  # type: ignore[misc]
+                bulk = None
+                if at is not None and at is not COVERED and not is_odd(thing):
+                    bulk = Bulk("plain", at[0], at[1], thing)
                 self.check(equals(expression, thing), expression, told(thing), where, "value", bulk)
             elif isinstance(thing, torch.Tensor):
                 self._tensor(thing, expression, where, at)
@@ -204,8 +207,8 @@ class Reach:
         if tensor.requires_grad:
             for attribute in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                 hooks = getattr(tensor, attribute)
-                bulk = None if hooks is not None else Bulk("attribute", tensor, attribute, None)
-                self.hooks(hooks, f"{name}.{attribute}", where, bulk)
+                none = None if hooks is not None else Bulk("attribute", tensor, attribute, None)
+                self.hooks(hooks, f"{name}.{attribute}", where, none)
 
     def hooks(
         self,

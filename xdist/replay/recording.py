@@ -167,7 +167,7 @@ class Recording:
         reach = before.reach
         numbers.feed_updates(self._watch.updates, reach)
         parameter_of = {
-            slot: before.held[source.index]
+            slot: before.held[source.number]
             for slot, source in zip(launch.leaves, leaves)
             if source.kind == HELD
         }
@@ -219,7 +219,7 @@ class Recording:
         for source, give in zip(leaves, mask):
             if not give or source.kind == UPLOAD or source in written:
                 continue
-            if source.kind == GRADIENT and ends.gradients[source.index].outcome != "kept":
+            if source.kind == GRADIENT and ends.gradients[source.number].outcome != "kept":
                 continue
             raise Unfit("memory", "a tensor gets other memory in place of its own (.data =, set_)")
 
@@ -316,10 +316,10 @@ class Before:
     def tensor_of(self, source: Source) -> Any:
         """The tensor that is found so now."""
         if source.kind == HELD:
-            return self.held[source.index]
+            return self.held[source.number]
         if source.kind == ARGUMENT:
-            return self.reach.arguments[source.index].tensor
-        return self.parameters[source.index].grad
+            return self.reach.arguments[source.number].tensor
+        return self.parameters[source.number].grad
 
     def check_end(self) -> None:
         """Raise Unfit where the function did what a replay would not do."""

@@ -26,11 +26,11 @@ class Source(NamedTuple):
     Attributes:
         kind: HELD, a tensor that stays the same object; ARGUMENT; GRADIENT, the `.grad` of a
             parameter; UPLOAD, an array that the call puts on the device.
-        index: in the script's list of these.
+        number: of it in the script's list of these.
     """
 
     kind: str
-    index: int
+    number: int
 
 
 class Write(NamedTuple):

@@ -65,11 +65,11 @@ class Variant:
         self._uploads = [RootValue(None, trace) for _ in script.uploads]  # type: ignore[arg-type]
         pairs = zip(script.leaves, script.mask)
         self._given_uploads = [
-            self._uploads[source.index] for source, give in pairs if give and source.kind == UPLOAD
+            self._uploads[source.number] for source, give in pairs if give and source.kind == UPLOAD
         ]
         self._gradients = Gradients(script, trace)
         self._written = [
-            (self._held[write.source.index], write.place)
+            (self._held[write.source.number], write.place)
             for write in script.writes
             if write.source.kind == HELD
         ]
@@ -87,9 +87,9 @@ class Variant:
         places = []
         for place, source in enumerate(self.script.leaves):
             if source.kind == HELD:
-                cells.append(self._held[source.index])
+                cells.append(self._held[source.number])
             elif source.kind == UPLOAD:
-                cells.append(self._uploads[source.index])
+                cells.append(self._uploads[source.number])
             else:
                 cells.append(None)
                 places.append((place, source))
@@ -227,7 +227,7 @@ def _checks(script: Script, reach: Reach) -> list[Check]:
     """The conditions of a script: hyperparameters that are inputs of its program are free."""
     free: set[Check] = set()
     bound: list[Check] = []
-    groups = [(feed.group, FED) for feed in script.numbers.feeds]
+    groups: list[tuple[Any, tuple[str, ...]]] = [(f.group, FED) for f in script.numbers.feeds]
     groups += [(group, ("lr",)) for group in script.numbers.rates]
     for group, keys in groups:
         base = reach.names.of(group)
