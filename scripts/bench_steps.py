@@ -1,12 +1,14 @@
 #!/usr/bin/env python
 """How fast a training step is: host time per recorded row, step and memory against plain JAX.
 
-    .venv/bin/python scripts/bench_steps.py [--what host|step|import]
+    .venv/bin/python scripts/bench_steps.py [--what host|replay|step|import]
 
 Prints one JSON line per figure. `host` trains a GPT too small to keep the device busy, so the
 time of a step is what recording and launching cost: per torch operator of the step (as eager torch
 runs it) and per recorded row, which may hold many operators; once with AdamW's default, whose
-update is one row, and once with foreach=False, where each operator of it is recorded. `step`
+update is one row, and once with foreach=False, where each operator of it is recorded. `replay` is
+the same step by turns with one of `torch_xla.compile(pure=True)`, the device idle before each: the
+time until the call returns, and how much of it is XLA's own to launch the program. `step`
 trains a larger one beside a hand-written JAX step of the same mathematics, turn by turn in one
 process; `import` times `import torch_xdist` after `import torch`.
 """
@@ -27,9 +29,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist import metrics
 from torch_xdist.core.devices import steps
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import cuts
+from torch_xdist.training import compiled_step
 
 VOCABULARY = 512
 
@@ -103,7 +107,14 @@ def operators_of_step(layers: int, width: int, heads: int, batch: int, length: i
 
 
 def device_step(
-    layers: int, width: int, heads: int, batch: int, length: int, *, foreach: bool | None = None
+    layers: int,
+    width: int,
+    heads: int,
+    batch: int,
+    length: int,
+    *,
+    foreach: bool | None = None,
+    pure: bool = False,
 ) -> Callable[[], Any]:
     torch.manual_seed(0)
     model = GPT(layers, width, heads, length).to("xla")
@@ -115,6 +126,9 @@ def device_step(
         steps.sync()
         return loss
 
+    if pure:
+        replayed = compiled_step.compile(torch_step, pure=True)
+        return lambda: replayed(model, optimizer, ids)
     return step
 
 
@@ -222,6 +236,52 @@ def bench_host(rounds: int) -> None:
         )
 
 
+def bench_replay(rounds: int) -> None:
+    """Host time of a step that is recorded, and of one that is replayed, by turns."""
+    shape = (6, 32, 2, 1, 8)
+    launches: list[float] = []
+    runs: dict[str, tuple[Callable[[], Any], list[float], list[float]]] = {
+        "recorded": (device_step(*shape), [], []),
+        "replayed": (device_step(*shape, pure=True), [], []),
+    }
+    for step, *_ in runs.values():
+        for _ in range(5):
+            step()
+    timed = program.run
+
+    def run(*arguments: Any) -> None:
+        started = time.perf_counter()
+        timed(*arguments)
+        launches.append(time.perf_counter() - started)
+
+    program.run = run
+    before = metrics.counter_value("ReplayedStep") or 0
+    for _ in range(rounds):
+        for step, walls, busy in runs.values():
+            steps.wait_device_ops()
+            started, clock = time.perf_counter(), time.thread_time()
+            step()
+            walls.append(time.perf_counter() - started)
+            busy.append(time.thread_time() - clock)
+    program.run = timed
+    assert (metrics.counter_value("ReplayedStep") or 0) - before == rounds
+    for name, (_, walls, busy) in runs.items():
+        say(
+            "replay",
+            step=name,
+            median_ms=round(statistics.median(walls) * 1e3, 3),
+            best_ms=round(min(walls) * 1e3, 3),
+            best_processor_ms=round(min(busy) * 1e3, 3),
+        )
+    of_replays = launches[1::2]
+    say(
+        "replay",
+        step="XLA's launch of the replayed one",
+        median_ms=round(statistics.median(of_replays) * 1e3, 3),
+        best_ms=round(min(of_replays) * 1e3, 3),
+    )
+
+
 def bench_step(rounds: int) -> None:
     """Whole steps beside hand-written JAX and eager torch, turn by turn."""
     shape = (6, 256, 8, 8, 128)
@@ -283,11 +343,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--what", choices=["host", "step", "import", "all"], default="all")
+    parser.add_argument(
+        "--what", choices=["host", "replay", "step", "import", "all"], default="all"
+    )
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
     if options.what in ("host", "all"):
         bench_host(options.rounds * 5)
+    if options.what in ("replay", "all"):
+        bench_replay(options.rounds * 5)
     if options.what in ("step", "all"):
         bench_step(options.rounds)
     if options.what in ("import", "all"):

@@ -38,6 +38,7 @@ ROOMS = [
     "spmd",
     "kernels",
     "debug",
+    "replay",
     "training",
     "dynamo",
     "export",

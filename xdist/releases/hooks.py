@@ -103,6 +103,9 @@ _LINES_OF_JAX = "they have those of JAX"
 _PROFILER = "sessions and servers of the profiler"
 _NO_PROFILER = "a ReleaseError where one is started"
 _EXPORT = "torch's exported programs as StableHLO"
+_REPLAY = "functions that were declared pure are replayed"
+_DIRECT = "programs run without JAX's look at each argument"
+_BY_JAX = "JAX looks at each"
 _KERNELS = "torch_xla's kernels on a TPU"
 _CHECKPOINTS = "checkpoints of sharded tensors"
 # When what a script may never use is missed: `require` does not ask for it, the doctor does.
@@ -174,6 +177,20 @@ PROBES = (
     Probe("torch.autograd.forward_ad._current_level", "attention leaves forward mode to torch"),
     Probe("torch.autograd.Variable._execution_engine.queue_callback", "FSDP ends its backward"),
     Probe("torch.autograd._is_checkpoint_valid", "activation checkpoints, the reentrant way"),
+    *_each(
+        "torch.nn.modules.module",
+        "_global_forward_hooks _global_forward_pre_hooks _global_backward_hooks"
+        " _global_backward_pre_hooks",
+        _REPLAY,
+    ),
+    *_each(
+        "torch.optim.optimizer",
+        "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
+        _REPLAY,
+    ),
+    *_each("torch.Tensor", "_use_count _post_accumulate_grad_hooks", _REPLAY),
+    Probe("torch._C._get_function_stack_at", _REPLAY),
+    Probe("torch._C._autograd._top_saved_tensors_default_hooks", _REPLAY),
     # torch: captured graphs
     Probe("torch._decomp.get_decompositions", _EXPORT),
     Probe("torch._dispatch.python.enable_python_dispatcher", _EXPORT),
@@ -260,6 +277,12 @@ PROBES = (
         "jax._src.interpreters.pxla.batched_device_put",
         "arrays go to a device without a check of each",
         otherwise="jax.device_put does it",
+    ),
+    *_each(
+        "jax._src.interpreters.pxla",
+        "ExecuteReplicated.kept_var_idx ExecuteReplicated.in_handler ExecuteReplicated.out_handler",
+        _DIRECT,
+        _BY_JAX,
     ),
     Probe("jax.interpreters.mlir.merge_mlir_modules", "HLO modules as parts of programs"),
     Probe(

@@ -8,8 +8,8 @@ import torch
 from torch_xdist import dtypes
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs import program
 from torch_xdist.core.run.device_trace import buffer_of
+from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.values import Value
 
@@ -22,7 +22,7 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
             " torch.to_dlpack"
         )
     # A capsule says nothing of streams, so who takes it on a GPU cannot wait for the value.
-    return program.export(buffer_of(xla_tensor.value)).block_until_ready().__dlpack__()
+    return donation.export(buffer_of(xla_tensor.value)).block_until_ready().__dlpack__()
 
 
 def from_dlpack(ext_tensor: Any) -> torch.Tensor:
@@ -35,5 +35,5 @@ def from_dlpack(ext_tensor: Any) -> torch.Tensor:
     type_ = dense_type(tuple(array.shape), dtypes.to_torch(array.dtype))
     value = Value(type_, device.trace_of(index))
     # Its owner's memory may not be given to a program for results: on GPUs XLA aborts over that.
-    value.buffer = program.export(jax.device_put(array, device.jax_device(index)))
+    value.buffer = donation.export(jax.device_put(array, device.jax_device(index)))
     return wrap(value)

@@ -14,17 +14,23 @@ from torch_xdist.core.devices import device, steps
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import DeviceTrace, buffers_of, trace_of_thread
 from torch_xdist.errors import CutError
+from torch_xdist.replay.pure import Pure
 from torch_xdist.training import eager, shape_detector
 
 _names = itertools.count()
 
 
-@contextmanager
-def step() -> Iterator[None]:
+def step(*, pure: bool = False) -> Any:
     """A block that is one step: what is pending runs before it, and its own rows at its end.
 
-    The step ends also when the block raises.
+    The step ends also when the block raises. As a decorator, `@step()` makes each call of a
+    function such a block, and `@step(pure=True)` one that is replayed (see `compile`).
     """
+    return compile(pure=True) if pure else _block()
+
+
+@contextmanager
+def _block() -> Iterator[None]:
     steps.end_step(analysis.COMPILE)
     try:
         yield
@@ -49,6 +55,7 @@ class CompiledStep:
         full_graph: a cut inside (reading a value, a fallback) raises CutError.
         name: how the programs are called in reports.
         max_different_graphs: more different programs than this raise CutError.
+        pure: calls that are like an earlier one run its program again, without the function.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class CompiledStep:
         full_graph: bool,
         name: str | None,
         max_different_graphs: int | None,
+        pure: bool = False,
     ) -> None:
         self._function = function
         self._full_graph = full_graph
@@ -65,6 +73,7 @@ class CompiledStep:
         # A function may be called by several threads, and by itself.
         self._here = _Entered()
         self.name = name or getattr(function, "__name__", "") or f"graph_{next(_names)}"
+        self._pure = Pure(function, self) if pure and function is not None else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._function is None:
@@ -72,6 +81,8 @@ class CompiledStep:
                 f"torch_xla.compile: {self.name} holds no function; use it as a `with` block, or"
                 " as a decorator"
             )
+        if self._pure is not None:
+            return self._pure(args, kwargs)
         with self:
             return self._function(*args, **kwargs)
 
@@ -80,12 +91,26 @@ class CompiledStep:
         return self if owner is None else types.MethodType(self, owner)
 
     def __enter__(self) -> "CompiledStep":
+        self.begin()
+        return self
+
+    def begin(self) -> DeviceTrace:
+        """Run what is pending; what is recorded from now on, on this trace, is the step."""
         with analysis.graph_named(f"{self.name}_clear_pending"):
             steps.end_step(analysis.CLEAR)
         trace = _trace_of_step()
         self._here.stack.append((trace, trace.cut_count))
         eager.defer()
-        return self
+        return trace
+
+    def replayed(self, replay: Callable[[DeviceTrace], None]) -> None:
+        """The end of a step that was begun and not recorded: `replay` does what it is."""
+        self._here.stack.pop()
+        try:
+            with analysis.graph_named(self.name):
+                steps.end_step(analysis.COMPILE, replay=replay)
+        finally:
+            eager.undefer()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         trace, cuts_before = self._here.stack.pop()
@@ -126,6 +151,8 @@ def compile(
     name: str | None = None,
     max_different_graphs: int | None = None,
     custom_compile_options: dict[str, Any] | None = None,
+    *,
+    pure: bool = False,
 ) -> Any:
     """Run a function, or a `with` block, as one program.
 
@@ -137,6 +164,9 @@ def compile(
         name: how the program is called in reports; default the function's name.
         max_different_graphs: raise CutError beyond that many different programs.
         custom_compile_options: refused unless empty; XLA's options are set by XLA_FLAGS.
+        pure: the function does nothing but compute with tensors: of its arguments, and of modules,
+            optimizers and variables that it names. After a few calls it is not run any more: one
+            call does a step (docs/compile.md, "A step that is not recorded"). Not for a block.
     """
     if custom_compile_options:
         raise ValueError(
@@ -145,22 +175,32 @@ def compile(
         )
 
     def compiled(function: Callable[..., Any] | None) -> CompiledStep:
-        return CompiledStep(function, full_graph, name, max_different_graphs)
+        return CompiledStep(function, full_graph, name, max_different_graphs, pure)
 
-    return _DecoratorOrBlock(compiled) if f is None else functools.update_wrapper(compiled(f), f)
+    return (
+        _DecoratorOrBlock(compiled, pure) if f is None else functools.update_wrapper(compiled(f), f)
+    )
 
 
 class _DecoratorOrBlock:
     """What `compile()` without a function returns: decorate a function with it, or enter it."""
 
-    def __init__(self, compiled: Callable[[Callable[..., Any] | None], CompiledStep]) -> None:
+    def __init__(
+        self, compiled: Callable[[Callable[..., Any] | None], CompiledStep], pure: bool
+    ) -> None:
         self._compiled = compiled
         self._block = compiled(None)
+        self._is_pure = pure
 
     def __call__(self, f: Callable[..., Any]) -> Any:
         return functools.update_wrapper(self._compiled(f), f)
 
     def __enter__(self) -> CompiledStep:
+        if self._is_pure:
+            raise TypeError(
+                "torch_xla.compile(pure=True): a `with` block runs in any case, so it cannot be"
+                " replayed; decorate a function with it"
+            )
         return self._block.__enter__()
 
     def __exit__(self, *failure: Any) -> None:

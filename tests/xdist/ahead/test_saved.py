@@ -8,7 +8,7 @@ from jax.sharding import SingleDeviceSharding
 
 from torch_xdist.ahead import saved
 from torch_xdist.ahead.topology import Topology, devices
-from torch_xdist.core.programs import jax_internals, programs_on_disk
+from torch_xdist.core.kept import jax_cache, on_disk
 from torch_xdist.core.programs.jax_internals import module_bytes
 from torch_xdist.errors import ReleaseError
 
@@ -42,7 +42,7 @@ def asked(monkeypatch):
     for name in ("_cache", "_cache_initialized"):
         monkeypatch.setattr(compilation_cache, name, getattr(compilation_cache, name))
     found = Asked()
-    assert jax_internals.keep_compiled(found)
+    assert jax_cache.keep_compiled(found)
     return found
 
 
@@ -68,10 +68,10 @@ def test_what_is_kept_is_what_jax_reads(lowered, compiler, tmp_path):
 
 
 def test_programs_of_a_tpu_are_the_same_on_hosts_with_other_processors(monkeypatch):
-    before = programs_on_disk.stamp.__wrapped__(with_processor=False)
-    monkeypatch.setattr(programs_on_disk, "_processor", lambda: "another")
-    assert programs_on_disk.stamp.__wrapped__(with_processor=False) == before
-    assert "libtpu " in before and programs_on_disk.stamp.__wrapped__() != before
+    before = on_disk.stamp.__wrapped__(with_processor=False)
+    monkeypatch.setattr(on_disk, "_processor", lambda: "another")
+    assert on_disk.stamp.__wrapped__(with_processor=False) == before
+    assert "libtpu " in before and on_disk.stamp.__wrapped__() != before
 
 
 def test_a_jax_that_compiles_otherwise_is_named(monkeypatch):

@@ -20,6 +20,7 @@ import torch.optim.optimizer as torch_optimizer
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.trace import watch
 from torch_xdist.core.trace.plans import NOTHING, PLANS, Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.releases import patches
@@ -77,10 +78,15 @@ def multi_tensor_adam(
     # Of a tensor and with alpha: torch makes a tensor of a number anew for every step.
     torch._foreach_add_(state_steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
     for step, members in _by_step(state_steps).items():
-        if len(members) == len(params):
-            _record(lists, step, options)
-        else:
-            _record([[x[i] for i in members] if x else [] for x in lists], step, options)
+        counters = state_steps
+        chosen: Sequence[list[Any]] = lists
+        if len(members) != len(params):
+            chosen = [[x[i] for i in members] if x else [] for x in lists]
+            counters = [state_steps[i] for i in members]
+        slot = _record(chosen, step, options)
+        if watch.HERE.watch is not None and slot is not None:
+            update = watch.Update(slot, chosen[0], counters, _numbers_of_group)
+            watch.HERE.watch.updates.append(update)
 
 
 def _is_ours(lists: Sequence[list[Any]], steps: list[Any], options: dict[str, Any]) -> bool:
@@ -109,12 +115,13 @@ def _by_step(steps: list[torch.Tensor]) -> Mapping[float, Sequence[int]]:
     return groups
 
 
-def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) -> None:
-    lr, decay = options["lr"], options["weight_decay"]
-    beta1, beta2, decoupled = options["beta1"], options["beta2"], options["decoupled_weight_decay"]
-    form = _Form(len(lists[0]), options["amsgrad"], bool(decay), decoupled)
-    # Whatever a schedule may write is an input of the program.
-    scalars = (
+def _numbers(options: Mapping[str, Any], step: float) -> tuple[float, ...]:
+    """What an update is fed with: whatever a schedule may write is an input of the program."""
+    lr, decay, decoupled = (
+        options["lr"], options["weight_decay"], options["decoupled_weight_decay"]
+    )  # fmt: skip
+    beta1, beta2 = options["beta1"], options["beta2"]
+    return (
         -1.0 if options["maximize"] else 1.0,
         float(1 - lr * decay if decoupled else decay),
         float(1 - beta1),
@@ -124,18 +131,36 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
         float(lr / (1 - beta1**step)),
         math.sqrt(1 - beta2**step),
     )
+
+
+def _numbers_of_group(group: Mapping[str, Any], step: float) -> tuple[float, ...]:
+    """The same, of a group of Adam's or AdamW's parameters as it is now."""
+    beta1, beta2 = group["betas"]
+    return _numbers({**group, "beta1": beta1, "beta2": beta2}, step)
+
+
+def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) -> int | None:
+    """Record one update; returns the slot of its row where that is all there is of it."""
+    form = _Form(
+        len(lists[0]), options["amsgrad"], bool(options["weight_decay"]),
+        options["decoupled_weight_decay"],
+    )  # fmt: skip
+    scalars = _numbers(options, step)
     values = [t.value for x in lists for t in x]
     types = tuple([value.type for value in values])
     plan = PLANS.find(("adam", form, types), lambda: _make_plan(form, types, len(scalars)))
     trace = trace_here(values[0].trace.device)
     count = form.members
     targets = [*values[:count], *values[2 * count :]]
+    slot: int | None = None
     if trace.is_symbolic or any([target.parent is not None for target in targets]):
         for target, result in zip(targets, trace.record(plan, values, scalars)):
             write(target, result)  # type: ignore[arg-type]
     else:
         trace.record_into(plan, values, scalars, targets)
+        slot = targets[0].slot
     torch.autograd.graph.increment_version([*lists[0], *lists[2], *lists[3], *lists[4]])
+    return slot
 
 
 class _Form(NamedTuple):

@@ -146,3 +146,8 @@ def run_step_closures() -> None:
 def wait_step_closures() -> None:
     """Block until the asynchronous closures of this thread have run."""
     _thread.closures.async_handler.wait()
+
+
+def waiting_closures() -> int:
+    """How many closures of this thread wait for the next sync."""
+    return len(_thread.closures.now) + len(_thread.closures.later)

@@ -16,7 +16,7 @@ from torch_xdist.core.devices import closures, device, transfer
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import analysis, reports
 from torch_xdist.core.run.cuts import SYNC
-from torch_xdist.core.run.device_trace import HERE, trace_of_thread, traces_of
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace, trace_of_thread, traces_of
 from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.progress import PROGRESS
@@ -46,9 +46,18 @@ def sync(wait: bool = False, reset_scope: bool = True, device_: object = None) -
 
 
 def end_step(
-    cause: str, *, wait: bool = False, device_: object = None, reset_scope: bool = True
+    cause: str,
+    *,
+    wait: bool = False,
+    device_: object = None,
+    reset_scope: bool = True,
+    replay: Callable[[DeviceTrace], None] | None = None,
 ) -> None:
-    """`sync`, called by a part of this project; `cause` says which (see `analysis`)."""
+    """`sync`, called by a part of this project; `cause` says which (see `analysis`).
+
+    Args:
+        replay: runs what the step is, where it was not recorded; then nothing is pending.
+    """
     if reset_scope:
         reports.reset_scopes()
     trace = trace_of_thread(device.device_at(device.index_of(device_)))
@@ -57,7 +66,10 @@ def end_step(
     if now.step_log:
         print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
     outputs = program.live_values(trace.tape) if wait or now.sync_wait else []
-    trace.cut(SYNC, cause=cause)
+    if replay is None:
+        trace.cut(SYNC, cause=cause)
+    else:
+        replay(trace)
     PLANS.sweep()
     PROGRESS.step += 1
     for value in outputs:

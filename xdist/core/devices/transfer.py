@@ -21,10 +21,11 @@ from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer
-from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace import op_counts, watch
 from torch_xdist.core.trace.notes import is_noting, note_buffer
 from torch_xdist.core.trace.tensor_types import dense_type
 from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import Device, RootValue, Value, ViewValue
 from torch_xdist.errors import NoLoweringError
 
@@ -97,6 +98,9 @@ def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> l
     if is_noting():
         for buffer in buffers:
             note_buffer(buffer)
+    if watch.HERE.watch is not None:
+        for buffer, array in zip(buffers, arrays):
+            watch.HERE.watch.uploaded(buffer, array, user_line())
     took_s = time.perf_counter() - started
     metrics.note(
         made,

@@ -21,7 +21,13 @@ from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.kept import on_disk
 from torch_xdist.core.programs import compile_options
-from torch_xdist.core.programs.jax_internals import Location, callable_of, compiled
+from torch_xdist.core.programs.jax_internals import (
+    Direct,
+    Location,
+    callable_of,
+    compiled,
+    direct_call,
+)
 from torch_xdist.core.programs.locations import located
 from torch_xdist.progress import PROGRESS
 
@@ -69,6 +75,9 @@ class OnDevice:
             step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
         )
         self._compiled: Any = None
+        self._device = device
+        # How it runs without JAX's look at each argument, once it is compiled.
+        self.direct: Direct | None = None
 
     def lower(self, signature: Sequence[Any]) -> Any:
         """The program for arguments of these shapes, as JAX lowers it."""
@@ -89,6 +98,7 @@ class OnDevice:
             self._compiled = kept.found or kept.made
         # JAX keeps what it traced and lowered, 1.3 MB of a tiny program, as long as the function.
         self._function = None
+        self.direct = direct_call(self._compiled, self._device)
         return callable_of(self._compiled)
 
     def _traced(self, signature: Sequence[Any]) -> Any:
@@ -125,6 +135,7 @@ class OnHost(OnDevice):
     def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
         """Compile it; what runs it says which launch of this rank it is."""
         program: Any = super().compile(signature, key)
+        self.direct = None  # It takes more, and returns more, than a program alone.
 
         def run(donated: Any, kept: Any, floats: Any, ints: Any) -> list[jax.Array]:
             if self._count == 1:

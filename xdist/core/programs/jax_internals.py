@@ -1,6 +1,8 @@
 """What is asked of JAX beside its public interface, each with what is done where it is gone."""
 
+import bisect
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +35,11 @@ try:
 except ImportError:
     windowed_reductions = None  # type: ignore[assignment]
 try:
+    # No public call does this alone.
+    from jax._src.interpreters.pxla import batched_device_put
+except ImportError:
+    batched_device_put = None  # type: ignore[assignment]
+try:
     from jax._src.interpreters import mlir
 except ImportError:
     mlir = None  # type: ignore[assignment]
@@ -45,6 +52,77 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     except AttributeError:
         fast = None
     return compiled if fast is None else fast
+
+
+# What XLA's client says of an array that was deleted, or given away before.
+_DELETED = "shards, got: [0]"
+
+
+class Direct(NamedTuple):
+    """A compiled program as XLA's client runs it, without JAX's look at each argument.
+
+    Attributes:
+        execute: takes a list of arrays, and returns what `handlers` make JAX's arrays of.
+        kept: which of the arguments the program reads, in order.
+        put: makes an array on the program's device of one of numpy's that nobody writes to.
+    """
+
+    execute: Callable[[list[Any]], Any]
+    handlers: Sequence[Any]
+    kept: Sequence[int]
+    put: Callable[[Any], jax.Array]
+
+    def run(self, arguments: Sequence[Any], results: list[Any]) -> None:
+        """`results.append(...)` with the list of results; as `in_one_call`, for Ctrl-C.
+
+        Args:
+            arguments: two lists of arrays of the device, and numpy's arrays.
+        """
+        donated, kept, *numbers = arguments
+        operands = [*donated, *kept]
+        count = len(operands)
+        read = bisect.bisect_left(self.kept, count)
+        if read < count:
+            operands = [operands[place] for place in self.kept[:read]]
+        operands += [self.put(numbers[place - count]) for place in self.kept[read:]]
+        made: list[Any] = []
+        try:
+            in_one_call(made, self.execute, operands)
+        except Exception as error:
+            if _DELETED in str(error):
+                # JAX's own words for it, which name the array.
+                for operand in operands:
+                    operand.addressable_data(0)
+            raise
+        finally:
+            # Also where Ctrl-C came in between: the operands are gone.
+            if made:
+                in_one_call(results, made[0].consume_with_handlers, self.handlers)
+
+
+def direct_call(compiled: jax.stages.Compiled, device: jax.Device) -> Direct | None:
+    """How a program of one device is run directly; None where this JAX has it another way."""
+    try:
+        call: Any = compiled._executable.unsafe_call  # type: ignore[attr-defined]
+        has_more = call.ordered_effects or call.has_unordered_effects or call.mut
+        has_more = has_more or call.has_host_callbacks or call.pgle_profiler is not None
+        if has_more or compiled._params.const_args or batched_device_put is None:
+            return None
+        put = functools.partial(_put, jax.sharding.SingleDeviceSharding(device), device)
+        execute = call.xla_executable.execute_sharded
+        return Direct(execute, call.out_handler.handlers, sorted(call.kept_var_idx), put)
+    except AttributeError:
+        return None
+
+
+def _put(sharding: Any, device: jax.Device, array: Any) -> jax.Array:
+    kind = jax.core.ShapedArray(array.shape, array.dtype)
+    return batched_device_put(kind, sharding, [array], [device])  # type: ignore[no-any-return]
+
+
+def checks_results() -> bool:
+    """Whether JAX shall look for NaN or infinity in what programs return."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined]
 
 
 # On a module: the pass of XLA's that it does without.

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,12 @@ from torch_xdist.core.programs import collective_program, host_memory, refused_d
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
-from torch_xdist.core.programs.jax_internals import Location, in_one_call, in_profile
+from torch_xdist.core.programs.jax_internals import (
+    Location,
+    checks_results,
+    in_one_call,
+    in_profile,
+)  # fmt: skip
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
@@ -42,8 +46,6 @@ from torch_xdist.progress import PROGRESS
 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
 
 PROGRAMS = ProgramCache()
-# Buffers whose memory another framework was given: XLA must not write to it. By id.
-_exported: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True)
@@ -73,12 +75,6 @@ class Launch:
         state = global_state.of_program(self.device.choices)
         here = self.placement if self.placement is not None else self.device.index
         return self.entries, self.leaves, self.mask, self.outs, here, state
-
-
-def export(buffer: jax.Array) -> jax.Array:
-    """The buffer, whose memory is from now on never given away."""
-    _exported[id(buffer)] = buffer
-    return buffer
 
 
 def held_values(tape: Tape) -> list[Value]:
@@ -126,8 +122,7 @@ def prepare(
         mask = donation.mask([count <= least for count in counts], buffers)
     if donated:
         mask = [slot in donated for slot in leaves]
-    if _exported:
-        mask = [give and id(b) not in _exported for give, b in zip(mask, buffers)]
+    mask = donation.without_exported(mask, buffers)
     placement = None
     if device.layout is not None:
         buffers, placement = placement_of(buffers, device.layout, [*map(tilings.get, outs)])
@@ -410,20 +405,35 @@ def scalar_arrays(launch: Launch, program: Program) -> tuple[np.ndarray, np.ndar
 def execute(
     program: Program, launch: Launch, results: list[list[jax.Array]], kind: str = ""
 ) -> None:
+    """Run the program of a launch; its results are then the one element of `results`."""
+    name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
+    arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
+    try:
+        run(program, arguments, results, name)
+    except Exception as error:
+        _tell_failure(launch, error)
+        raise
+
+
+def run(
+    program: Program, arguments: Sequence[Any], results: list[list[jax.Array]], name: str
+) -> None:
     """Run a program; its results are then the one element of `results`.
 
     The call returns before the device is done. The donated buffers are gone as soon as it began,
     so it hands the results over without coming back to Python, where Ctrl-C could drop them.
+
+    Args:
+        arguments: what `Program.run` takes.
+        name: of the metric that the run is a sample of.
     """
-    floats, ints = scalar_arrays(launch, program)
     metrics.look()
     started = time.perf_counter()
+    direct = getattr(program.executable, "direct", None)
     with in_profile("PjRtComputationClient::ExecuteComputation"):
-        try:
-            in_one_call(results, program.run, launch.donated, launch.kept, floats, ints)
-        except Exception as error:
-            _tell_failure(launch, error)
-            raise
+        if direct is None or checks_results():
+            in_one_call(results, program.run, *arguments)
+        else:
+            direct.run(arguments, results)
     metrics.note(program.run_tally)
-    name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     metrics.launched(name, started, results[0][0] if results[0] else None)

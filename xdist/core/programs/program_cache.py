@@ -57,6 +57,8 @@ class Program:
     run: Any = None
     # When it was last asked for, by the clock of the cache.
     used: int = 0
+    # Whether the cache has it.
+    is_kept: bool = False
 
     @property
     def host_bytes(self) -> int:
@@ -88,6 +90,8 @@ class ProgramCache:
     def clear(self) -> None:
         """Forget every program; what runs at the moment runs on."""
         with self._lock:
+            for program in self._programs.values():
+                program.is_kept = False
             self._programs.clear()
             self._held_bytes = 0
 
@@ -98,13 +102,20 @@ class ProgramCache:
             self._time = program.used = self._time + 1
         return program
 
+    def use(self, program: Program) -> None:
+        """Count a use of a program that was not looked up."""
+        self._time = program.used = self._time + 1
+
     def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
         """Keep a program; returns what made room for it (the least recently used), and why."""
         with self._lock:
             dropped, full = self._make_room(program)
             self._time = program.used = self._time + 1
             replaced = self._programs.get(key)
+            if replaced is not None:
+                replaced.is_kept = False
             self._programs[key] = program
+            program.is_kept = True
             self._held_bytes += program.host_bytes - (replaced.host_bytes if replaced else 0)
         return dropped, full
 
@@ -136,6 +147,7 @@ class ProgramCache:
         oldest = heapq.nsmallest(count, self._programs.items(), key=lambda item: item[1].used)
         for key, program in oldest:
             del self._programs[key]
+            program.is_kept = False
             self._held_bytes -= program.host_bytes
         metrics.count("EvictedProgram", len(oldest))
         return [program for _, program in oldest]

@@ -50,9 +50,20 @@ def note(reason: str, rows: int, compiled: bool, fingerprint: str) -> Cut:
 
 def note_collectives(tape: Tape, fingerprint: str) -> None:
     """Tell the launcher which collectives are about to run."""
-    count = len(tape.collectives)
-    if count:
-        PROGRESS.collective += count
-        PROGRESS.fingerprint = fingerprint
-        last = tape.entries[max(tape.collectives)]
-        PROGRESS.name = last[0].name.removeprefix("xla.")  # type: ignore[index]
+    if tape.collectives:
+        note_launch(len(tape.collectives), fingerprint, last_collective(tape))
+
+
+def note_launch(count: int, fingerprint: str, name: str) -> None:
+    """Tell the launcher that so many collectives are about to run, of which the last has a name."""
+    PROGRESS.collective += count
+    PROGRESS.fingerprint = fingerprint
+    PROGRESS.name = name
+
+
+def last_collective(tape: Tape) -> str:
+    """The name of a tape's last collective; "" where it has none."""
+    if not tape.collectives:
+        return ""
+    last = tape.entries[max(tape.collectives)]
+    return last[0].name.removeprefix("xla.")  # type: ignore[index,no-any-return,union-attr]

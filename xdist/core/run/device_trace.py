@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import jax
 
@@ -43,14 +43,16 @@ class DeviceTrace(Trace):
     Attributes:
         cut_count: how often its thread cut it.
         last_cut: the record of the last time.
+        observer: called with each of its runs (a TapeRun) and its launch, before XLA begins.
     """
 
-    __slots__ = ("__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut")
+    __slots__ = ("__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut", "observer")
 
     def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
         super().__init__(device, device.random, limit)
         self.cut_count = 0
         self.last_cut: Cut | None = None
+        self.observer: Callable[[TapeRun, program.Launch], None] | None = None
         # Whether the tape is one that could not be compiled.
         self._is_stuck = False
         # Why the values of an epoch are gone.
@@ -70,6 +72,10 @@ class DeviceTrace(Trace):
         """
         if placeholders.ALIVE:
             self._set_placeholders_aside()
+        if not wanted and not self.tape.entries:
+            # Nothing is pending; what is recorded from now on is timed from now.
+            self.tape.since_s = time.perf_counter()
+            return []
         while True:
             tape = self.tape
             slots = [self.slot_of(value) for value in wanted]

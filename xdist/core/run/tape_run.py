@@ -77,6 +77,8 @@ class TapeRun:
         compile_s = time.perf_counter() - asked_s
         self.program = compiled
         self.is_compiling = False
+        if trace.observer is not None:
+            trace.observer(self, launch)
         self.cut = cuts.note(reason, compiled.rows, is_new, compiled.fingerprint)
         if reason != cuts.OTHER_THREAD:
             trace.last_cut = self.cut

@@ -34,6 +34,28 @@ NOW = _Now()
 CONFIG = _Config()
 # By id.
 _GIVEN: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+# Whose memory another framework was given: XLA must not write to it. By id.
+_EXPORTED: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+def export(buffer: jax.Array) -> jax.Array:
+    """The buffer, whose memory is from now on never given away."""
+    _EXPORTED[id(buffer)] = buffer
+    return buffer
+
+
+def without_exported(mask: list[bool], buffers: Sequence[jax.Array]) -> list[bool]:
+    """The mask, which takes nothing whose memory another framework has."""
+    if not _EXPORTED:
+        return mask
+    return [give and id(b) not in _EXPORTED for give, b in zip(mask, buffers)]
+
+
+def may_take(buffers: Sequence[jax.Array]) -> bool:
+    """Whether nobody but this package knows of these buffers, or was promised anything of them."""
+    if not _EXPORTED and not _GIVEN:
+        return True
+    return not any(id(b) in _EXPORTED or is_given(b) for b in buffers)
 
 
 def give(buffer: jax.Array, should_donate: bool) -> None:

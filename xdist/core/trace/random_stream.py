@@ -15,14 +15,16 @@ class RandomStream:
     """The stream of one device: `seed` and how many random rows were recorded since.
 
     `lane` tells streams of one seed apart: a rank that draws its own part of a tensor sets it.
+    `settings` counts how often it was set.
     """
 
-    __slots__ = ("counter", "lane", "seed")
+    __slots__ = ("counter", "lane", "seed", "settings")
 
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
         self.seed = seed
         self.counter = 0
         self.lane = 0
+        self.settings = 0
 
     def next(self) -> tuple[int, int]:
         """The (seed with lane, counter) of one random row."""
@@ -34,6 +36,7 @@ class RandomStream:
         """Start the stream of `seed` anew."""
         self.seed = seed & (2**_SEED_BITS - 1)
         self.counter = 0
+        self.settings += 1
 
     @property
     def state(self) -> int:
@@ -44,3 +47,4 @@ class RandomStream:
     def state(self, state: int) -> None:
         self.seed = state & (2**_SEED_BITS - 1)
         self.counter = (state >> _SEED_BITS) & _MAX_COUNTER
+        self.settings += 1

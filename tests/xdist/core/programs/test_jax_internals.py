@@ -1,0 +1,62 @@
+"""Programs that XLA's client runs without JAX's look at each argument."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import torch_xla
+from torch_xdist.core.programs import program
+from torch_xdist.core.programs.jax_internals import direct_call
+
+
+def compiled(step, *arguments):
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    jitted = jax.jit(step, donate_argnums=0, in_shardings=there, out_shardings=there)
+    return jitted.lower(*arguments).compile()
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_operands_that_a_program_does_not_read_are_left_out():
+    def step(donated, kept, floats, ints):
+        return [donated[1] + kept[0] * floats[1], kept[0] + 1]
+
+    one, two, three = (jnp.full(2, float(n)) for n in (1, 2, 3))
+    numbers = np.array([5.0, 7.0]), np.zeros(0, np.int64)
+    direct = direct_call(compiled(step, (one, two), (three,), *numbers), jax.devices()[0])
+    assert direct is not None and direct.kept == [1, 2, 3]
+    results = []
+    direct.run(((one, two), (three,), *numbers), results)
+    assert [r.tolist() for r in results[0]] == [[23, 23], [4, 4]]
+    assert two.is_deleted() and not three.is_deleted()
+
+
+def test_a_program_that_fails_hands_nothing_over():
+    direct = direct_call(compiled(lambda *a: [a[1][0] + 1], (), (jnp.ones(2),)), jax.devices()[0])
+    results = []
+    gone = jnp.ones(2)
+    gone.delete()
+    with pytest.raises(RuntimeError, match="Array has been deleted with shape=float32"):
+        direct.run(((), (gone,)), results)
+    assert results == []
+
+
+def test_jax_looks_for_nan_where_it_is_asked_to():
+    x = torch.zeros(2).to("xla")
+    torch_xla.sync()
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(Exception, match="nan"):
+            (x / x).tolist()
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    y = x + 1
+    torch_xla.sync()
+    assert y.tolist() == [1, 1]
+
+
+def test_what_jax_has_another_way_is_run_by_jax():
+    assert direct_call(object(), jax.devices()[0]) is None
+    newest = max(program.PROGRAMS.values(), key=lambda p: p.used, default=None)
+    assert newest is None or newest.executable.direct is not None
