@@ -12,7 +12,7 @@ import jax
 import torch
 
 from torch_xdist import settings, world
-from torch_xdist.core.devices import plugins
+from torch_xdist.core.devices import heap, plugins
 from torch_xdist.core.programs import programs_on_disk
 from torch_xdist.core.run.device_trace import (
     HERE,
@@ -163,6 +163,7 @@ def _configure() -> None:
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
+        heap.keep_freed_memory()
     programs_on_disk.use()
 
 
