@@ -16,7 +16,9 @@ MALLOPT = {"arenas": -8, "largest not of the heap": -3, "kept at its top": -1}
 def chosen(monkeypatch):
     """What mallopt would be told."""
     found: dict[int, int] = {}
-    monkeypatch.setattr(heap, "_mallopt", lambda: lambda name, value: not found.update({name: value}))
+    monkeypatch.setattr(
+        heap, "_mallopt", lambda: lambda name, value: not found.update({name: value})
+    )
     monkeypatch.setattr("os.environ", {})
     settings.reread()
     yield found
