@@ -21,7 +21,7 @@ def input_gradient_by_phases(
 ) -> jax.Array:
     """grad [n, o, *out], w [o, c, *kernel] -> the gradient of the input, which has `shape`."""
     n, c, *sizes = shape
-    kernel, stride, low = w.shape[2:], window.stride, window.padding
+    stride, low = window.stride, window.padding
     # In strides, where the input begins and ends in its padded self.
     first = [p // s for p, s in zip(low, stride)]
     count = [(size - 1 + p) // s + 1 - f for size, p, s, f in zip(sizes, low, stride, first)]

@@ -22,7 +22,7 @@ _MOST_COLUMNS = 2**24
 # has them as the narrow side of its product:
 #   64 x 1 x 28^2, 5^2, 10: native 2.04, by columns 0.31    16 x 8 x 32^2, 3^2, 8: 1.86, 1.01
 #   32 x 3 x 32^2, 3^2, 64: 2.07, 0.67                      64 x 10 x 12^2, 5^2, 20: 3.05, 1.70
-#   32 x 3 x 32^2, 7^2 / 2, 64: 0.92, 0.72                  16 x 12 x 16^2, 5^2 pad 2, 12: 1.61, 1.34
+#   32 x 3 x 32^2, 7^2 / 2, 64: 0.92, 0.72                  16 x 12 x 16^2, 5^2, 12: 1.61, 1.34
 #   16 x 3 x 32^2, 4^2 / 2, 64: 0.55, 0.34                  32 x 16 x 32^2, 3^2, 16: 1.56, 1.57
 _FEW_CHANNELS = 16
 # Up to so many samples the weight gradient is a product over columns: XLA's own has the samples as
@@ -36,12 +36,12 @@ _FEW_SAMPLES = 4
 
 def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
     """By shapes [n, o, *out] and [o, c, *kernel]: "phases", "columns" or "native"."""
-    (n, o, *out), (_, c, *kernel) = grad, w
+    (n, _, *out), (_, c, *kernel) = grad, w
     if len(kernel) == 3 or window.groups > 1:
         return "native"
-    # All phases of a stride see as many taps where it divides the kernel: one convolution computes
-    # them, in 0.30 of eager's time for 4 x 3 x 112^2, 4^2 / 4, 96, by columns in 0.78, and in 3.4 ms
-    # for 16 x 32 x 32^2, 4^2 / 2, where native takes 33.
+    # Where the stride divides the kernel, one convolution computes all phases: 4 x 3 x 112^2,
+    # 4^2 / 4, 96: native 0.52, by phases 0.30, by columns 0.78; 16 x 64 x 16^2, 4^2 / 2, 128: 1.14,
+    # 1.04, 1.33.
     is_strided = set(window.stride) != {1}
     if is_strided and _is_plain(window) and not any(k % s for k, s in zip(kernel, window.stride)):
         is_patches = tuple(kernel) == window.stride
@@ -49,8 +49,8 @@ def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str
             return "phases"
     if not _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
         return "native"
-    # XLA exchanges a gradient that is smaller than the kernel with it: 32 x 128 x 4^2, 3^2 / 2, 256:
-    # native 12.5, by columns 0.97; 32 x 256 x 2^2, 3^2 / 2, 512: 8.2, 1.42.
+    # XLA exchanges a gradient that is smaller than the kernel with it: 32 x 128 x 4^2, 3^2 / 2,
+    # 256: native 12.5, by columns 0.97; 32 x 256 x 2^2, 3^2 / 2, 512: 8.2, 1.42.
     is_exchanged = is_strided and math.prod(out) < math.prod(kernel)
     return "columns" if c < _FEW_CHANNELS or is_exchanged else "native"
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+
 import torch_xla
 from torch_xdist import settings
 from torch_xdist.core.devices import heap
