@@ -42,6 +42,7 @@ class Settings:
     enumerate_batches: bool  # XDIST_ENUMERATE_BATCHES: DataParallel hands out (number, data)
     cache_size: int  # XLA_COMPILATION_CACHE_SIZE: programs kept in memory
     programs_mb: int  # XDIST_PROGRAMS_MB: host memory that those programs may hold
+    heap_mb: int  # XDIST_HEAP_MB: freed memory that the process keeps, on a CPU
     cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH; "" for no cache, None for the user's
     cache_disk_mb: int  # XDIST_PERSISTENT_CACHE_MB: what programs may take of the disk
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
@@ -217,6 +218,12 @@ def is_flag_given(name: str) -> bool:
     return any(name in os.environ.get(where, "") for where in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
 
 
+def tunes_malloc() -> bool:
+    """Whether the user tunes glibc's allocator: by MALLOC_* variables or GLIBC_TUNABLES."""
+    names = [name for name in os.environ if name.startswith("MALLOC_")]
+    return bool(names) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+
+
 def read(env: Mapping[str, str]) -> Settings:
     """Parse an environment. Raises ValueError that names the variable it cannot read."""
     debug = _flag(env, "PT_XLA_DEBUG")
@@ -237,6 +244,7 @@ def read(env: Mapping[str, str]) -> Settings:
         enumerate_batches=_flag(env, "XDIST_ENUMERATE_BATCHES"),
         cache_size=_number(env, "XLA_COMPILATION_CACHE_SIZE", 2048, int),
         programs_mb=_number(env, "XDIST_PROGRAMS_MB", 1000, int),
+        heap_mb=_number(env, "XDIST_HEAP_MB", 1024, int),
         cache_path=env.get("XLA_PERSISTENT_CACHE_PATH"),
         cache_disk_mb=_number(env, "XDIST_PERSISTENT_CACHE_MB", 1000, int),
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),

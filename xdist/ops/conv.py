@@ -5,17 +5,20 @@ input and its gradient by the weight. A transposed convolution is the input grad
 one, so it needs no fourth. Each of the three has four forms, chosen by shapes alone: a matmul for
 1x1 kernels, a sum of shifted products for depthwise kernels, one convolution per group, and XLA's
 own convolution (of planes; volumes are turned into them). XLA's CPU backend needs the others: its
-grouped convolutions are 10 to 100 times slower than the sums and the parts. There the gradient by
-the input has a fifth, for strides: by phases.
+grouped convolutions are 10 to 100 times slower than the sums and the parts. There the gradients
+have forms of their own, which `conv_rules.py` chooses.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops import conv_rules
+from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import (
     MOST_TAPS,
     Window,
@@ -27,11 +30,13 @@ from torch_xdist.ops.conv_forms import (
     pointwise,
     pointwise_weight_gradient,
 )
-from torch_xdist.ops.conv_phases import has_phases, input_gradient_by_phases
+from torch_xdist.ops.conv_phases import input_gradient_by_phases
 from torch_xdist.ops.operands import wide
 from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
 
+# From two arrays, the shape of the result and the window.
+_Gradient = Callable[[jax.Array, jax.Array, Sequence[int], Window], jax.Array]
 # Above this many groups the program would grow too long.
 _MOST_GROUPS = 64
 
@@ -92,14 +97,20 @@ def _input_gradient(
         parts = zip(_split(grad, 1, window), _split(w, 0, window))
         one = window.one_group()
         return jnp.concatenate([_input_gradient(g, b, part, one) for g, b in parts], 1)
-    if has_phases(w.shape[2:], grad.shape[2:], window):
-        return lax.platform_dependent(
-            grad,
-            w,
-            cpu=lambda grad, w: input_gradient_by_phases(grad, w, shape, window),
-            default=lambda grad, w: _native_input_gradient(grad, w, shape, window),
-        )
-    return _native_input_gradient(grad, w, shape, window)
+    form = _INPUT_GRADIENTS[conv_rules.input_gradient(grad.shape, w.shape, window)]
+    return _on_cpu(form, _native_input_gradient, grad, w, shape, window)
+
+
+def _on_cpu(form: _Gradient, default: _Gradient, *arguments: Any) -> jax.Array:
+    """One form of a gradient on CPUs, another elsewhere."""
+    if form is default:
+        return default(*arguments)
+    *arrays, shape, window = arguments
+    return lax.platform_dependent(
+        *arrays,
+        cpu=lambda *arrays: form(*arrays, shape, window),
+        default=lambda *arrays: default(*arrays, shape, window),
+    )
 
 
 def _native_input_gradient(
@@ -126,6 +137,13 @@ def _weight_gradient(
         parts = zip(_split(grad, 1, window), _split(x, 1, window))
         one = window.one_group()
         return jnp.concatenate([_weight_gradient(g, a, part, one) for g, a in parts], 0)
+    form = _WEIGHT_GRADIENTS[conv_rules.weight_gradient(grad.shape, shape, window)]
+    return _on_cpu(form, _native_weight_gradient, grad, x, shape, window)
+
+
+def _native_weight_gradient(
+    grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
+) -> jax.Array:
     return _transposed(lambda w: native(x, w, window), grad, shape)
 
 
@@ -138,6 +156,17 @@ def _transposed(
 ) -> jax.Array:
     """The transpose of a linear function of one array of `shape`, at `grad`."""
     return jax.linear_transpose(linear, jax.ShapeDtypeStruct(tuple(shape), grad.dtype))(grad)[0]
+
+
+_INPUT_GRADIENTS: dict[str, _Gradient] = {
+    "phases": input_gradient_by_phases,
+    "columns": spread_input_gradient,
+    "native": _native_input_gradient,
+}
+_WEIGHT_GRADIENTS: dict[str, _Gradient] = {
+    "columns": gathered_weight_gradient,
+    "native": _native_weight_gradient,
+}
 
 
 # The ATen overloads.
@@ -209,6 +238,8 @@ def convolution_backward(
     window = _window(weight, stride, padding, dilation, groups, _extra(transposed, output_padding))
     grad_input = grad_weight = grad_bias = None
     empty = grad_output.size == 0 or input.size == 0 or weight.size == 0
+    # Up to three gradients read it, two of them in an order of their own.
+    grad_output = settled(grad_output)
     if output_mask[0] and not empty:
         if transposed:
             grad_input = _direct(grad_output, weight, window).astype(input.dtype)

@@ -1,13 +1,11 @@
-"""The gradient by the input of a convolution with strides, by phases; `conv.py` chooses it.
+"""The gradient by the input of a convolution with strides, by phases; `conv_rules.py` chooses it.
 
-XLA computes it as a convolution of the gradient with zeros in between. On CPUs that takes 10 to 40
-times as long as it should where it exchanges such a gradient with the kernel (32 x 256 of 2 x 2
-under 3 x 3: 9.1 ms, by phases 0.8) and for most kernels of a multiple of the stride (16 x 32 of
-32 x 32 under 4 x 4: 33 ms, by phases 3.4). Positions of the input that lie a whole number of
-strides apart, a phase, see the same taps of the kernel: a convolution without strides each.
+XLA computes it as a convolution of the gradient with zeros in between. Positions of the input that
+lie a whole number of strides apart, a phase, see the same taps of the kernel: a convolution without
+strides for each. Where the stride divides the kernel all phases see as many taps, and are output
+channels of one convolution.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -15,21 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.ops.conv_forms import MOST_TAPS, Window, native
-
-
-def has_phases(kernel: Sequence[int], out: Sequence[int], window: Window) -> bool:
-    """Whether the input gradient is computed by phases; `out` are the sizes of the gradient."""
-    if len(kernel) == 3 or window.groups > 1 or set(window.stride) == {1}:
-        return False
-    if set(window.dilation) != {1}:
-        return False
-    return _is_whole(kernel, window) or math.prod(out) < math.prod(kernel) <= MOST_TAPS
-
-
-def _is_whole(kernel: Sequence[int], window: Window) -> bool:
-    """Whether every phase sees as many taps, so that one convolution computes all of them."""
-    return not any(k % s for k, s in zip(kernel, window.stride))
+from torch_xdist.ops.conv_forms import Window, native
 
 
 def input_gradient_by_phases(
@@ -37,14 +21,11 @@ def input_gradient_by_phases(
 ) -> jax.Array:
     """grad [n, o, *out], w [o, c, *kernel] -> the gradient of the input, which has `shape`."""
     n, c, *sizes = shape
-    kernel, stride, low = w.shape[2:], window.stride, window.padding
+    stride, low = window.stride, window.padding
     # In strides, where the input begins and ends in its padded self.
     first = [p // s for p, s in zip(low, stride)]
     count = [(size - 1 + p) // s + 1 - f for size, p, s, f in zip(sizes, low, stride, first)]
-    if _is_whole(kernel, window):
-        parts = _whole_phases(grad, w, stride, first, count)
-    else:
-        parts = _single_phases(grad, w, stride, first, count)
+    parts = _phases(grad, w, stride, first, count)
     # [n, c, *stride, *count] -> [n, c, *(count x stride)]
     rank = len(stride)
     order = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
@@ -55,7 +36,7 @@ def input_gradient_by_phases(
     return lax.slice(spread, (0, 0, *start), (n, c, *limit))
 
 
-def _whole_phases(
+def _phases(
     grad: jax.Array, w: jax.Array, stride: Sequence[int], first: Sequence[int], count: Sequence[int]
 ) -> jax.Array:
     """[n, c, *stride, *count]: the phases are output channels of one convolution."""
@@ -70,21 +51,6 @@ def _whole_phases(
     flat = by_phase.reshape(c * math.prod(stride), o, *taps)
     made = _one_phase(grad, flat, first, count)
     return made.reshape(grad.shape[0], c, *stride, *count)
-
-
-def _single_phases(
-    grad: jax.Array, w: jax.Array, stride: Sequence[int], first: Sequence[int], count: Sequence[int]
-) -> jax.Array:
-    """[n, c, *stride, *count]: a convolution for each phase, of the taps that it sees."""
-    n, c = grad.shape[0], w.shape[1]
-    made = []
-    for phase in itertools.product(*map(range, stride)):
-        taps = w[(slice(None), slice(None), *(slice(a, None, s) for a, s in zip(phase, stride)))]
-        if taps.size:
-            made.append(_one_phase(grad, jnp.swapaxes(taps, 0, 1), first, count))
-        else:
-            made.append(jnp.zeros((n, c, *count), grad.dtype))
-    return jnp.stack(made, 2).reshape(n, c, *stride, *count)
 
 
 def _one_phase(

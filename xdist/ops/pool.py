@@ -83,7 +83,7 @@ def max_pool_with_indices_backward(
 ) -> jax.Array:
     sizes = _trailing(self, len(kernel_size))
     dims = windows(sizes, kernel_size, stride, padding, dilation, ceil_mode)
-    return spread_by_indices(widened(grad_output), indices, sizes, dims)
+    return spread_by_indices(settled(widened(grad_output)), indices, sizes, dims)
 
 
 # Means over fixed windows.
@@ -246,7 +246,7 @@ def adaptive_max_pool2d_backward(
     grad_output: jax.Array, self: jax.Array, indices: jax.Array
 ) -> jax.Array:
     dims = _adaptive_dims(self, grad_output, 2)
-    return spread_by_indices(widened(grad_output), indices, _trailing(self, 2), dims)
+    return spread_by_indices(settled(widened(grad_output)), indices, _trailing(self, 2), dims)
 
 
 @lowers("aten.adaptive_max_pool3d_backward.default")
@@ -254,7 +254,7 @@ def adaptive_max_pool3d_backward(
     grad_output: jax.Array, self: jax.Array, indices: jax.Array
 ) -> jax.Array:
     dims = _adaptive_dims(self, grad_output, 3)
-    return spread_by_indices(widened(grad_output), indices, _trailing(self, 3), dims)
+    return spread_by_indices(settled(widened(grad_output)), indices, _trailing(self, 3), dims)
 
 
 # Fractional windows: their starts come from random numbers, one per sample, channel and dimension.

@@ -233,9 +233,22 @@ def _along(
     if not self.ndim:
         out = reduce_rows(self[None], index, source.reshape(-1), reduce, include_self)
         return out[0]
-    source = jnp.moveaxis(source, dim, 0) if source.ndim else source.reshape(1)
-    out = reduce_rows(jnp.moveaxis(self, dim, 0), index, source, reduce, include_self)
-    return jnp.moveaxis(out, 0, dim)
+    source = source if source.ndim else source.reshape(1)
+
+    def by_rows(self: jax.Array, index: jax.Array, source: jax.Array) -> jax.Array:
+        rows = jnp.moveaxis(self, dim, 0), index, jnp.moveaxis(source, dim, 0)
+        return jnp.moveaxis(reduce_rows(*rows, reduce, include_self), 0, dim)
+
+    if self.ndim == 1 or dim % self.ndim != self.ndim - 1:
+        return by_rows(self, index, source)
+
+    def by_elements(self: jax.Array, index: jax.Array, source: jax.Array) -> jax.Array:
+        # Rows of the last dim are columns: 1024 x 256 elements take 0.9 ms, transposed twice 1.5.
+        is_here = (index >= 0) & (index < self.shape[dim])
+        whole = jnp.broadcast_to(jnp.where(is_here, index, self.size), source.shape)
+        return _write_elements(self, dim, whole, source, reduce, include_self)
+
+    return lax.platform_dependent(self, index, source, cpu=by_elements, default=by_rows)
 
 
 @lowers("aten.index_add.default")

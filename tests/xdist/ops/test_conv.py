@@ -1,17 +1,20 @@
 """Convolutions on the device equal eager torch's, in every form the lowering takes."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from devices_agree import both
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from torch_xdist.ops import conv_rules
+from torch_xdist.ops.conv import convolution_backward
+from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import Window
 from torch_xdist.ops.conv_phases import input_gradient_by_phases
 
@@ -124,31 +127,135 @@ def test_the_second_derivative_equals_eager() -> None:
     both(penalty, *arrays((1, 2, 7, 7), (2, 2, 3, 3), 2))
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(0, 4), st.integers(0, 7)),
-        min_size=1,
-        max_size=2,
-    )
-)
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_the_input_gradient_by_phases_equals_eagers(dims: list[tuple[int, ...]]) -> None:
-    """Each dimension: stride, taps, padding, and by how much the input exceeds the least."""
+Dims = list[tuple[int, int, int, int]]
+
+
+def operands(dims: Dims, n: int = 2) -> tuple[Window, list[torch.Tensor]]:
+    """Of dimensions (stride, taps, padding, by how much the input exceeds the least)."""
     stride, kernel, padding, _ = zip(*dims)
     sizes = [max(1, k - 2 * p) + more for _, k, p, more in dims]
-    grad_of = torch.ops.aten.convolution_backward.default
     torch.manual_seed(0)
-    x, w = torch.randn(2, 3, *sizes), torch.randn(4, 3, *kernel)
+    x, w = torch.randn(n, 3, *sizes), torch.randn(4, 3, *kernel)
     convolve = F.conv1d if len(dims) == 1 else F.conv2d
     grad = torch.randn_like(convolve(x, w, stride=stride, padding=padding))
-    ones = [1] * len(dims)
-    rest = (None, stride, padding, ones, False, [0] * len(dims), 1, [True, False, False])
-    expected = grad_of(grad, x, w, *rest)[0]
-    window = Window(stride, padding, padding, tuple(ones), 1)
-    found = input_gradient_by_phases(
-        jnp.asarray(grad.numpy()), jnp.asarray(w.numpy()), x.shape, window
-    )
+    return Window(stride, padding, padding, (1,) * len(dims), 1), [x, w, grad]
+
+
+def eager_gradients(window: Window, x: Any, w: Any, grad: Any) -> list[torch.Tensor]:
+    rest = (None, window.stride, window.padding, window.dilation, False, [0] * len(window.stride))
+    found = torch.ops.aten.convolution_backward.default(grad, x, w, *rest, 1, [True, True, False])
+    return list(found[:2])
+
+
+def agrees(found: Any, expected: torch.Tensor) -> None:
     torch.testing.assert_close(torch.from_numpy(np.array(found)), expected)
+
+
+def in_jax(*tensors: torch.Tensor) -> list[Any]:
+    return [jnp.asarray(tensor.numpy()) for tensor in tensors]
+
+
+WHOLE: list[Dims] = [
+    [(3, 6, 2, 7)],
+    [(2, 4, 1, 3), (2, 2, 0, 2)],
+    [(4, 4, 1, 5), (1, 2, 3, 1)],
+    [(3, 3, 4, 0), (2, 4, 4, 6)],
+]
+ANY: list[Dims] = [
+    [(1, 5, 4, 0)],
+    [(1, 3, 1, 4), (2, 5, 0, 3)],
+    [(4, 1, 2, 5), (3, 4, 3, 0)],
+]
+
+
+def test_the_input_gradient_by_phases_equals_eagers() -> None:
+    cases = [operands(dims) for dims in WHOLE]
+
+    @jax.jit
+    def found(arrays: Any) -> Any:
+        return [
+            input_gradient_by_phases(grad, w, x.shape, window)
+            for (window, _), (x, w, grad) in zip(cases, arrays)
+        ]
+
+    for (window, tensors), array in zip(cases, found([in_jax(*tensors) for _, tensors in cases])):
+        agrees(array, eager_gradients(window, *tensors)[0])
+
+
+def test_gradients_by_columns_equal_eagers() -> None:
+    cases = [operands(dims) for dims in ANY]
+
+    @jax.jit
+    def found(arrays: Any) -> Any:
+        return [
+            (
+                spread_input_gradient(grad, w, x.shape, window),
+                gathered_weight_gradient(grad, x, w.shape, window),
+            )
+            for (window, _), (x, w, grad) in zip(cases, arrays)
+        ]
+
+    for (window, tensors), both_ in zip(cases, found([in_jax(*tensors) for _, tensors in cases])):
+        for array, expected in zip(both_, eager_gradients(window, *tensors)):
+            agrees(array, expected)
+
+
+WINDOW = Window((1, 1), (0, 0), (0, 0), (1, 1), 1)
+BY_TWO = replace(WINDOW, stride=(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("grad", "w", "window", "form"),
+    [
+        ((64, 20, 8, 8), (20, 10, 5, 5), WINDOW, "columns"),
+        ((8, 64, 28, 28), (64, 64, 3, 3), WINDOW, "native"),
+        ((32, 512, 1, 1), (512, 256, 3, 3), BY_TWO, "columns"),
+        ((16, 128, 8, 8), (128, 64, 4, 4), BY_TWO, "phases"),
+        ((16, 128, 8, 8), (128, 3, 4, 4), BY_TWO, "columns"),
+        ((16, 128, 8, 8), (128, 3, 2, 2), BY_TWO, "phases"),
+        ((64, 20, 512, 512), (20, 10, 5, 5), WINDOW, "native"),
+        ((2, 4, 9, 9, 9), (4, 2, 3, 3, 3), replace(WINDOW, stride=(1, 1, 1)), "native"),
+        ((64, 20, 8, 8), (20, 10, 5, 5), replace(WINDOW, groups=2), "native"),
+    ],
+    ids=[
+        "few channels",
+        "many channels",
+        "smaller than its kernel",
+        "the stride divides the kernel",
+        "few channels and phases",
+        "patches",
+        "too many columns",
+        "volumes",
+        "groups",
+    ],
+)
+def test_the_form_of_an_input_gradient_on_a_cpu(
+    grad: tuple[int, ...], w: tuple[int, ...], window: Window, form: str
+) -> None:
+    assert conv_rules.input_gradient(grad, w, window) == form
+
+
+@pytest.mark.parametrize(("samples", "form"), [(4, "columns"), (5, "native")])
+def test_few_samples_have_the_weight_gradient_by_columns(samples: int, form: str) -> None:
+    assert conv_rules.weight_gradient((samples, 64, 28, 28), (64, 64, 3, 3), WINDOW) == form
+
+
+def test_other_platforms_keep_xlas_own_gradients() -> None:
+    def gradients(grad: Any, x: Any, w: Any) -> Any:
+        ones = [1, 1]
+        rest = (None, ones, [0, 0], ones, False, [0, 0], 1, [True, True, False])
+        return convolution_backward(grad, x, w, *rest)
+
+    shapes = [(2, 5, 6, 6), (2, 3, 8, 8), (5, 3, 3, 3)]
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    exported = {
+        name: jax.export.export(jax.jit(gradients), platforms=[name])(*arrays).mlir_module()
+        for name in ("cpu", "tpu")
+    }
+    assert {name: text.count("stablehlo.convolution") for name, text in exported.items()} == {
+        "cpu": 0,
+        "tpu": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -169,16 +276,13 @@ def test_strides_whose_gradients_go_by_phases_equal_eager(
 
 
 def test_an_infinite_gradient_stays_in_the_positions_that_its_taps_see() -> None:
-    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
-    grad = torch.zeros(1, 3, 2, 2)
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 4, 4)
+    grad = torch.zeros(1, 3, 3, 3)
     grad[0, 0, 1, 1] = float("inf")
-    rest = (None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
-    expected = torch.ops.aten.convolution_backward.default(grad, x, w, *rest)[0]
     window = Window((2, 2), (1, 1), (1, 1), (1, 1), 1)
-    found = input_gradient_by_phases(
-        jnp.asarray(grad.numpy()), jnp.asarray(w.numpy()), x.shape, window
-    )
-    assert np.array_equal(np.isinf(found), expected.isinf().numpy())
+    expected = eager_gradients(window, x, w, grad)[0].isinf().numpy()
+    for form in (input_gradient_by_phases, spread_input_gradient):
+        assert np.array_equal(np.isinf(form(*in_jax(grad, w), x.shape, window)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -13,7 +13,7 @@ import jax
 import torch
 
 from torch_xdist import settings, world
-from torch_xdist.core.devices import plugins
+from torch_xdist.core.devices import heap, plugins
 from torch_xdist.core.kept import on_disk
 from torch_xdist.core.run.device_trace import (
     HERE,
@@ -165,6 +165,7 @@ def _configure() -> None:
         _make_cpu_devices(settings.current().cpu_devices)
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
+        heap.keep_freed_memory()
     on_disk.use(by_host=(name or "").upper() != "TPU")
 
 

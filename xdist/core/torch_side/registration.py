@@ -17,6 +17,7 @@ from torch_xdist.core.composites import (
     optimizer_states,
     optimizers,
     recurrent,
+    running_products,
     sparse,
     sparse_math,  # noqa: F401 its kernels
 )
@@ -62,6 +63,7 @@ def register() -> None:
     lazy_modules.register()
     attention.register()
     recurrent.register()
+    running_products.register()
     torch._register_device_module("xla", device_module)
     torch_generator.register()
     _follow_seeds()

@@ -1,0 +1,72 @@
+"""Which form of a convolution's gradients a CPU computes, by shapes alone; `conv.py` asks.
+
+The direct convolution itself stays XLA's own, and so do gradients but for what is named here. Each
+rule has the measurements that it comes from: processor time of one core of an AMD EPYC with AVX2,
+best of 8 to 15 by turns with eager torch 2.13, as multiples of eager's (2026-11-25, jaxlib 0.10.2;
+`scripts/bench_convolutions.py`). `native` is XLA's own convolution, compiled without YNNPACK's;
+shapes are samples x channels in x positions, kernel and strides, channels out.
+
+Not used, as they were slower everywhere or not exact: sums of one product per tap, Winograd's
+F(2x2, 3x3) (1.2 to 7 times native), kernels widened by zeros over several columns (0.7 times native
+for few output channels, but an infinite input would reach columns that do not see it).
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch_xdist.ops.conv_forms import MOST_TAPS, Window
+
+# Columns of more elements are not written out.
+_MOST_COLUMNS = 2**24
+# Below so many input channels a product over columns is faster than XLA's own input gradient, which
+# has them as the narrow side of its product:
+#   64 x 1 x 28^2, 5^2, 10: native 2.04, by columns 0.31    16 x 8 x 32^2, 3^2, 8: 1.86, 1.01
+#   32 x 3 x 32^2, 3^2, 64: 2.07, 0.67                      64 x 10 x 12^2, 5^2, 20: 3.05, 1.70
+#   32 x 3 x 32^2, 7^2 / 2, 64: 0.92, 0.72                  16 x 12 x 16^2, 5^2, 12: 1.61, 1.34
+#   16 x 3 x 32^2, 4^2 / 2, 64: 0.55, 0.34                  32 x 16 x 32^2, 3^2, 16: 1.56, 1.57
+_FEW_CHANNELS = 16
+# Up to so many samples the weight gradient is a product over columns: XLA's own has the samples as
+# the channels of a convolution under a kernel as large as the gradient.
+#   1 x 64 x 32^2, 3^2, 64: native 2.83, by columns 0.85    2 x 64 x 32^2, 3^2 / 2, 128: 1.87, 0.83
+#   2 x 64 x 32^2, 3^2, 64: 2.06, 1.13                      4 x 64 x 32^2, 3^2, 64: 1.43, 1.27
+#   1 x 256 x 14^2, 3^2, 256: 1.51, 0.84                    6 x 64 x 32^2, 3^2, 64: 1.39, 1.34
+#   1 x 3 x 64^2, 3^2, 32: 1.86, 0.63                       8 x 64 x 28^2, 3^2, 64: 0.97, 1.64
+_FEW_SAMPLES = 4
+
+
+def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
+    """By shapes [n, o, *out] and [o, c, *kernel]: "phases", "columns" or "native"."""
+    (n, _, *out), (_, c, *kernel) = grad, w
+    if len(kernel) == 3 or window.groups > 1:
+        return "native"
+    # Where the stride divides the kernel, one convolution computes all phases: 4 x 3 x 112^2,
+    # 4^2 / 4, 96: native 0.52, by phases 0.30, by columns 0.78; 16 x 64 x 16^2, 4^2 / 2, 128: 1.14,
+    # 1.04, 1.33.
+    is_strided = set(window.stride) != {1}
+    if is_strided and _is_plain(window) and not any(k % s for k, s in zip(kernel, window.stride)):
+        is_patches = tuple(kernel) == window.stride
+        if is_patches or c >= _FEW_CHANNELS:
+            return "phases"
+    if not _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
+        return "native"
+    # XLA exchanges a gradient that is smaller than the kernel with it: 32 x 128 x 4^2, 3^2 / 2,
+    # 256: native 12.5, by columns 0.97; 32 x 256 x 2^2, 3^2 / 2, 512: 8.2, 1.42.
+    is_exchanged = is_strided and math.prod(out) < math.prod(kernel)
+    return "columns" if c < _FEW_CHANNELS or is_exchanged else "native"
+
+
+def weight_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
+    """By shapes [n, o, *out] and [o, c, *kernel]: "columns" or "native"."""
+    (n, _, *out), (_, c, *kernel) = grad, w
+    if len(kernel) == 3 or window.groups > 1 or n > _FEW_SAMPLES:
+        return "native"
+    found = _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel)
+    return "columns" if found else "native"
+
+
+def _is_plain(window: Window) -> bool:
+    return set(window.dilation) == {1}
+
+
+def _has_columns(elements: int, kernel: Sequence[int]) -> bool:
+    return elements <= _MOST_COLUMNS and math.prod(kernel) <= MOST_TAPS
