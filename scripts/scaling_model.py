@@ -17,7 +17,7 @@ from pathlib import Path
 from torch_xdist.collectives.mesh import signs
 from torch_xdist.collectives.shared_memory import algorithms
 from torch_xdist.launcher.facts.settings import Timeouts
-from torch_xdist.launcher.head import pace
+from torch_xdist.launcher.head import head, pace
 
 RANKS = (8, 256, 4096, 65536)
 PER_HOST = 8
@@ -40,19 +40,19 @@ class Constant:
 CONSTANTS = {
     one.name: one
     for one in (
-        Constant("start_ms", 0.46, "the head starts an agent over ssh", _OTHERS),
-        Constant("hello_ms", 0.0, "the head meets one host, from its port to its orders", _MANY),
+        Constant("start_ms", 0.37, "the head starts an agent over ssh", _OTHERS),
+        Constant("hello_ms", 2.75, "the head meets one host, from its port to its orders", _MANY),
         Constant("order_bytes", 973, "what a host is told of one rank", _OTHERS),
-        Constant("join_ms", 1.45, "a rank joins JAX's coordination service", _OTHERS),
-        Constant("beat_us", 0.0, "the head hears the beats of a host", _MANY),
-        Constant("judge_us", 2.02, "the head looks at a rank", _OTHERS),
-        Constant("send_us", 12.7, "the head orders a host to do something", _OTHERS),
-        Constant("line_us", 0.70, "the head shows a line", _OTHERS),
-        Constant("put_us", 261, "the coordination service takes a value", _OTHERS),
-        Constant("get_us", 238, "the coordination service gives one", _OTHERS),
-        Constant("wire_us", 12.3, "a rank tells one other host of a barrier", _OTHERS),
+        Constant("join_ms", 1.8, "a rank joins JAX's coordination service", _OTHERS),
+        Constant("beat_us", 430, "the head hears the beats of a host", _MANY),
+        Constant("judge_us", 2.0, "the head looks at a rank", _OTHERS),
+        Constant("send_us", 13.7, "the head orders a host to do something", _OTHERS),
+        Constant("line_us", 0.80, "the head shows a line", _OTHERS),
+        Constant("put_us", 156, "the coordination service takes a value", _OTHERS),
+        Constant("get_us", 159, "the coordination service gives one", _OTHERS),
+        Constant("wire_us", 10.9, "a rank tells one other host of a barrier", _OTHERS),
         Constant("compile_s", 1.30, "a GPT's step is compiled", "bench_cache.py", "2026-11-24"),
-        Constant("plan_us", 10.5, "a part of a tensor in a checkpoint's plan", _OTHERS),
+        Constant("plan_us", 6.7, "a part of a tensor in a checkpoint's plan", _OTHERS),
         Constant("plan_bytes", 217, "the same, as a rank sends it", _OTHERS),
     )
 }
@@ -83,8 +83,9 @@ def beats_core(ranks: int) -> float:
 
 
 def verdict_s(ranks: int) -> float:
-    """A look may just be over, then half of the time is not the judge's; and all hosts hear it."""
-    waits_s = look_s(ranks) * (1 / pace._NEWS_SHARE - 1)
+    """A look may just be over, then half of the time is not the judge's; what fails of the same
+    cause is collected; and all hosts hear it."""
+    waits_s = look_s(ranks) * (1 / pace._NEWS_SHARE - 1) + head._COLLECT_S
     return waits_s + look_s(ranks) + hosts(ranks) * of("send_us")
 
 
@@ -153,7 +154,7 @@ COSTS = (
         look_every_s,
     ),
     Cost(
-        *("verdict on a failure", "s", "2 looks + hosts x send_us"),
+        *("verdict on a failure", "s", "0.25 s + 2 looks + hosts x send_us"),
         "launcher/head/pace.py, `Hosts.send`",
         verdict_s,
     ),
