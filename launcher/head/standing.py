@@ -276,7 +276,8 @@ class RendezvousWatch:
     ) -> None:
         self._nprocs, self._since_s, self._note, self._silence = nprocs, since_s, note, silence
         self._limit_s, self._next_notice_s = timeouts.rendezvous_s, timeouts.notice_s
-        self._went_on_s, self._doing = since_s, str
+        self._went_on_s = since_s
+        self._doing: Callable[[], str] = str
 
     def went_on(self, now_s: float, doing: Callable[[], str]) -> None:
         """Those who are there have got on: their time begins anew.

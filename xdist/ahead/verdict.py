@@ -1,5 +1,6 @@
 """What a compiler made of a program: whether it compiled, and what it needs. No torch, no JAX."""
 
+import builtins
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Verdict:
     donated: int = 0
     result_shardings: list[str] = field(default_factory=list)
     hlo: str = ""
-    executable: bytes = field(default=b"", repr=False)
+    executable: builtins.bytes = field(default=b"", repr=False)
 
     @property
     def is_ok(self) -> bool:

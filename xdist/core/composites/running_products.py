@@ -29,8 +29,8 @@ def _kernel(
     return differentiable_row("cumprod_backward", row, tensors, dim)[0]
 
 
-def _gradient(dim: int, *arrays: Any) -> list[Any]:
-    return [product_gradient(*arrays, dim)]
+def _gradient(dim: int, grad: Any, input: Any, output: Any) -> list[Any]:
+    return [product_gradient(grad, input, output, dim)]
 
 
 def register() -> None:

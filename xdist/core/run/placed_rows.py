@@ -63,8 +63,7 @@ def placed(plan: Plan) -> Placed | None:
     if any(not isinstance(part, int | None) for part in static[base in _BACKWARDS :]):
         return None
     if base in _BACKWARDS:
-        shape, *static = static
-        return _of_arguments(base, "fill", tuple(shape), static)
+        return _of_arguments(base, "fill", tuple(static[0]), static[1:])
     kind = "read" if plan.name in _READS else "write"
     return _of_arguments(base, kind, plan.operand_types[0].shape, static)
 
@@ -78,7 +77,8 @@ def _of_arguments(
     of_fill = shape if kind == "fill" else ()
     if ".select" in name:
         return Placed(static[1] % size, Form(kind, dim, 1, 1, has_dim=False, shape=of_fill))
-    start, end, step = (*static[1:], *(None, None, 1)[len(static[1:]) :])
+    given = list(static[1:])
+    start, end, step = given + [None, None, 1][len(given) :]
     found = range(size)[slice(start, end, step)]
     if not found:
         return None

@@ -28,7 +28,7 @@ class _Asked(torch.Tensor):
     """A tensor that Python dispatches."""
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return args[0]
