@@ -55,6 +55,7 @@ CORE = [
     "disk_cache",
     "kept",
     "programs",
+    "tapes",
     "run",
     "devices",
     "alias",

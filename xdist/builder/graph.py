@@ -15,7 +15,7 @@ import torch
 from torch_xdist.builder import lowerings
 from torch_xdist.builder.shapes import Kind
 from torch_xdist.core.devices.transfer import as_numpy
-from torch_xdist.core.run.partial_run import post_order
+from torch_xdist.core.tapes.partial_run import post_order
 from torch_xdist.errors import ArgumentError, NoLoweringError
 
 PARAMETER = "Parameter"

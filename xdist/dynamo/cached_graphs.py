@@ -22,8 +22,8 @@ from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import analysis, cuts, reports
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
-from torch_xdist.core.run.partial_run import copy_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.tapes.partial_run import copy_rows, post_order
 from torch_xdist.core.trace import donation, global_state, op_counts
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from torch_xdist.core.programs.interpreter import ScalarFeed, inputs_of, scalar_types
-from torch_xdist.core.run.partial_run import post_order
+from torch_xdist.core.tapes.partial_run import post_order
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Row, Tape, rows_of

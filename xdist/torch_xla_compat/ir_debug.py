@@ -10,7 +10,7 @@ from torch_xdist.core.devices.device import device_at, index_of
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run.device_trace import HERE, trace_of_thread
 from torch_xdist.core.run.graph_text import report, shape_text
-from torch_xdist.core.run.partial_run import needed_rows
+from torch_xdist.core.tapes.partial_run import needed_rows
 from torch_xdist.core.trace import notes
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Value, hardware_name

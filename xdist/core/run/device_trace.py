@@ -21,9 +21,9 @@ from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.cuts import Cut
-from torch_xdist.core.run.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.run.tape_run import TapeRun
 from torch_xdist.core.sharding.layout import unpadded
+from torch_xdist.core.tapes.partial_run import copy_rows, has_collective, needed_rows
 from torch_xdist.core.trace import notes, op_counts, placeholders
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of

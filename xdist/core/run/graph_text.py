@@ -15,8 +15,8 @@ from torch_xdist.core.programs import program
 from torch_xdist.core.programs.hlo_text import hlo_text, module_text, optimized_text
 from torch_xdist.core.programs.jax_internals import proto_of_module, shardings_in_hlo
 from torch_xdist.core.programs.locations import op_name
-from torch_xdist.core.run.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.tapes.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.trace.notes import Note, note_of_buffer, notes_of
 from torch_xdist.core.trace.plans import Param, Plan, ScalarParam, flat
 from torch_xdist.core.trace.tensor_types import TensorType

@@ -10,16 +10,10 @@ from torch_xdist import metrics
 from torch_xdist.core.kept.known_plans import KNOWN
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program_cache import Program
-from torch_xdist.core.run import (
-    analysis,
-    cuts,
-    mid_step_cuts,
-    moving_slices,
-    recompilations,
-    reports,
-)
+from torch_xdist.core.run import analysis, cuts, mid_step_cuts, recompilations, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
+from torch_xdist.core.tapes import moving_slices
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Value

@@ -9,7 +9,7 @@ import torch
 import torch_xla
 import torch_xla.debug.profiler as xp
 from torch_xdist import settings
-from torch_xdist.core.run.partial_run import copy_rows
+from torch_xdist.core.tapes.partial_run import copy_rows
 from torch_xdist.core.trace import notes
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.user_frames import Place

@@ -17,8 +17,8 @@ import jax
 from torch_xdist import metrics
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.program import Launch
-from torch_xdist.core.run.partial_run import copy_rows
-from torch_xdist.core.run.placed_rows import Placed, anywhere, follows, placed, read, with_number
+from torch_xdist.core.tapes.partial_run import copy_rows
+from torch_xdist.core.tapes.placed_rows import Placed, anywhere, follows, placed, read, with_number
 from torch_xdist.core.trace.notes import carry
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Row, Tape, rows_of
