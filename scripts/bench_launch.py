@@ -120,9 +120,10 @@ def times_of_one_run(command: list[str]) -> dict[str, float]:
 
 
 def told(name: str, runs: list[dict[str, float]], phases: bool) -> str:
-    """One line of the table, and where asked for one line per phase: medians."""
-    sums = ", ".join(f"{run['sum']:.2f}" for run in runs)
-    lines = [f"{statistics.median(run['sum'] for run in runs):6.2f} s  {name}  ({sums})"]
+    """One line of JSON, and where asked for one line per phase: medians."""
+    sums = [round(run["sum"], 2) for run in runs]
+    line = {"way": name, "median_s": round(statistics.median(sums), 2), "seconds": sums}
+    lines = [json.dumps(line)]
     if phases and "called" in runs[0]:
         medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         before = 0.0

@@ -9,6 +9,7 @@ step alone. The ratio is to be at most 1.05.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -74,10 +75,9 @@ def rows(batches: int, passes: int) -> None:
     ]
     plain_s, ours_s = (min(pair[i] for pair in pairs) for i in range(2))
     per_1000 = 1000 / batches
-    print(f"rows: plain DataLoader and to(device)  {plain_s * per_1000:.3f} s per 1000 batches")
-    print(f"rows: MpDeviceLoader, first pass       {first_s * per_1000:.3f} s")
-    print(f"rows: MpDeviceLoader, later passes     {ours_s * per_1000:.3f} s")
-    print(f"rows: ratio                            {ours_s / plain_s:.3f}")
+    seconds = {"plain": plain_s, "first_pass": first_s, "later_passes": ours_s}
+    line = {f"{name}_s": round(taken_s * per_1000, 3) for name, taken_s in seconds.items()}
+    print(json.dumps({**line, "rows_ratio": round(ours_s / plain_s, 3)}), flush=True)
 
 
 def overlap(steps: int, read_s: float) -> None:
@@ -101,10 +101,9 @@ def overlap(steps: int, read_s: float) -> None:
             time.sleep(step_s)
 
     together_s = timed(run) / steps
-    print(f"overlap: the step alone                {alone_s * 1e3:.2f} ms")
-    print(f"overlap: with a loader as slow         {together_s * 1e3:.2f} ms")
-    print(f"overlap: ratio                         {together_s / alone_s:.3f}")
-    print(f"overlap: {loader.input_wait.verdict()}")
+    line = {"alone_ms": round(alone_s * 1e3, 2), "together_ms": round(together_s * 1e3, 2)}
+    ratio, verdict = round(together_s / alone_s, 3), loader.input_wait.verdict()
+    print(json.dumps({**line, "overlap_ratio": ratio, "verdict": verdict}), flush=True)
 
 
 def main() -> None:
