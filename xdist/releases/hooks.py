@@ -365,10 +365,28 @@ PROBES = (
     *_each("jax._src", "lax.linalg.svd_p interpreters.mlir.register_lowering", _SVD, _NO_SVD),
     Probe("jax._src.interpreters.mlir._lowerings", _SVD, _NO_SVD),
     *_each(
+        "jax._src",
+        "interpreters.mlir._platform_specific_lowerings interpreters.mlir.lower_fun"
+        " lax.convolution.conv_general_dilated_p lax.lax.dot_general_p",
+        "products of 64-bit integers on a TPU",
+        "JAX's own form, which libtpu refuses",
+    ),
+    *_each(
         "jax._src.compilation_cache",
         "_cache _cache_initialized reset_cache _get_cache",
         "compiled programs are kept between runs",
         "they are where XLA_PERSISTENT_CACHE_PATH names a folder, by JAX's own cache",
+    ),
+    Probe(
+        "jax.experimental.serialize_executable._JaxPjrtPickler",
+        "programs are found on disk before they are traced",
+        "they are traced, and then found by JAX's key",
+    ),
+    *_each(
+        "jax._src.compilation_cache",
+        "get_cache_key combine_executable_and_time compress_executable",
+        "`xla-run compile --save` keeps programs under JAX's keys",
+        when=USE,
     ),
     Probe("jaxlib.mlir.passmanager.PassManager.parse", _PROGRAMS),
     Probe("jaxlib.mlir.dialects.sdy.sharding_group", "tensors that are sharded alike"),

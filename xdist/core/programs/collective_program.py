@@ -75,7 +75,6 @@ class OnDevice:
             step, donate_argnums=(donated,), in_shardings=there, out_shardings=there
         )
         self._compiled: Any = None
-        self._device = device
         # How it runs without JAX's look at each argument, once it is compiled.
         self.direct: Direct | None = None
 

@@ -11,7 +11,6 @@ import jax
 from jax._src import config
 
 from torch_xdist.errors import ReleaseError
-from torch_xdist.releases import patches
 
 try:
     from jaxlib import _jax  # type: ignore[attr-defined]
@@ -213,6 +212,9 @@ def before_other_sessions(action: Callable[[], object]) -> Iterator[None]:
     XLA has one session at a time, and a second one fails when it is ended.
     """
     _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
+    # It imports torch, without which artifacts run.
+    from torch_xdist.releases import patches
+
     patches.wrap("jaxlib._profiler.ProfilerSession", _announced)
     _before_sessions.append(action)
     try:

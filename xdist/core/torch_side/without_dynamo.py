@@ -51,7 +51,7 @@ def _without_breaks(code: CodeType) -> CodeType:
 
 def _found() -> tuple[list[FunctionType], list[FunctionType]]:
     """Functions that dynamo is kept out of, and what tells it where a step breaks its graph."""
-    asks = torch._disable_dynamo(len).__code__
+    asks = torch._compile._disable_dynamo(len).__code__
     kept_out, steps = [], []
     for function in _inside([*_of_tables(), *_of_optimizers()]):
         if function.__code__ is asks:

@@ -33,9 +33,11 @@ def test_operands_that_a_program_does_not_read_are_left_out():
 
 
 def test_a_program_that_fails_hands_nothing_over():
-    direct = direct_call(compiled(lambda *a: [a[1][0] + 1], (), (jnp.ones(2),)), jax.devices()[0])
+    direct = direct_call(
+        compiled(lambda *a: [a[1][0] + 1], (), (jnp.ones(2, jnp.float32),)), jax.devices()[0]
+    )
     results = []
-    gone = jnp.ones(2)
+    gone = jnp.ones(2, jnp.float32)
     gone.delete()
     with pytest.raises(RuntimeError, match="Array has been deleted with shape=float32"):
         direct.run(((), (gone,)), results)

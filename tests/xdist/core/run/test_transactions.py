@@ -239,6 +239,7 @@ def test_an_error_after_the_operands_were_taken_names_what_is_gone(monkeypatch):
     w.mul_(2)
     y = kept + 1
     with monkeypatch.context() as broken:
+        broken.setattr(collective_program, "direct_call", lambda *compiled: None)
         broken.setattr(collective_program, "callable_of", consumed)
         with pytest.raises(ValueLostError, match="its operands were used up") as caught:
             steps.sync()
@@ -264,6 +265,7 @@ def test_an_error_of_a_running_program_that_took_nothing_can_be_repeated(monkeyp
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     with monkeypatch.context() as broken:
+        broken.setattr(collective_program, "direct_call", lambda *compiled: None)
         broken.setattr(collective_program, "callable_of", lambda compiled: fails)
         with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
             steps.sync()
@@ -271,17 +273,22 @@ def test_an_error_of_a_running_program_that_took_nothing_can_be_repeated(monkeyp
     assert y.tolist() == [3, 3]
 
 
-def test_ctrl_c_after_the_program_began_keeps_its_results(monkeypatch):
+@pytest.mark.parametrize("module", [program, jax_internals])
+def test_ctrl_c_after_the_program_began_keeps_its_results(module, monkeypatch):
+    in_one_call = jax_internals.in_one_call
+    program.PROGRAMS.clear()  # The other module's, which runs as it was made.
     w = torch.ones(2, device="xla")
     steps.sync()
     w.mul_(2)
 
     def interrupted(results, function, *arguments):
-        jax_internals.in_one_call(results, function, *arguments)
+        in_one_call(results, function, *arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(program, "in_one_call", interrupted)
+        if module is program:
+            broken.setattr(collective_program, "direct_call", lambda *compiled: None)
+        broken.setattr(module, "in_one_call", interrupted)
         with pytest.raises(KeyboardInterrupt):
             steps.sync()
     assert w.tolist() == [2, 2]
