@@ -10,8 +10,9 @@ import re
 from collections import Counter
 from typing import Any, NamedTuple
 
+# In a long type stands a comment here and there, such as /*index=5*/.
 _LINE = re.compile(
-    r"= (?P<type>[^=]*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all"
+    r"= (?P<type>(?:/\*[^*]*\*/|[^=])*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all"
     r"|collective-permute|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\((?P<rest>.*)"
 )
 _NAME = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = ")

@@ -71,6 +71,14 @@ def test_a_chain_of_fusions_is_one_collective():
     ]
 
 
+def test_many_arrays_at_once_are_told_with_the_comments_between_them():
+    types = [*["f32[8]{0:T(128)S(1)}"] * 5, *["/*index=5*/f32[2,2]{1,0}"], *["bf16[4]{0}"] * 4]
+    types += ["/*index=10*/f32[1]{0}"]
+    line = f"  %all-reduce.2 = ({', '.join(types)}) all-reduce(%a), replica_groups={{{{0,1}}}}"
+    size = 5 * 32 + 16 + 4 * 8 + 4
+    assert exchanges.of_hlo(line) == [told("all-reduce", [0, 1], size)]
+
+
 def test_alike_ones_are_one_entry():
     assert [one["count"] for one in exchanges.of_hlo(HLO + HLO)] == [2, 2, 2, 2]
 

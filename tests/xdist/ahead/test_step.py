@@ -118,6 +118,17 @@ def test_ranks_reduce_over_all_chips_of_a_slice(compiler):
     assert "replica_groups={{0,1,2,3,4,5,6,7}}" in found.hlo
 
 
+def test_ranks_give_memory_back_that_all_of_them_together_would_lay_out_otherwise(compiler):
+    with aim.at(devices(V5E), ranks=True):
+        weight, gradient = (torch.ones(16, 32).to("xla") for _ in range(2))
+        steps.sync()
+        weight.add_(xm.all_reduce(xm.REDUCE_SUM, gradient))
+        found = step.pending(V5E, compiler)
+        step.forget()
+    assert found.is_ok, found.words
+    assert (found.aliases, found.donated) == (1, 1)
+
+
 @pytest.mark.long
 def test_gradients_travel_while_those_of_layers_before_are_made(compiler):
     with aim.at(devices(V5E), ranks=True):

@@ -21,9 +21,17 @@ DIRECTED = {
 }
 
 
+# Each compiles for 20 s: these run with the fast tests, all with the long ones.
+FAST = ("branches and shapes", "layers", "saved tensors")
+
+
+def directed(name, optimizer):
+    return pytest.param(name, optimizer, marks=[] if name in FAST else pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [*zip(DIRECTED, ["adamw", "momentum", "sgd", "adam", "rmsprop"] * 2, strict=False)],
+    [*map(directed, DIRECTED, ["adamw", "momentum", "sgd", "adam", "rmsprop"] * 2)],
 )
 def test_directed_loops(name, optimizer):
     check(optimizer, name == "numbers", DIRECTED[name].split("; "))

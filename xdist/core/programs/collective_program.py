@@ -218,7 +218,9 @@ class OnMesh:
         sharded = jax.shard_map(
             traced_step, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
-        return jax.jit(sharded, donate_argnums=(0,))
+        # Said outright, or a TPU lays results out as if each chip had all of them: in another way
+        # than the arguments, whose memory is then not theirs.
+        return jax.jit(sharded, donate_argnums=(0,), out_shardings=self._sharding)
 
     def _wide_type(self, local: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         first, *rest = local.shape or (1,)
