@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What a training step of the reference models costs in numbers that no clock moves.
 
-    .venv/bin/python scripts/count_steps.py [MODEL ...] [--write | --check]
+    .venv/bin/python scripts/count_steps.py [MODEL ...] [--write | --check] [--where N]
 
 For each model of tests/models.py, trained for a few steps, one JSON line: how many programs were
 compiled; then, of a step in the steady state, how many rows it records, how many Python calls and
@@ -20,6 +20,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -62,6 +63,7 @@ class Count:
 
     def __init__(self) -> None:
         self.calls = self.bytecodes = 0
+        self.where: Counter[CodeType] = Counter()
         self._is_ours: dict[CodeType, bool] = {}
 
     def of(self, run: Callable[[], Any]) -> None:
@@ -88,8 +90,17 @@ class Count:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, _: Any) -> Any:
-        self.bytecodes += event == "opcode"
+        if event == "opcode":
+            self.bytecodes += 1
+            self.where[frame.f_code] += 1
         return self._stepped
+
+    def shown(self, most: int) -> str:
+        """The functions that took most bytecodes, a line each."""
+        return "\n".join(
+            f"{taken:>9,}  {code.co_qualname}  {code.co_filename}:{code.co_firstlineno}"
+            for code, taken in self.where.most_common(most)
+        )
 
 
 def step_of(training: models.Training) -> Callable[[], None]:
@@ -108,8 +119,8 @@ def step_of(training: models.Training) -> Callable[[], None]:
     return step
 
 
-def counts_of(name: str) -> dict[str, int]:
-    """The figures of one model."""
+def counts_of(name: str, most: int = 0) -> dict[str, int]:
+    """The figures of one model; the functions that took `most` bytecodes go to stderr."""
     program.PROGRAMS.clear()
     before = metrics.counter_value("UncachedCompile") or 0
     step = step_of(TRAININGS[name])
@@ -118,6 +129,8 @@ def counts_of(name: str) -> dict[str, int]:
     compiled = (metrics.counter_value("UncachedCompile") or 0) - before
     count = Count()
     count.of(step)
+    if most:
+        print(count.shown(most), file=sys.stderr)
     of_step = max(program.PROGRAMS.values(), key=lambda p: p.used)
     return {
         "programs": compiled,
@@ -155,6 +168,9 @@ def main() -> int:
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--check", action="store_true", help="end with 1 where a number has grown")
     end.add_argument("--write", action="store_true", help="put what was found into the file")
+    parser.add_argument(
+        "--where", type=int, default=0, metavar="N", help="show the N functions that take most"
+    )
     chosen = parser.parse_args()
     if unknown := set(chosen.models) - set(TRAININGS):
         parser.error(f"no such model: {', '.join(sorted(unknown))}")
@@ -163,7 +179,7 @@ def main() -> int:
         parser.exit(3, f"count_steps: {WRITTEN.name} is of {kept['of']}, this is {versions()}\n")
     told = []
     for name in chosen.models or kept["steps"] or TRAININGS:
-        found = counts_of(name)
+        found = counts_of(name, chosen.where)
         print(json.dumps({"model": name, **found}), flush=True)
         if chosen.check:
             told += [f"{name}: {words}" for words in grown(found, kept["steps"][name])]
