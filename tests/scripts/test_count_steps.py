@@ -56,7 +56,7 @@ def test_a_step_that_has_grown_ends_with_1_and_says_what_to_do(
     written = tmp_path / "counts.json"
     written.write_text(json.dumps(kept))
     monkeypatch.setattr(script, "WRITTEN", written)
-    monkeypatch.setattr(script, "counts_of", lambda name: {"rows": 31, "calls": 11})
+    monkeypatch.setattr(script, "counts_of", lambda name, most: {"rows": 31, "calls": 11})
     monkeypatch.setattr(sys, "argv", ["count_steps.py", "--check"])
     assert script.main() == 1
     told = capsys.readouterr().err
