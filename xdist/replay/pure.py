@@ -5,6 +5,7 @@ once another call has confirmed it, calls of it are replayed. What a function ca
 for, and what differs from every variant where one was expected, is told once for each cause.
 """
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -153,7 +154,8 @@ class Pure:
         recording = Recording(trace, (self._function, args, kwargs), known.called)
         with recording:
             recording.begin()
-            result = self._called(lambda: recording.returned(self._function(*args, **kwargs)))
+            function = functools.partial(self._function, *args, **kwargs)
+            result = self._called(lambda: recording.returned(function))
         known.called = recording.called
         try:
             script, reach = recording.script()

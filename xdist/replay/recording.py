@@ -109,13 +109,14 @@ class Recording:
             hook.remove()
             modes.OWN_HOOKS.discard(hook.id)
 
-    def returned(self, result: Any) -> Any:
-        """What the function returned, detached; called before the step ends.
+    def returned(self, call: Callable[[], Any]) -> Any:
+        """Call the function; returns what it returns, detached. The step has not ended yet.
 
-        Notes who holds what is pending, as nobody can tell afterwards.
+        Notes who holds what is pending, as nobody can tell afterwards. Whoever passes an argument
+        may hold it until the call is over (Python does where dynamo looks at frames), so the result
+        is none.
         """
-        leaves, form = pytree.tree_flatten(result)
-        del result
+        leaves, form = pytree.tree_flatten(call())
         for index, leaf in enumerate(leaves):
             if leaf.__class__ is XlaTensor and (leaf.requires_grad or self._is_made(leaf)):
                 leaves[index] = wrap(leaf.value)

@@ -58,6 +58,20 @@ def test_a_step_is_replayed_from_its_fourth_call_on():
     assert len({*values}) == 6
 
 
+def test_a_step_is_replayed_where_dynamo_looks_at_every_frame():
+    both = torch.compile(torch.add, backend="openxla", fullgraph=True)
+    with pytest.raises(Exception, match="device"):
+        both(torch.ones(2, device="xla"), torch.ones(2))
+    # From its failure on Python calls functions in another way, which keeps arguments longer.
+    try:
+        step, *_ = small_step()
+        for _ in range(6):
+            step()
+    finally:
+        torch._dynamo.eval_frame.set_eval_frame(None)
+    assert replayed() == 3
+
+
 def test_a_replay_counts_as_a_step_does():
     step, *_ = small_step()
     trained(step)

@@ -26,8 +26,8 @@ def times(monkeypatch):
     """What is kept of compilations, by name."""
     kept = {}
     monkeypatch.setattr(compile_times, "_LEAST_S", 0.01)
-    monkeypatch.setattr(on_disk, "find", lambda name, *, of_all: kept.get(name))
-    monkeypatch.setattr(on_disk, "keep", lambda name, value, *, of_all: kept.update({name: value}))
+    monkeypatch.setattr(on_disk, "find", lambda name, **_: kept.get(name))
+    monkeypatch.setattr(on_disk, "keep", lambda name, value, **_: kept.update({name: value}))
     return kept
 
 
