@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
 import torch_xla
-from torch_xdist.core.composites import fused_attention
 from torch_xdist.ahead import step
+from torch_xdist.core.composites import fused_attention
 from torch_xdist.core.devices import aim
 from torch_xdist.ops.attention import attend_by_cudnn
 
