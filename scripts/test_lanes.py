@@ -1,6 +1,6 @@
 """Run the test suite: two pytest processes side by side, one per core, then two of the launcher's.
 
-`scripts/test` calls it inside .venv. One lane takes the folders of tests/xdist, another all the
+`scripts/test` calls it inside .venv. One lane takes most folders of tests/xdist, another all the
 rest (the sweeps beside those folders too); then one tests/launcher, and another its tests over
 several hosts. Each writes its own log under runs/tests/, every line is shown as it comes with its
 lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
@@ -20,6 +20,8 @@ COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|desele
 NOTHING_COLLECTED = 5
 # With every dtype and form it takes as long as the folders' tests together.
 SWEEP = "tests/xdist/test_op_sweep.py"
+# Folders that run with the rest, so that both lanes take about as long.
+WITH_THE_REST = ("__pycache__", "releases", "replay", "training")
 PODS = "tests/launcher/pods"
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
@@ -50,7 +52,7 @@ def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, l
     folders = sorted(
         f"tests/xdist/{folder.name}"
         for folder in (ROOT / "tests" / "xdist").iterdir()
-        if folder.is_dir() and folder.name != "__pycache__"
+        if folder.is_dir() and folder.name not in WITH_THE_REST
     )
     if whole_sweep:
         folders.append(SWEEP)

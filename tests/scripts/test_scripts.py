@@ -32,6 +32,7 @@ def lanes(tmp_path, monkeypatch):
 def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_two(lanes, tmp_path):
     for folder in ("core", "ops", "__pycache__"):
         (tmp_path / "tests" / "xdist" / folder).mkdir(parents=True)
+    (tmp_path / "tests/xdist" / lanes.WITH_THE_REST[-1]).mkdir()
     folders = ["tests/xdist/core", "tests/xdist/ops"]
     ignored = ["--ignore=tests/launcher", *(f"--ignore={path}" for path in folders)]
     launcher = {"launcher": ["tests/launcher", f"--ignore={lanes.PODS}"], "pods": [lanes.PODS]}
