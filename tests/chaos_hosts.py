@@ -306,6 +306,8 @@ def main() -> int:
     parser.add_argument("--fault", default="", help="this kind of fault alone")
     parser.add_argument("--keep-going", action="store_true")
     options = parser.parse_args()
+    # A shell that runs this in the background has it ignored, and so would the launchers.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     end_s, bad, done = time.monotonic() + 60 * options.minutes, 0, 0
     with tempfile.TemporaryDirectory() as shared:
         (folder := Path(shared) / "pod").mkdir()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from torch_xdist.core.programs.jax_internals import before_other_sessions, profiler_session
+from torch_xdist.debug.profiler_sessions import before_other_sessions, profiler_session
 
 
 class Taken(NamedTuple):
@@ -35,8 +35,10 @@ def take(seconds: float, ended: threading.Event, *, python_calls: bool) -> Taken
 
     Raises RuntimeError where XLA's profiler fails.
     """
-    profile = _Profile(profiler_session(python_calls=python_calls), ended)
+    profile = _Profile(ended)
+    # The program may begin its own at any moment from the beginning of this one on.
     with before_other_sessions(profile.give_way):
+        profile.begin(python_calls=python_calls)
         ended.wait(seconds)
         profile.end()
     return profile.taken()
@@ -45,17 +47,26 @@ def take(seconds: float, ended: threading.Event, *, python_calls: bool) -> Taken
 class _Profile:
     """One session; whoever comes first ends it."""
 
-    def __init__(self, session: Any, ended: threading.Event) -> None:
-        self._session, self._ended = session, ended
-        self._lock = threading.Lock()
+    def __init__(self, ended: threading.Event) -> None:
+        self._ended = ended
+        self._session: Any = None
+        # Its own beginning is announced as well, to the same thread.
+        self._lock = threading.RLock()
         self._began_s = time.monotonic()
         self._taken: Taken | None = None
         self._why: Exception | None = None
 
+    def begin(self, *, python_calls: bool) -> None:
+        with self._lock:
+            self._session = profiler_session(python_calls=python_calls)
+            self._began_s = time.monotonic()
+
     def give_way(self) -> None:
-        """The program is about to begin its own, on its thread."""
-        self.end(is_cut=True)
-        self._ended.set()
+        """A session is about to begin: the program's, on its thread, or this one."""
+        with self._lock:
+            if self._session is not None:
+                self.end(is_cut=True)
+                self._ended.set()
 
     def end(self, *, is_cut: bool = False) -> None:
         with self._lock:

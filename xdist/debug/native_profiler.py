@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import jax
 
-from torch_xdist.core.programs.jax_internals import profiler_server, profiler_session
 from torch_xdist.core.trace.notes import enter_scope, leave_scope
 from torch_xdist.debug import remote_profile
+from torch_xdist.debug.profiler_sessions import profiler_server, profiler_session
 
 TraceMe = jax.profiler.TraceAnnotation
 

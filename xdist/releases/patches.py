@@ -212,7 +212,7 @@ PATCHES = (
     ),
     Patch(
         "jaxlib._profiler.ProfilerSession",
-        "core.programs.jax_internals",
+        "debug.profiler_sessions",
         "a profile of the program's own ends the one that was asked for: XLA takes one at a time",
         ASKED_PROFILE,
     ),

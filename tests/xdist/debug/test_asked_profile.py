@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from torch_xdist.core.programs import jax_internals
-from torch_xdist.debug import asked_profile
+from torch_xdist.debug import asked_profile, profiler_sessions
+from torch_xdist.errors import ReleaseError
 
 
 def stepped(name: str) -> None:
@@ -67,7 +67,15 @@ def test_a_profiler_that_fails_is_told_where_it_was_asked_for(
 
 def test_what_is_called_before_other_sessions_is_called_only_meanwhile() -> None:
     called: list[int] = []
-    with jax_internals.before_other_sessions(lambda: called.append(1)):
-        jax_internals.profiler_session().stop()
-    jax_internals.profiler_session().stop()
+    with profiler_sessions.before_other_sessions(lambda: called.append(1)):
+        profiler_sessions.profiler_session().stop()
+    profiler_sessions.profiler_session().stop()
     assert called == [1]
+
+
+def test_a_jax_without_these_names_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(profiler_sessions, "_profiler", None)
+    with pytest.raises(ReleaseError, match="has no profiler's session; install jax"):
+        profiler_sessions.profiler_session()
+    with pytest.raises(ReleaseError, match="has no server of its profiler that can be ended"):
+        profiler_sessions.profiler_server(1)

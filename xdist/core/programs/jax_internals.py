@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +21,6 @@ try:
 except ImportError:
     # In jax 0.10.0 its names are there.
     _hlo = _jax
-try:
-    from jaxlib import _profiler  # type: ignore[attr-defined]
-except ImportError:
-    _profiler = None
 try:
     from jaxlib.mlir import ir
 except ImportError:
@@ -167,7 +163,7 @@ def options_in(lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 def module_bytes(lowered: jax.stages.Lowered) -> bytes:
     """A lowered program in MLIR's bytecode, which XLA's clients compile."""
-    _need(mlir and hasattr(mlir, "module_to_bytecode"), "the bytes of a program")
+    need(mlir and hasattr(mlir, "module_to_bytecode"), "the bytes of a program")
     module: Any = lowered.compiler_ir("stablehlo")
     return bytes(mlir.module_to_bytecode(module))
 
@@ -185,55 +181,6 @@ def in_profile(name: str) -> contextlib.AbstractContextManager[Any]:
     """A named block in the profile that runs; where none does, nothing."""
     block = jax.profiler.TraceAnnotation
     return block(name) if block.is_enabled() else _UNTOLD
-
-
-def profiler_server(port: int) -> Any:
-    """A server from which others fetch profiles of this process, for as long as it is kept."""
-    _need(hasattr(_profiler, "start_server"), "server of its profiler that can be ended")
-    return _profiler.start_server(port)
-
-
-def profiler_session(*, python_calls: bool = True) -> Any:
-    """A profile that begins now: `stop()` gives an XSpace, `export(xspace, folder)` writes it.
-
-    Args:
-        python_calls: every call of a Python function is noted, which slows Python down.
-    """
-    _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
-    options = _profiler.ProfileOptions()
-    options.python_tracer_level, options.enable_hlo_proto = int(python_calls), True
-    return _profiler.ProfilerSession(options)
-
-
-@contextlib.contextmanager
-def before_other_sessions(action: Callable[[], object]) -> Iterator[None]:
-    """Let `action` be called first wherever Python begins a profile of this process.
-
-    XLA has one session at a time, and a second one fails when it is ended.
-    """
-    _need(hasattr(_profiler, "ProfilerSession"), "profiler's session")
-    # It imports torch, without which artifacts run.
-    from torch_xdist.releases import patches
-
-    patches.wrap("jaxlib._profiler.ProfilerSession", _announced)
-    _before_sessions.append(action)
-    try:
-        yield
-    finally:
-        _before_sessions.remove(action)
-
-
-# What is called first wherever Python begins a profile.
-_before_sessions: list[Callable[[], object]] = []
-
-
-def _announced(session: Any) -> Any:
-    def begin(*args: Any, **kwargs: Any) -> Any:
-        for action in tuple(_before_sessions):
-            action()
-        return session(*args, **kwargs)
-
-    return begin
 
 
 class Location(NamedTuple):
@@ -327,7 +274,7 @@ def hlo_of_module(
 
 def proto_of_module(module: str) -> bytes:
     """A StableHLO module as a serialized HloModuleProto."""
-    _need(_jax and hasattr(_jax.mlir, "mlir_module_to_xla_computation"), "HLO of a program")
+    need(_jax and hasattr(_jax.mlir, "mlir_module_to_xla_computation"), "HLO of a program")
     computation = _jax.mlir.mlir_module_to_xla_computation(
         module, use_tuple_args=False, return_tuple=False
     )
@@ -336,28 +283,28 @@ def proto_of_module(module: str) -> bytes:
 
 def stablehlo_of_proto(proto: bytes) -> bytes:
     """A serialized HloModuleProto as StableHLO."""
-    _need(_jax and hasattr(_jax.mlir, "hlo_to_stablehlo"), "HLO in a program")
+    need(_jax and hasattr(_jax.mlir, "hlo_to_stablehlo"), "HLO in a program")
     return bytes(_jax.mlir.hlo_to_stablehlo(proto))
 
 
 def select_and_scatter(*arguments: Any) -> Any:
     """XLA's SelectAndScatter (operand, select, sizes, strides, padding, source, start, scatter)."""
     of_jax = getattr(windowed_reductions, "_select_and_scatter", None)
-    _need(of_jax, "SelectAndScatter")
+    need(of_jax, "SelectAndScatter")
     return of_jax(*arguments)  # type: ignore[misc]
 
 
 def sizes_at_run_time(ctx: Any, shape: tuple[Any, ...]) -> Any:
     """A shape with open sizes as the array that it is when the program runs."""
     of_jax = getattr(mlir, "eval_dynamic_shape_as_tensor", None)
-    _need(of_jax, "sizes that are open in a program")
+    need(of_jax, "sizes that are open in a program")
     return of_jax(ctx, shape)  # type: ignore[misc]
 
 
 def type_in(ctx: Any, array: Any) -> Any:
     """The MLIR type of an abstract array, in the module of a lowering's context."""
     of_jax = getattr(mlir, "aval_to_ir_type", None)
-    _need(of_jax, "types of MLIR for arrays")
+    need(of_jax, "types of MLIR for arrays")
     # Newer releases keep the types of a module.
     has_module = len(inspect.signature(of_jax).parameters) > 1  # type: ignore[arg-type]
     return of_jax(ctx.module_context, array) if has_module else of_jax(array)  # type: ignore[misc]
@@ -372,11 +319,12 @@ def is_export(ctx: Any) -> bool:
 def with_known_sizes(module: Any) -> Any:
     """A StableHLO module with open sizes, for those that its main function says."""
     of_jax = getattr(mlir, "refine_polymorphic_shapes", None)
-    _need(of_jax, "way to run an artifact with open sizes")
+    need(of_jax, "way to run an artifact with open sizes")
     return of_jax(module)  # type: ignore[misc]
 
 
-def _need(found: Any, what: str) -> None:
+def need(found: Any, what: str) -> None:
+    """Raise ReleaseError where this JAX lacks something that nothing else does."""
     if not found:
         raise ReleaseError(f"jax {jax.__version__} has no {what}; install jax 0.10.2, which has")
 
