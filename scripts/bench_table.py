@@ -38,6 +38,8 @@ COMMANDS = {
     "steps": "bench_steps.py --what step --rounds 12",
     "host": "bench_steps.py --what host --rounds 60",
     "replay": "bench_steps.py --what replay --rounds 60",
+    "busy": "bench_busy.py",
+    "depth": "bench_depth.py",
     "ops": "bench_ops.py",
     "cache": "bench_cache.py",
     "memory": "bench_memory.py --resident",
@@ -114,6 +116,16 @@ def slowest_operator(lines: Lines) -> Found:
     return Found(max(line["ratio"] for line in lines if "ratio" in line))
 
 
+def of_busy(way: str) -> Callable[[Lines], Found]:
+    """Milliseconds of a step in a loop / of its program alone."""
+
+    def find(lines: Lines) -> Found:
+        line = only(lines, way=way)
+        return Found(line["step_ms"] / line["device_ms"])
+
+    return find
+
+
 def of_cache(model: str) -> Callable[[Lines], Found]:
     """Seconds of a start with a full cache / with an empty one."""
 
@@ -174,6 +186,13 @@ def aims_of_the_core() -> Iterator[Aim]:
         yield Aim(f"recording, per torch operator, AdamW {adamw}", "host", 5.0, each, "us")
     replayed = field("median_ms", step="replayed")
     yield Aim("host time of a replayed step", "replay", 0.4, replayed, "ms")
+    for way, words in (("ahead", "a loop"), ("pure", "a loop of replayed steps")):
+        yield Aim(f"{words}, 2 ms each / their program alone", "busy", 1.11, of_busy(way))
+    reading = field("item_to_ahead", way="item")
+    yield Aim("the same loop with loss.item() in each step / without", "busy", 1.05, reading)
+    for form in ("plain", "scan_layers"):
+        deep = field("deepest_to_shallowest", form=form)
+        yield Aim(f"compiling 48 layers / 6, {form}", "depth", 3.0, deep)
     yield Aim("operators / eager, median", "ops", 1.1, of_all_operators)
     yield Aim("operators / eager, slowest", "ops", 2.0, slowest_operator)
     for model in ("mnist", "resnet18", "gpt"):
