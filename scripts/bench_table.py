@@ -211,7 +211,8 @@ TRANSFERS = {
 def aims_of_memory() -> Iterator[Aim]:
     """What a step holds, and what it takes to bring tensors there and back."""
     for case, name in MEMORY.items():
-        yield Aim(f"{name}: memory / JAX by hand", "memory", 1.05, field("ratio", case=case))
+        beside = field("ratio", case=f"{case} / JAX by hand")
+        yield Aim(f"{name}: memory / JAX by hand", "memory", 1.05, beside)
     for case, limit in TRANSFERS.items():
         yield Aim(case, "transfers", limit, field("ratio", case=case))
 
