@@ -39,7 +39,7 @@ COMMANDS = {
     "host": "bench_steps.py --what host --rounds 60",
     "replay": "bench_steps.py --what replay --rounds 60",
     "busy": "bench_busy.py",
-    "depth": "bench_depth.py",
+    "depth": "bench_depth.py --rounds 1",
     "ops": "bench_ops.py",
     "cache": "bench_cache.py",
     "memory": "bench_memory.py --resident",
