@@ -21,8 +21,13 @@ NOTHING_COLLECTED = 5
 # With every dtype and form it takes as long as the folders' tests together.
 SWEEP = "tests/xdist/test_op_sweep.py"
 # Folders that run with the rest, so that both lanes take about as long.
-WITH_THE_REST = ("__pycache__", "releases", "replay", "training")
-PODS = "tests/launcher/pods"
+WITH_THE_REST = ("__pycache__", "dynamo", "kernels", "releases", "replay", "training")
+# Jobs over several hosts, and others that have several of their own: as long as the rest.
+PODS = (
+    "tests/launcher/pods",
+    *(f"tests/launcher/test_{name}.py" for name in ("on_nodes", "on_ray", "spawn_on_ray")),
+    "tests/launcher/test_return_of_nodes.py",
+)
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
 
@@ -57,7 +62,10 @@ def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, l
     if whole_sweep:
         folders.append(SWEEP)
     others = ["tests", *(f"--ignore={path}" for path in ("tests/launcher", *folders))]
-    launcher = {"launcher": ["tests/launcher", f"--ignore={PODS}"], "pods": [PODS]}
+    launcher = {
+        "launcher": ["tests/launcher", *(f"--ignore={path}" for path in PODS)],
+        "pods": [*PODS],
+    }
     return [{"xdist": folders, "others": others}, launcher]
 
 

@@ -35,7 +35,8 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_two(lanes, tmp_pat
     (tmp_path / "tests/xdist" / lanes.WITH_THE_REST[-1]).mkdir()
     folders = ["tests/xdist/core", "tests/xdist/ops"]
     ignored = ["--ignore=tests/launcher", *(f"--ignore={path}" for path in folders)]
-    launcher = {"launcher": ["tests/launcher", f"--ignore={lanes.PODS}"], "pods": [lanes.PODS]}
+    of_pods = [f"--ignore={path}" for path in lanes.PODS]
+    launcher = {"launcher": ["tests/launcher", *of_pods], "pods": [*lanes.PODS]}
     assert lanes.lane_paths([]) == [
         {"xdist": folders, "others": ["tests", *ignored]},
         launcher,
@@ -49,7 +50,8 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_two(lanes, tmp_pat
 
 def test_what_the_lanes_name_is_in_the_suite():
     lanes = load("test_lanes")
-    assert (ROOT / lanes.SWEEP).is_file() and (ROOT / lanes.PODS).is_dir()
+    assert (ROOT / lanes.SWEEP).is_file()
+    assert all((ROOT / path).exists() for path in lanes.PODS)
 
 
 def test_a_named_path_runs_alone(lanes, tmp_path):
