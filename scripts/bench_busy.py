@@ -69,14 +69,13 @@ def alone_ms(step: Callable[[], Any], rounds: int) -> float:
     return 1e3 * statistics.median(taken[5:])
 
 
-def batch_for(device_ms: float) -> tuple[int, Callable[[], torch.Tensor], float]:
-    """A batch whose step takes about so long on the device, its step, and how long."""
+def batch_for(device_ms: float) -> tuple[int, Callable[[], torch.Tensor]]:
+    """A batch whose step takes about so long on the device, and its step."""
     batch = 64
     while True:
         step = made(batch)
-        alone = alone_ms(step, 20)
-        if alone >= 0.8 * device_ms or batch >= 1 << 16:
-            return batch, step, alone
+        if batch >= 1 << 16 or alone_ms(step, 20) >= 0.8 * device_ms:
+            return batch, step
         batch *= 2
 
 
@@ -96,7 +95,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    batch, step, _ = batch_for(asked.device_ms)
+    batch, step = batch_for(asked.device_ms)
     replayed = torch_xla.compile(step, pure=True)
     ways: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
         "ahead": (step, lambda loss: torch_xla.sync()),
@@ -111,10 +110,8 @@ def main() -> None:
             found = loop_ms(run, asked.steps, after)
             if turn:  # The first one compiles.
                 taken[name].append(found)
-    device_ms, medians = (
-        statistics.median(alone),
-        {n: statistics.median(t) for n, t in taken.items()},
-    )
+    device_ms = statistics.median(alone)
+    medians = {name: statistics.median(times) for name, times in taken.items()}
     for name, median in medians.items():
         line = {"bench": "busy", "way": name, "batch": batch, "device_ms": round(device_ms, 3)}
         line |= {"step_ms": round(median, 3), "busy": round(device_ms / median, 3)}

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -63,6 +64,12 @@ def steps_of(form: str, layers: int) -> list[float]:
     return [float(one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
+def say(line: dict[str, Any]) -> None:
+    """Print a line, its fractions to two digits."""
+    rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in line.items()}
+    print(json.dumps(rounded), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", default="6,48")
@@ -81,19 +88,21 @@ def main() -> None:
     compiling = {kind: [max(steps) for steps in taken] for kind, taken in runs.items()}
     for form, layers in kinds:
         taken, slowest = runs[form, layers], compiling[form, layers]
-        line = {"form": form, "layers": layers, "compiling_s": statistics.median(slowest)}
+        line: dict[str, Any] = {
+            "form": form,
+            "layers": layers,
+            "compiling_s": statistics.median(slowest),
+        }
         line |= {"least_s": min(slowest), "most_s": max(slowest)}
         line |= {"first_three_s": statistics.median(sum(steps[:3]) for steps in taken)}
         line |= {"step_ms": 1e3 * min(min(steps) for steps in taken)}
-        rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in line.items()}
-        print(json.dumps(rounded), flush=True)
+        say(line)
     for form in FORMS:
         pairs = zip(compiling[form, depths[0]], compiling[form, depths[-1]], strict=True)
         ratios = [deep / shallow for shallow, deep in pairs]
         line = {"form": form, "deepest_to_shallowest": statistics.median(ratios)}
         line |= {"from": min(ratios), "to": max(ratios)}
-        rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in line.items()}
-        print(json.dumps(rounded), flush=True)
+        say(line)
 
 
 if __name__ == "__main__":

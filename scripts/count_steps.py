@@ -62,7 +62,7 @@ class Count:
     """How many calls and bytecodes of this project's code a function takes on this thread."""
 
     def __init__(self) -> None:
-        self.calls = self.bytecodes = 0
+        self.calls = 0
         self.where: Counter[CodeType] = Counter()
         self._is_ours: dict[CodeType, bool] = {}
 
@@ -91,7 +91,6 @@ class Count:
 
     def _stepped(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode":
-            self.bytecodes += 1
             self.where[frame.f_code] += 1
         return self._stepped
 
@@ -136,7 +135,7 @@ def counts_of(name: str, most: int = 0) -> dict[str, int]:
         "programs": compiled,
         "rows": cuts.LOG[-1].rows,
         "calls": count.calls,
-        "bytecodes": count.bytecodes,
+        "bytecodes": count.where.total(),
         "instructions": len(INSTRUCTION.findall(of_step.executable.text())),
     }
 

@@ -15,11 +15,7 @@ from torch_xdist.progress import PROGRESS
 from torch_xdist.training.eager import eager_mode_context
 from torch_xla.experimental.scan import scan
 
-
-@pytest.fixture(autouse=True)
-def _counted_from_zero():
-    torch_xla.sync()
-    metrics.clear_all()
+pytestmark = pytest.mark.usefixtures("counted_from_zero")
 
 
 def replayed() -> int:

@@ -11,13 +11,9 @@ import torch_xla.core.xla_model as xm
 from torch_xdist import metrics
 from torch_xdist.replay import recording
 
+pytestmark = pytest.mark.usefixtures("counted_from_zero")
+
 HOST = torch.arange(3.0)
-
-
-@pytest.fixture(autouse=True)
-def _counted_from_zero():
-    torch_xla.sync()
-    metrics.clear_all()
 
 
 def refused(function, *args, kind: str, told: str, capfd, turns: int = 5):

@@ -11,13 +11,9 @@ from torch_xdist import metrics
 from torch_xdist.core.programs import program
 from torch_xla.amp import GradScaler, syncfree
 
+pytestmark = pytest.mark.usefixtures("counted_from_zero")
+
 Pair = namedtuple("Pair", "left right")
-
-
-@pytest.fixture(autouse=True)
-def _counted_from_zero():
-    torch_xla.sync()
-    metrics.clear_all()
 
 
 def replayed() -> int:
