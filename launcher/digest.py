@@ -7,7 +7,8 @@ of hosts, and by as little as possible with that of ranks. The head reads it in 
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_xdist.system.frames import Message
@@ -26,19 +27,34 @@ class Digest:
         self._said: dict[int, Message] = {}
         self._told: dict[int, Message] = {}
         self._states: dict[int, str] = {}
+        self._finished_s: dict[int, float] = {}
 
-    def hear(self, rank: int, heartbeat: Message) -> bool:
+    def hear(self, rank: int, heartbeat: Message, made_s: float) -> bool:
         """A rank beats; whether the head should hear of it soon.
 
         That a rank has begun to wait for others is such news (one of them may have ended), and that
         it has come to its device, compiles, or has compiled.
+
+        Args:
+            made_s: when the rank said so, on this host's monotonic clock.
         """
+        waits_for = heartbeat.get("waits_for", ())
+        came = [one for one in waits_for if self._finished_s.get(one, -math.inf) >= made_s]
+        if came:
+            heartbeat = _without_waits(heartbeat, came)
         self._said[rank] = heartbeat
         before = self._told.get(rank, _NOTHING)
         if heartbeat.get("waits_for") and not before.get("waits_for"):
             return True
         states = {heartbeat.get("state"), before.get("state")}
         return len(states) > 1 and not states <= _IN_STEP
+
+    def finish(self, rank: int, now_s: float) -> None:
+        """A rank has finished, so who said before that it waits for it may have met it since."""
+        self._finished_s[rank] = now_s
+        for other, heartbeat in self._said.items():
+            if rank in heartbeat.get("waits_for", ()):
+                self._said[other] = _without_waits(heartbeat, [rank])
 
     def take(self, states: Mapping[int, str]) -> Message:
         """The message about what was heard since the last one.
@@ -73,6 +89,11 @@ class Digest:
         news = {rank: one for rank, one in told.items() if one != self._states.get(rank, "")}
         self._states = told
         return news
+
+
+def _without_waits(heartbeat: Message, ranks: Sequence[int]) -> Message:
+    left = [rank for rank in heartbeat["waits_for"] if rank not in ranks]
+    return {**heartbeat, "waits_for": left}
 
 
 def _without(heartbeat: Message, before: Message) -> dict[str, Any]:

@@ -5,7 +5,6 @@ these lines, and asks `HangWatch` and `RendezvousWatch` again and again; `verdic
 early.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from torch_xdist.system.frames import Message
 
 # A group without the rank that left may meet legitimately, but then not for long.
 WAITED_S = 2.0
-# Who waits is late by as much as a heartbeat takes to arrive.
-LATE_S = 0.5
+# A heartbeat of another host is late by as much as agents bundle, and a lossy link repeats.
+LATE_S = 2.0
 # Every rank waits for others this long before the reason is looked for.
 DIVERGED_S = 3.0
 LEVELS = ("none", "warn", "stacks", "kill")
@@ -126,14 +125,11 @@ def left_early(workers: Sequence[Seen], now_s: float, failing: bool = False) -> 
     if not finished or not running:
         return None
     waiting = [seen for seen in running if seen.beat is not None and seen.beat.state == "waiting"]
-    if wanted := _wanted(finished, waiting):
+    if wanted := _sure_of(finished, waiting):
         return _early(wanted, waiting, certain=True)
     waiting = [seen for seen in waiting if failing or now_s - seen.changed_s >= WAITED_S]
-    newest = max((seen.beat.seq for seen in waiting if seen.beat), default=None)
-    gone = [
-        seen for seen in finished if newest is None or seen.beat is None or seen.beat.seq < newest
-    ]
-    if not gone or (newest is None and not failing):
+    gone = finished if failing and not waiting else _asked_of(finished, waiting)
+    if not gone:
         return None
     return _early(gone, waiting or running, certain=False)
 
@@ -146,25 +142,45 @@ def _early(gone: Sequence[Seen], others: Sequence[Seen], *, certain: bool) -> Ea
     return Early(first, standing([*gone, *as_it_was]), since_s, certain)
 
 
-def _wanted(finished: Sequence[Seen], waiting: Sequence[Seen]) -> list[Seen]:
+def _sure_of(finished: Sequence[Seen], waiting: Sequence[Seen]) -> list[Seen]:
     """The ranks that have finished, and of which one that waits is sure to wait for them."""
-    asked_s: dict[int, float] = {}
-    newest = -1
+    gone = {seen.rank: seen for seen in finished}
+    sure: set[int] = set()
     for seen in waiting:
-        if seen.beat is None:
-            continue
-        if seen.beat.by_all:
-            newest = max(newest, seen.beat.seq)
-        for rank in seen.beat.waits_for:
-            asked_s[rank] = max(asked_s.get(rank, -math.inf), seen.last_beat_s)
+        wanted = [rank for rank in _waits_for(seen) if rank in gone]
+        sure.update(rank for rank in wanted if _is_in_vain(seen, gone[rank]))
+    by_all = max((_seq(seen) for seen in waiting if seen.beat and seen.beat.by_all), default=-1)
+    return [seen for seen in finished if seen.rank in sure or _seq(seen) < by_all]
 
-    def is_wanted(gone: Seen) -> bool:
-        # An older beat may tell of a wait that the other one has ended by coming.
-        if asked_s.get(gone.rank, -math.inf) >= (gone.finished_s or 0.0) + LATE_S:
-            return True
-        return gone.beat is not None and gone.beat.seq < newest
 
-    return [gone for gone in finished if is_wanted(gone)]
+def _is_in_vain(waiting: Seen, gone: Seen) -> bool:
+    """Whether what one rank says of another that has finished can only mean that it left early.
+
+    On one host word that comes after the end of the other rank was said after it (`Digest` sees to
+    that), and all that it sent is there. Between hosts both may be on their way: what it sent in
+    its last collective as well. A call that is no collective comes after all of those.
+    """
+    since_s = waiting.last_beat_s - (gone.finished_s or 0.0)
+    if waiting.host == gone.host:
+        return since_s > 0
+    is_later = _seq(gone) < _seq(waiting) or bool(waiting.beat and waiting.beat.waits_in)
+    return is_later and since_s >= LATE_S
+
+
+def _asked_of(finished: Sequence[Seen], waiting: Sequence[Seen]) -> list[Seen]:
+    """The ranks that have finished, and that those who wait seem to wait for."""
+    asked = {rank for seen in waiting for rank in _waits_for(seen)}
+    newest = max((_seq(seen) for seen in waiting), default=-1)
+    return [seen for seen in finished if _seq(seen) < newest or seen.rank in asked]
+
+
+def _waits_for(seen: Seen) -> tuple[int, ...]:
+    return seen.beat.waits_for if seen.beat is not None else ()
+
+
+def _seq(seen: Seen) -> int:
+    """The number of the last collective that it has come to; -1 where it has never said one."""
+    return seen.beat.seq if seen.beat is not None else -1
 
 
 def divergence(workers: Sequence[Seen]) -> str:

@@ -265,10 +265,13 @@ class Agent:
                 self._beside.profiles.told(rank.rank, message, descriptors)
                 continue
             if message["op"] == "beat":
-                is_news = self._digest.hear(rank.rank, message["heartbeat"])
+                beat, made_s = message["heartbeat"], float(message["made_s"])
+                is_news = self._digest.hear(rank.rank, beat, made_s)
                 wait_s = _BUNDLE_S if is_news else _BUNDLE_SHARE * self._beat_s
                 self._next_beat_s = min(self._next_beat_s, time.monotonic() + wait_s)
                 continue
+            if message["op"] == "finished":
+                self._digest.finish(rank.rank, time.monotonic())
             if message["op"] == "failed" and message.get("traceback"):
                 self._pump.note(rank.rank, message["traceback"])
             self._stream.send({**message, "rank": rank.rank}, blobs[0] if blobs else b"")
@@ -316,6 +319,7 @@ class Agent:
         rank.told = True
         self._beside.profiles.ended(rank.rank)
         if rank.program and rank.code == 0:
+            self._digest.finish(rank.rank, time.monotonic())
             self._stream.send({"op": "finished", "rank": rank.rank})
         elif (error := rank.told_error()) is not None:
             facts = {"kind": "exception", "exit_code": rank.code, **error}

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from growth import is_linear
 
 from torch_xdist.launcher.digest import Digest
@@ -24,7 +25,7 @@ def sight_of(ranks: int) -> Sight:
 
 def told(digest: Digest, beats: dict[int, dict[str, Any]], **states: str) -> dict[str, Any]:
     for rank, heartbeat in beats.items():
-        digest.hear(rank, heartbeat)
+        digest.hear(rank, heartbeat, 0.0)
     return digest.take({int(name[1:]): letter for name, letter in states.items()})
 
 
@@ -58,11 +59,27 @@ def test_the_state_of_a_process_is_told_when_it_is_another_one_that_is_worth_a_w
 
 def test_the_head_should_soon_hear_of_a_wait_for_others_and_of_a_compilation() -> None:
     digest = Digest()
-    assert digest.hear(0, beat(1))
+    assert digest.hear(0, beat(1), 0.0)
     digest.take({})
-    assert not digest.hear(0, beat(2)) and not digest.hear(0, beat(2, "waiting"))
-    assert digest.hear(0, beat(2, "waiting", waits_for=[1]))
-    assert digest.hear(1, beat(2, "compiling"))
+    assert not digest.hear(0, beat(2), 1.0) and not digest.hear(0, beat(2, "waiting"), 1.0)
+    assert digest.hear(0, beat(2, "waiting", waits_for=[1]), 1.0)
+    assert digest.hear(1, beat(2, "compiling"), 1.0)
+
+
+@pytest.mark.parametrize("heard_first", ["the wait", "the end"])
+def test_a_wait_that_was_said_before_a_rank_finished_is_none_for_it(heard_first: str) -> None:
+    """It came, ended, and was heard of before an older beat of its peer that stood in line."""
+    digest, waits = Digest(), beat(2, "waiting", waits_for=[1, 2])
+    if heard_first == "the wait":
+        digest.hear(0, waits, 9.9)
+    digest.finish(1, 10.0)
+    if heard_first == "the end":
+        digest.hear(0, waits, 9.9)
+    ((_, found),) = digest.take({})["beats"]
+    assert found["waits_for"] == [2] and found["state"] == "waiting"
+    digest.hear(0, waits, 10.1)
+    ((_, found),) = digest.take({})["beats"]
+    assert found["waits_for"] == [1, 2]
 
 
 def test_the_head_knows_the_last_sixteen_programs_of_each_rank() -> None:
