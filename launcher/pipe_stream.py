@@ -347,6 +347,9 @@ class PipeStream:
                     break
                 line.put(data)
                 written += len(data)
+                if not self._untold_bytes:
+                    # A message is a sign of life, too, and there is nothing to acknowledge.
+                    self._next_here_s = time.monotonic() + self._beat_s
             if line.flush() and self._is_closing and not self._replay.pending_bytes:
                 self._is_mute = True
                 line.end_writing()

@@ -48,7 +48,8 @@ class SimulatedNode:
         self._job, self.node, self.sock, self._sealed = job, node, sock, sealed
         self.ranks = [*range(node * job.hosts[node].slots, (node + 1) * job.hosts[node].slots)]
         self._decoder, self._outbox, self._digest = Decoder(), bytearray(), Digest()
-        self._attempt, self._step, self._is_running, self._came = -1, 0, False, 0
+        self._attempt, self._step, self._is_running = -1, 0, False
+        self._came = self._told = 0
         self.beat_s, self.next_beat_s, self.flood_until_s = 2.0, float("inf"), 0.0
         # At once, as a node does: the head does not wait long for it.
         told = introduction(job, node, "simulated", f"session of {node}")
@@ -131,7 +132,9 @@ class SimulatedNode:
         """Its ranks go on by a step; called when `next_beat_s` has come."""
         self.next_beat_s = now_s + self.beat_s
         self._step += 1
-        self._send({"op": "here", "came": self._came})
+        if self._told != self._came:
+            self._told = self._came
+            self._send({"op": "here", "came": self._came})
         one = {
             "step": self._step,
             "state": "running",
@@ -142,7 +145,7 @@ class SimulatedNode:
         }
         running = self.ranks if self._is_running else []
         for rank in running:
-            self._digest.hear(rank, one)
+            self._digest.hear(rank, one, now_s)
         self.say(self._digest.take(dict.fromkeys(running, "S")))
 
     def flood(self) -> None:

@@ -18,8 +18,8 @@ from torch_xdist.system.frames import Message
 
 # A group without the rank that left may meet legitimately, but then not for long.
 WAITED_S = 2.0
-# A heartbeat of another host is late by as much as agents bundle, and a lossy link repeats.
-LATE_S = 2.0
+# A heartbeat of another host comes as late as its agent tells it, and as a lossy link repeats it.
+LATE_S = 5.0
 # Every rank waits for others this long before the reason is looked for.
 DIVERGED_S = 3.0
 LEVELS = ("none", "warn", "stacks", "kill")

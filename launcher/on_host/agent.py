@@ -34,9 +34,8 @@ from torch_xdist.system.frames import Frame, Link, Message, to_memory_file
 from torch_xdist.system.process import Child, Process
 
 _STACKS_S = 0.4
-# Heartbeats of several ranks go to the head in one message; those without news may wait for more
-# of the others'.
-_BUNDLE_S, _BUNDLE_SHARE = 0.2, 0.5
+# Heartbeats of several ranks go to the head in one message; news wait this long for the others'.
+_BUNDLE_S = 0.2
 # A process that a rank left behind may hold its pipe open.
 _LOG_WAIT_S = 0.3
 
@@ -266,9 +265,8 @@ class Agent:
                 continue
             if message["op"] == "beat":
                 beat, made_s = message["heartbeat"], float(message["made_s"])
-                is_news = self._digest.hear(rank.rank, beat, made_s)
-                wait_s = _BUNDLE_S if is_news else _BUNDLE_SHARE * self._beat_s
-                self._next_beat_s = min(self._next_beat_s, time.monotonic() + wait_s)
+                if self._digest.hear(rank.rank, beat, made_s):
+                    self._next_beat_s = min(self._next_beat_s, time.monotonic() + _BUNDLE_S)
                 continue
             if message["op"] == "finished":
                 self._digest.finish(rank.rank, time.monotonic())

@@ -61,6 +61,26 @@ def test_nothing_is_heard_of_the_signs_of_life(pair: Pair) -> None:
     assert pair.head.silent_s() < 0.3
 
 
+@pytest.mark.parametrize(("has_come", "wanted"), [(False, {"beats"}), (True, {"beats", "here"})])
+def test_a_message_is_a_sign_of_life_itself_until_another_is_to_be_acknowledged(
+    has_come: bool, wanted: set[str]
+) -> None:
+    orders, orders_write = os.pipe()
+    news, news_write = os.pipe()
+    stream = PipeStream(orders, news_write, is_head=False)
+    stream.start(lambda *_: None, lambda why: None, beat_s=0.2, lost_s=20.0)
+    if has_come:
+        os.write(orders_write, frames.encode({"op": "config"}))
+    for _ in range(30):
+        stream.send({"op": "beats"})
+        time.sleep(0.02)
+    stream.close()
+    with open(news, "rb") as said:
+        found = frames.Decoder().feed(said.read().removeprefix(connection.MARK))
+    assert {frame.message["op"] for frame in found} == wanted
+    os.close(orders_write)
+
+
 def test_what_is_printed_before_the_mark_is_kept_and_no_message(pair: Pair) -> None:
     os.write(pair.to_head, b"Welcome to a\nYou have mail\n")
     pair.start(pair.head, pair.agent)
