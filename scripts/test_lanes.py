@@ -1,7 +1,7 @@
-"""Run the test suite: two pytest processes side by side, one per core, then two of the launcher's.
+"""Run the test suite: two pytest processes side by side, one per core, then four of the launcher's.
 
 `scripts/test` calls it inside .venv. One lane takes most folders of tests/xdist, another all the
-rest (the sweeps beside those folders too); then one tests/launcher, and another its tests over
+rest (the sweeps beside those folders too); then two take tests/launcher, and two its tests over
 several hosts. Each writes its own log under runs/tests/, every line is shown as it comes with its
 lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
 pytest run.
@@ -22,11 +22,11 @@ NOTHING_COLLECTED = 5
 SWEEP = "tests/xdist/test_op_sweep.py"
 # Folders that run with the rest, so that both lanes take about as long.
 WITH_THE_REST = ("__pycache__", "dynamo", "kernels", "releases", "replay", "training")
-# Jobs over several hosts, and others that have several of their own: as long as the rest.
-PODS = (
-    "tests/launcher/pods",
-    *(f"tests/launcher/test_{name}.py" for name in ("on_nodes", "on_ray", "spawn_on_ray")),
-    "tests/launcher/test_return_of_nodes.py",
+# Jobs over several hosts, and others that have several of their own.
+PODS = "tests/launcher/pods"
+WITH_PODS = tuple(
+    f"tests/launcher/test_{name}.py"
+    for name in ("on_nodes", "on_ray", "return_of_nodes", "spawn_on_ray")
 )
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
@@ -49,8 +49,8 @@ def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, l
     """The paths of each lane: lanes of one entry run side by side, entries one after another.
 
     The launcher's tests measure how soon a job ends, so nothing that computes runs beside them;
-    they wait for most of their time, and have room for each other. The sweep of operators goes
-    where there is room for it. A path named by the user makes one lane without any.
+    they wait for most of their time, and four have room for each other. The sweep of operators
+    goes where there is room for it. A path named by the user makes one lane without any.
     """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
         return [{"tests": []}]
@@ -62,11 +62,27 @@ def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, l
     if whole_sweep:
         folders.append(SWEEP)
     others = ["tests", *(f"--ignore={path}" for path in ("tests/launcher", *folders))]
-    launcher = {
-        "launcher": ["tests/launcher", *(f"--ignore={path}" for path in PODS)],
-        "pods": [*PODS],
+    return [{"xdist": folders, "others": others}, launcher_lanes()]
+
+
+def launcher_lanes() -> dict[str, list[str]]:
+    """What runs real jobs, the folders beside it, and two parts of what runs them over hosts."""
+    inside = ROOT / "tests" / "launcher"
+    folders = [
+        f"tests/launcher/{folder.name}"
+        for folder in sorted(inside.glob("*/"))
+        if folder.name not in ("__pycache__", "pods")
+    ]
+    over_hosts = [f"{PODS}/{path.name}" for path in sorted((ROOT / PODS).glob("test_*.py"))]
+    elsewhere = [f"--ignore={path}" for path in (*folders, PODS, *WITH_PODS)]
+    lanes = {
+        "launcher": ["tests/launcher", *elsewhere],
+        "launcher-parts": folders,
+        "pods": over_hosts[::2],
+        "pods-more": [*over_hosts[1::2], *WITH_PODS],
     }
-    return [{"xdist": folders, "others": others}, launcher]
+    # Without a path pytest would run everything.
+    return {name: paths for name, paths in lanes.items() if paths}
 
 
 class Lane:

@@ -29,14 +29,21 @@ def lanes(tmp_path, monkeypatch):
     return module
 
 
-def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_two(lanes, tmp_path):
-    for folder in ("core", "ops", "__pycache__"):
-        (tmp_path / "tests" / "xdist" / folder).mkdir(parents=True)
+def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_four(lanes, tmp_path):
+    for folder in ("xdist/core", "xdist/ops", "xdist/__pycache__", "launcher/head", lanes.PODS[6:]):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
     (tmp_path / "tests/xdist" / lanes.WITH_THE_REST[-1]).mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / lanes.PODS / f"test_{name}.py").touch()
     folders = ["tests/xdist/core", "tests/xdist/ops"]
     ignored = ["--ignore=tests/launcher", *(f"--ignore={path}" for path in folders)]
-    of_pods = [f"--ignore={path}" for path in lanes.PODS]
-    launcher = {"launcher": ["tests/launcher", *of_pods], "pods": [*lanes.PODS]}
+    elsewhere = ("tests/launcher/head", lanes.PODS, *lanes.WITH_PODS)
+    launcher = {
+        "launcher": ["tests/launcher", *(f"--ignore={path}" for path in elsewhere)],
+        "launcher-parts": ["tests/launcher/head"],
+        "pods": [f"{lanes.PODS}/test_a.py", f"{lanes.PODS}/test_c.py"],
+        "pods-more": [f"{lanes.PODS}/test_b.py", *lanes.WITH_PODS],
+    }
     assert lanes.lane_paths([]) == [
         {"xdist": folders, "others": ["tests", *ignored]},
         launcher,
@@ -51,7 +58,7 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_two(lanes, tmp_pat
 def test_what_the_lanes_name_is_in_the_suite():
     lanes = load("test_lanes")
     assert (ROOT / lanes.SWEEP).is_file()
-    assert all((ROOT / path).exists() for path in lanes.PODS)
+    assert all((ROOT / path).exists() for path in (lanes.PODS, *lanes.WITH_PODS))
 
 
 def test_a_named_path_runs_alone(lanes, tmp_path):
