@@ -66,9 +66,6 @@ class Job:
     least_hosts: int = 0
     elastic_wait_s: float = 30.0
 
-    def __post_init__(self) -> None:
-        self.timeouts = self.timeouts.for_hosts(len(self.hosts))
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Job":
         """Read what `to_json` wrote."""

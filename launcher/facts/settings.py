@@ -76,10 +76,6 @@ def show_seconds(seconds: float) -> str:
     return "off" if seconds == OFF else f"{seconds:g} s"
 
 
-# Of so many hosts a head hears in one second, at most.
-_MOST_HOSTS_A_SECOND = 300
-
-
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long the launcher waits for what, in seconds; `OFF` (infinity) is never."""
@@ -96,14 +92,6 @@ class Timeouts:
     hang_warn_s: float = 60.0
     hang_stacks_s: float = 300.0
     hang_kill_s: float = OFF
-
-    def for_hosts(self, hosts: int) -> "Timeouts":
-        """Those of a job on so many hosts: one process hears them all, so many do so seldom.
-
-        Three heartbeats have room in the time after which a connection is lost.
-        """
-        least_s = min(hosts / _MOST_HOSTS_A_SECOND, self.lost_s / 3)
-        return replace(self, beat_s=max(self.beat_s, least_s))
 
     def to_environ(self) -> dict[str, str]:
         """The variables that give another process these same timeouts."""
@@ -142,10 +130,7 @@ TIMEOUTS: tuple[TimeoutRow, ...] = (
         "--notice-after",
         "the first line that names the ranks still missing at the rendezvous",
     ),
-    TimeoutRow(
-        *("beat_s", "XLA_RUN_BEAT_EVERY", "--beat-every"),
-        "between two heartbeats; on more than 600 hosts longer, so that one head hears them all",
-    ),
+    TimeoutRow("beat_s", "XLA_RUN_BEAT_EVERY", "--beat-every", "between two heartbeats"),
     TimeoutRow(
         *("lost_s", "XLA_RUN_LOST_AFTER", "--lost-after"),
         "a rank that sent no heartbeat this long is called silent, a connection is lost",

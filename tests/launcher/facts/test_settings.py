@@ -9,8 +9,6 @@ import pytest
 
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import SettingError
-from torch_xdist.launcher.facts.host_list import Host
-from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.facts.settings import Timeouts, parse_seconds
 
 
@@ -43,15 +41,6 @@ def test_flags_win_over_variables_and_variables_over_defaults():
 def test_a_process_started_with_the_timeouts_of_another_has_the_same():
     chosen = settings.timeouts({}, grace_s=1.5, beat_s=0.2)
     assert settings.timeouts(chosen.to_environ()) == chosen
-
-
-def test_many_hosts_beat_seldom_and_three_times_before_they_are_lost():
-    assert Timeouts().for_hosts(600).beat_s == 2.0
-    assert Timeouts().for_hosts(1024).beat_s == pytest.approx(10 / 3)
-    assert Timeouts(lost_s=60).for_hosts(1024).beat_s == pytest.approx(1024 / 300)
-    assert Timeouts(beat_s=5.0).for_hosts(1024).beat_s == 5.0
-    job = Job("program", [], 1024, hosts=[Host(f"h{n}") for n in range(1024)])
-    assert Job.from_json(job.to_json()).timeouts.beat_s == pytest.approx(10 / 3, 1e-4)
 
 
 def test_every_timeout_is_in_the_table_once():
