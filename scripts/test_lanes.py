@@ -1,10 +1,9 @@
-"""Run the test suite: two pytest processes side by side, one per core, then four of the launcher's.
+"""Run the test suite in parts, two side by side, one per core; then those of the launcher.
 
-`scripts/test` calls it inside .venv. One lane takes most folders of tests/xdist, another all the
-rest (the sweeps beside those folders too); then two take tests/launcher, and two its tests over
-several hosts. Each writes its own log under runs/tests/, every line is shown as it comes with its
-lane's name, and the last line adds the counts of all. Paths among the arguments make it one plain
-pytest run.
+`scripts/test` calls it inside .venv. A part is one pytest process with some folders or files of
+tests/; a lane takes the next part as soon as it is through with one. Each part writes its own log
+under runs/tests/, every line is shown as it comes with its part's name, and the last line adds the
+counts of all. Paths among the arguments make it one plain pytest run.
 """
 
 import re
@@ -12,80 +11,128 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "runs" / "tests"
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|deselected)\b")
 NOTHING_COLLECTED = 5
-# With every dtype and form it takes as long as the folders' tests together.
-SWEEP = "tests/xdist/test_op_sweep.py"
-# Folders that run with the rest, so that both lanes take about as long.
-WITH_THE_REST = ("__pycache__", "dynamo", "kernels", "releases", "replay", "training")
+# What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
+SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
+
+# The longest first; whatever no part names is in the one called "rest".
+PARTS = {
+    "ops": ("tests/xdist/ops",),
+    "core": ("tests/xdist/core",),
+    "ranks": ("tests/xdist/ranks",),
+    "sweep": ("tests/xdist/test_op_sweep.py",),
+    "scripts": ("tests/scripts", "tests/test_snippets.py"),
+    "training": tuple(f"tests/xdist/{name}" for name in ("kernels", "replay", "training")),
+    "sharded": tuple(
+        f"tests/xdist/{name}" for name in ("checkpoint", "export", "sharded_checkpoint", "spmd")
+    ),
+}
 # Jobs over several hosts, and others that have several of their own.
-PODS = "tests/launcher/pods"
-WITH_PODS = tuple(
+OVER_HOSTS = "tests/launcher/pods"
+WITH_THEM = tuple(
     f"tests/launcher/test_{name}.py"
     for name in ("on_nodes", "on_ray", "return_of_nodes", "spawn_on_ray")
 )
-# What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
-SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
+
+
+class Phase(NamedTuple):
+    """Parts by their names, with the paths of each, and how many run at a time."""
+
+    lanes: int
+    parts: dict[str, list[str]]
 
 
 def main(arguments: list[str]) -> int:
     options = next((SELECTED[a] for a in arguments if a in SELECTED), ["-m", "not long"])
     chosen = [a for a in arguments if a not in SELECTED]
     started = time.monotonic()
-    lanes: list[Lane] = []
-    for side_by_side in lane_paths(chosen, whole_sweep="--all" in arguments):
-        begun = [Lane(name, options + chosen + paths) for name, paths in side_by_side.items()]
-        for lane in begun:
-            lane.finish()
-        lanes += begun
-    return report(lanes, time.monotonic() - started)
+    done: list[Part] = []
+    for phase in phases(chosen):
+        done += run(phase, options + chosen)
+    return report(done, time.monotonic() - started)
 
 
-def lane_paths(chosen: list[str], whole_sweep: bool = False) -> list[dict[str, list[str]]]:
-    """The paths of each lane: lanes of one entry run side by side, entries one after another.
+def phases(chosen: Sequence[str]) -> list[Phase]:
+    """What runs one after another.
 
     The launcher's tests measure how soon a job ends, so nothing that computes runs beside them;
-    they wait for most of their time, and four have room for each other. The sweep of operators
-    goes where there is room for it. A path named by the user makes one lane without any.
+    they wait for half of their time, and three have room for each other. A path named by the user
+    makes one part without any.
     """
     if any((ROOT / a.partition("::")[0]).exists() for a in chosen if not a.startswith("-")):
-        return [{"tests": []}]
-    folders = sorted(
-        f"tests/xdist/{folder.name}"
-        for folder in (ROOT / "tests" / "xdist").iterdir()
-        if folder.is_dir() and folder.name not in WITH_THE_REST
-    )
-    if whole_sweep:
-        folders.append(SWEEP)
-    others = ["tests", *(f"--ignore={path}" for path in ("tests/launcher", *folders))]
-    return [{"xdist": folders, "others": others}, launcher_lanes()]
+        return [Phase(1, {"tests": []})]
+    named = _existing(PARTS)
+    elsewhere = ["tests/launcher", *(path for paths in named.values() for path in paths)]
+    named["rest"] = ["tests", *(f"--ignore={path}" for path in elsewhere)]
+    return [Phase(2, named), Phase(3, launcher_parts())]
 
 
-def launcher_lanes() -> dict[str, list[str]]:
-    """What runs real jobs, the folders beside it, and two parts of what runs them over hosts."""
+def launcher_parts() -> dict[str, list[str]]:
+    """Jobs over hosts in halves, what runs other jobs, and the folders of the launcher's parts."""
     inside = ROOT / "tests" / "launcher"
     folders = [
         f"tests/launcher/{folder.name}"
         for folder in sorted(inside.glob("*/"))
-        if folder.name not in ("__pycache__", "pods")
+        if folder.name not in ("__pycache__", Path(OVER_HOSTS).name)
     ]
-    over_hosts = [f"{PODS}/{path.name}" for path in sorted((ROOT / PODS).glob("test_*.py"))]
-    elsewhere = [f"--ignore={path}" for path in (*folders, PODS, *WITH_PODS)]
-    lanes = {
-        "launcher": ["tests/launcher", *elsewhere],
-        "launcher-parts": folders,
-        "pods": over_hosts[::2],
-        "pods-more": [*over_hosts[1::2], *WITH_PODS],
+    over_hosts = [f"{OVER_HOSTS}/{path.name}" for path in sorted((ROOT / OVER_HOSTS).glob("*.py"))]
+    tests = [path for path in over_hosts if Path(path).name.startswith("test_")]
+    jobs = [f"tests/launcher/{path.name}" for path in sorted(inside.glob("test_*.py"))]
+    jobs = [path for path in jobs if path not in WITH_THEM]
+    parts = {
+        "pods": tests[::2],
+        "more-pods": [*tests[1::2], *WITH_THEM],
+        "jobs": jobs[::2],
+        "more-jobs": jobs[1::2],
+        "launcher": folders,
     }
-    # Without a path pytest would run everything.
-    return {name: paths for name, paths in lanes.items() if paths}
+    return _existing(parts)
 
 
-class Lane:
+def _existing(parts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Without the paths that are not there, and the parts that have none: those would run all."""
+    there = {
+        name: [path for path in paths if (ROOT / path).exists()] for name, paths in parts.items()
+    }
+    return {name: paths for name, paths in there.items() if paths}
+
+
+def run(phase: Phase, options: Sequence[str]) -> list["Part"]:
+    """All parts, in as many lanes as the phase has."""
+    waiting, done = deque(phase.parts.items()), []
+
+    def lane() -> None:
+        while waiting:
+            try:
+                name, paths = waiting.popleft()
+            except IndexError:  # another lane was quicker
+                return
+            part = Part(name, [*options, *paths])
+            part.finish()
+            done.append(part)
+
+    lanes = [threading.Thread(target=lane) for _ in range(phase.lanes)]
+    try:
+        for thread in lanes:
+            thread.start()
+        for thread in lanes:
+            thread.join()
+    except KeyboardInterrupt:
+        # Those that run have got it, too.
+        waiting.clear()
+        raise
+    return done
+
+
+class Part:
     """One pytest process, its log file, and the thread that shows its lines."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
@@ -98,10 +145,10 @@ class Lane:
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self._last = ""
-        self._reader = threading.Thread(target=self._show)
-        self._reader.start()
+        self._started_s = time.monotonic()
 
-    def _show(self) -> None:
+    def finish(self) -> None:
+        """Show its lines until it has ended."""
         assert self._process.stdout is not None
         with self.log.open("w") as log:
             for line in self._process.stdout:
@@ -110,10 +157,8 @@ class Lane:
                 print(f"[{self.name}] {line}", end="", flush=True)
                 if COUNT.search(line):
                     self._last = line
-
-    def finish(self) -> None:
         self.code = self._process.wait()
-        self._reader.join()
+        self.took_s = time.monotonic() - self._started_s
 
     @property
     def failed(self) -> bool:
@@ -124,19 +169,20 @@ class Lane:
         return {word.rstrip("s"): int(n) for n, word in COUNT.findall(self._last)}
 
 
-def report(lanes: list[Lane], seconds: float) -> int:
-    """Print the totals, and say which lane failed. Returns the exit code."""
+def report(parts: Sequence[Part], seconds: float) -> int:
+    """Print how long each took and the totals, and say which part failed. Returns the exit code."""
     total: dict[str, int] = {"passed": 0, "failed": 0}
-    for lane in lanes:
-        for word, n in lane.counts().items():
+    for part in parts:
+        for word, n in part.counts().items():
             total[word] = total.get(word, 0) + n
-    for lane in lanes:
-        if lane.failed:
-            where = lane.log.relative_to(ROOT)
-            print(f"lane {lane.name} failed with exit code {lane.code}; its log is {where}")
+    print(", ".join(f"{part.name} {part.took_s:.0f} s" for part in parts))
+    for part in parts:
+        if part.failed:
+            where = part.log.relative_to(ROOT)
+            print(f"part {part.name} failed with exit code {part.code}; its log is {where}")
     counts = ", ".join(f"{n} {word}" for word, n in total.items())
     print(f"{counts} in {seconds:.0f}s", flush=True)
-    return 1 if any(lane.failed for lane in lanes) else 0
+    return 1 if any(part.failed for part in parts) else 0
 
 
 if __name__ == "__main__":

@@ -29,51 +29,57 @@ def lanes(tmp_path, monkeypatch):
     return module
 
 
-def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_four(lanes, tmp_path):
-    for folder in ("xdist/core", "xdist/ops", "xdist/__pycache__", "launcher/head", lanes.PODS[6:]):
-        (tmp_path / "tests" / folder).mkdir(parents=True)
-    (tmp_path / "tests/xdist" / lanes.WITH_THE_REST[-1]).mkdir()
+def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_three(lanes, tmp_path):
+    for folder in ("tests/xdist/core", "tests/xdist/kernels", "tests/launcher/head"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / lanes.OVER_HOSTS).mkdir()
     for name in ("a", "b", "c"):
-        (tmp_path / lanes.PODS / f"test_{name}.py").touch()
-    folders = ["tests/xdist/core", "tests/xdist/ops"]
-    ignored = ["--ignore=tests/launcher", *(f"--ignore={path}" for path in folders)]
-    elsewhere = ("tests/launcher/head", lanes.PODS, *lanes.WITH_PODS)
-    launcher = {
-        "launcher": ["tests/launcher", *(f"--ignore={path}" for path in elsewhere)],
-        "launcher-parts": ["tests/launcher/head"],
-        "pods": [f"{lanes.PODS}/test_a.py", f"{lanes.PODS}/test_c.py"],
-        "pods-more": [f"{lanes.PODS}/test_b.py", *lanes.WITH_PODS],
-    }
-    assert lanes.lane_paths([]) == [
-        {"xdist": folders, "others": ["tests", *ignored]},
-        launcher,
-    ]
-    assert lanes.lane_paths(["-x"]) == lanes.lane_paths([])
-    first, last = lanes.lane_paths([], whole_sweep=True)
-    assert first["xdist"] == [*folders, lanes.SWEEP]
-    assert first["others"] == ["tests", *ignored, f"--ignore={lanes.SWEEP}"]
-    assert last == launcher
+        (tmp_path / lanes.OVER_HOSTS / f"test_{name}.py").touch()
+        (tmp_path / "tests/launcher" / f"test_{name}.py").touch()
+    (tmp_path / lanes.WITH_THEM[0]).touch()
+    named = {"core": ["tests/xdist/core"], "training": ["tests/xdist/kernels"]}
+    ignored = ("tests/launcher", "tests/xdist/core", "tests/xdist/kernels")
+    first, last = lanes.phases(["-x"])
+    rest = ["tests", *(f"--ignore={path}" for path in ignored)]
+    assert (first.lanes, first.parts) == (2, {**named, "rest": rest})
+    assert (last.lanes, last.parts) == (
+        3,
+        {
+            "pods": [f"{lanes.OVER_HOSTS}/test_a.py", f"{lanes.OVER_HOSTS}/test_c.py"],
+            "more-pods": [f"{lanes.OVER_HOSTS}/test_b.py", lanes.WITH_THEM[0]],
+            "jobs": ["tests/launcher/test_a.py", "tests/launcher/test_c.py"],
+            "more-jobs": ["tests/launcher/test_b.py"],
+            "launcher": ["tests/launcher/head"],
+        },
+    )
 
 
-def test_what_the_lanes_name_is_in_the_suite():
+def test_what_the_parts_name_is_in_the_suite_and_in_one_of_them():
     lanes = load("test_lanes")
-    assert (ROOT / lanes.SWEEP).is_file()
-    assert all((ROOT / path).exists() for path in (lanes.PODS, *lanes.WITH_PODS))
+    named = [path for paths in lanes.PARTS.values() for path in paths]
+    assert all((ROOT / path).exists() for path in (*named, lanes.OVER_HOSTS, *lanes.WITH_THEM))
+    assert len(named) == len(set(named))
+    files = {path.name for path in (ROOT / "tests/launcher").glob("test_*.py")}
+    of_launcher = [Path(path) for paths in lanes.launcher_parts().values() for path in paths]
+    assert sorted(path.name for path in of_launcher if len(path.parts) == 3 and path.suffix) == (
+        sorted(files)
+    )
 
 
 def test_a_named_path_runs_alone(lanes, tmp_path):
     (tmp_path / "tests").mkdir()
-    assert lanes.lane_paths(["tests::name"]) == [{"tests": []}]
+    assert lanes.phases(["tests::name"]) == [(1, {"tests": []})]
 
 
-def test_the_closing_line_adds_both_lanes_and_names_the_failed_one(lanes, tmp_path, capsys):
+def test_the_closing_line_adds_all_parts_and_names_the_failed_one(lanes, tmp_path, capsys):
     for folder, body in (("xdist/core", "assert False"), ("more", "pass")):
         path = tmp_path / "tests" / folder
         path.mkdir(parents=True)
         (path / f"test_{path.name}.py").write_text(f"def test_it():\n    {body}\n")
     assert lanes.main(["-p", "no:cacheprovider"]) == 1
     out = capsys.readouterr().out
-    assert "lane xdist failed with exit code 1; its log is xdist.log" in out
+    assert "part core failed with exit code 1; its log is core.log" in out
+    assert re.search(r"^(core \d+ s, rest|rest \d+ s, core) \d+ s$", out, re.M)
     assert out.splitlines()[-1].startswith("1 passed, 1 failed in ")
 
 
