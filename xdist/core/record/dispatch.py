@@ -65,7 +65,7 @@ def dispatch(
     numbers: tuple[float, ...] | None = None
     try:
         for a in values:
-            cls = a.__class__
+            cls = type(a)
             if cls is XlaTensor:
                 value = a.value
                 type_: Any = value.type
@@ -118,7 +118,7 @@ def dispatch(
             value = _new(RootValue)
             value.type, value.trace, value.slot = type_, trace, slot
             value.epoch = value.listed = epoch
-            value.buffer, value.generation = None, 0
+            value.buffer, value.generation, value.parent = None, 0, None
             tape.values.append(value)
             result = _make(
                 XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,
