@@ -65,7 +65,7 @@ def dispatch(
     numbers: tuple[float, ...] | None = None
     try:
         for a in values:
-            cls = type(a)
+            cls = a.__class__
             if cls is XlaTensor:
                 value = a.value
                 type_: Any = value.type
