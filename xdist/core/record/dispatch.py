@@ -118,7 +118,7 @@ def dispatch(
             value = _new(RootValue)
             value.type, value.trace, value.slot = type_, trace, slot
             value.epoch = value.listed = epoch
-            value.buffer, value.generation = None, 0
+            value.buffer, value.generation, value.parent = None, 0, None
             tape.values.append(value)
             result = _make(
                 XlaTensor, type_.shape, type_.wrap_stride, None, None, type_.dtype, _STRIDED,

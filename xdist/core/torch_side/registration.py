@@ -46,6 +46,8 @@ def register() -> None:
     """Make `device="xla"` work in this process; a second call changes nothing."""
     if _keep:
         return
+    # Before the first operator on a subclass: torch looks this function up once.
+    _skip_dispatch_rules()
     without_dtensor.register()
     without_dynamo.register()
     for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse):
@@ -69,7 +71,6 @@ def register() -> None:
     _follow_seeds()
     precision.follow_torch()
     _pass_autocast()
-    _skip_dispatch_rules()
     in_dynamo.register()
 
 

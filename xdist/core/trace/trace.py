@@ -228,7 +228,7 @@ class Trace:
             value = _new(RootValue)
             value.type, value.trace, value.slot = type_, self, place
             value.epoch = value.listed = epoch
-            value.buffer, value.generation = None, 0
+            value.buffer, value.generation, value.parent = None, 0, None
             listed.append(value)
             values.append(value)
         return values

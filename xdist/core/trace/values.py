@@ -61,10 +61,12 @@ class Value:
     """
 
     __slots__ = (
-        "__weakref__", "address", "buffer", "epoch", "generation", "listed", "slot", "tiling",
-        "trace", "type",
+        "__weakref__", "address", "buffer", "epoch", "generation", "listed", "parent", "slot",
+        "tiling", "trace", "type",
     )  # fmt: skip
-    parent: ClassVar["Value | None"] = None
+    # None but for views. A slot, not a constant of the class: each operator reads it, and Python
+    # has a short way to slots alone.
+    parent: "Value | None"
     # Unset until somebody asks for the one, or sets the other.
     address: int
     tiling: Any
@@ -78,6 +80,7 @@ class Value:
         self.listed = epoch
         self.buffer: jax.Array | None = None
         self.generation = 0
+        self.parent = None
 
 
 class RootValue(Value):
@@ -97,7 +100,7 @@ class ViewValue(Value):
     more than one row of one operand has a `reader`, which records it and sets the slot.
     """
 
-    __slots__ = ("parent", "root", "seen", "step")
+    __slots__ = ("root", "seen", "step")
     buffer: None = None  # type: ignore[misc]
     reader: ClassVar[Callable[[Any, Any], int] | None] = None
 
@@ -106,7 +109,7 @@ class ViewValue(Value):
         self.trace = parent.trace
         self.slot = -1
         self.epoch = 0
-        self.parent = parent  # type: ignore[misc]
+        self.parent = parent
         self.root: Value = parent.root if parent.parent is not None else parent  # type: ignore[attr-defined]
         self.step = step
         self.seen = -1

@@ -1,5 +1,6 @@
 """How far a call is from its row, and a cut from its lowering."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,6 +62,37 @@ def test_a_call_reaches_its_row_in_three_frames(call):
     # The writer of the trace is the third; what its tape does inside is its own.
     writer = next(names for names in deepest if names[0] in ("dispatch", "record"))
     assert len(writer) <= 3
+
+
+ON_THE_WAY = """
+import sys
+import torch, torch_xla
+
+x = torch.ones(2, 3, device="xla")
+x.mul_(0.5)
+called = []
+
+
+def look(frame, event, arg):
+    if event == "call":
+        called.append(frame.f_code)
+
+
+sys.setprofile(look)
+x.mul_(0.5)
+sys.setprofile(None)
+print(*[f"{code.co_filename}:{code.co_name}" for code in called], sep="\\n")
+"""
+
+
+def test_torch_runs_no_python_of_its_own_on_the_way_to_dispatch():
+    # In a process of its own: what torch looks up once must not be from before our import.
+    found = subprocess.run(
+        [sys.executable, "-c", ON_THE_WAY], capture_output=True, text=True, timeout=120, check=True
+    )
+    called = found.stdout.split()
+    assert any(function.endswith(":dispatch") for function in called)
+    assert [function for function in called if not function.startswith(PROJECT)] == []
 
 
 def test_a_cut_reaches_jaxs_compiler_in_five_frames(monkeypatch):
