@@ -8,7 +8,7 @@ A feed gives `Made` batches, then `END` for ever; an error comes after the batch
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from time import perf_counter
@@ -39,8 +39,11 @@ def mover(move: MoveTensors, device: torch.device) -> MoveBatch:
     """Gives a batch on `device`, moved in one call; names the tensor it cannot move."""
 
     def moved(batch: Any) -> Any:
-        if _is_flat(batch):
+        kind = type(batch)
+        if (kind is list or kind is tuple) and _are_different_tensors(batch):
             return list(_moved(move, list(batch), device, batch))
+        if kind is dict and _are_different_tensors(batch.values()):
+            return dict(zip(batch, _moved(move, list(batch.values()), device, batch)))
         found: dict[int, torch.Tensor] = {}
 
         def note(tensor: torch.Tensor, _: str) -> None:
@@ -54,11 +57,9 @@ def mover(move: MoveTensors, device: torch.device) -> MoveBatch:
     return moved
 
 
-def _is_flat(batch: Any) -> bool:
-    """Whether a batch is a list of different tensors, as collating pairs makes it."""
-    if type(batch) is not list and type(batch) is not tuple:
-        return False
-    return set(map(type, batch)) == _TENSORS and len(set(map(id, batch))) == len(batch)
+def _are_different_tensors(items: Collection[Any]) -> bool:
+    """Whether these are tensors, each once, as collating pairs or dicts makes them."""
+    return set(map(type, items)) == _TENSORS and len(set(map(id, items))) == len(items)
 
 
 def _moved(

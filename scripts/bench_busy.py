@@ -7,7 +7,9 @@ Trains a perceptron whose batch is chosen so that the program of a step takes ab
 alone: from its launch on an idle device until its results are there. Then loops of `--steps` steps,
 by turns: `ahead`, which only waits at the end; `item`, which reads the loss in each step; `pure`,
 the same as `ahead` by `torch_xla.compile(pure=True)`. One JSON line each: milliseconds of a step
-(median of the rounds) and `busy`, the program's time alone / that. `item` has `item_to_ahead` too.
+(median of the rounds) and `busy`, the program's time alone / that. `item` has `item_to_ahead` too,
+and `apart_to_ahead`: what that were if reading took no time at all, so that nothing but the
+recording of a step (`record_ms`, until its launch on an idle device) and its program took turns.
 On a CPU the device's threads and Python share the cores.
 """
 
@@ -46,27 +48,29 @@ def made(batch: int) -> Callable[[], torch.Tensor]:
     return step
 
 
-def alone_ms(step: Callable[[], Any], rounds: int) -> float:
-    """The program of a step on an idle device, from its launch until it is done."""
-    taken: list[float] = []
+def alone_ms(step: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """A step on an idle device: its program from the launch until it is done, and all before."""
+    taken: list[tuple[float, float]] = []
     run = program.run
 
     def timed(*arguments: Any) -> None:
-        began_s = time.perf_counter()
+        launched_s = time.perf_counter()
         run(*arguments)
         for result in arguments[2][0]:
             result.block_until_ready()
-        taken.append(time.perf_counter() - began_s)
+        taken.append((time.perf_counter() - launched_s, launched_s - began_s))
 
     program.run = timed
     try:
         for _ in range(rounds + 5):
             steps.wait_device_ops()
+            began_s = time.perf_counter()
             step()
             torch_xla.sync()
     finally:
         program.run = run
-    return 1e3 * statistics.median(taken[5:])
+    device_s, record_s = (statistics.median(times) for times in zip(*taken[5:]))
+    return 1e3 * device_s, 1e3 * record_s
 
 
 def batch_for(device_ms: float) -> tuple[int, Callable[[], torch.Tensor]]:
@@ -74,7 +78,7 @@ def batch_for(device_ms: float) -> tuple[int, Callable[[], torch.Tensor]]:
     batch = 64
     while True:
         step = made(batch)
-        if batch >= 1 << 16 or alone_ms(step, 20) >= 0.8 * device_ms:
+        if batch >= 1 << 16 or alone_ms(step, 20)[0] >= 0.8 * device_ms:
             return batch, step
         batch *= 2
 
@@ -102,7 +106,7 @@ def main() -> None:
         "item": (step, lambda loss: (torch_xla.sync(), loss.item())[0]),
         "pure": (replayed, lambda loss: None),
     }
-    alone: list[float] = []
+    alone: list[tuple[float, float]] = []
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(asked.rounds + 1):
         alone.append(alone_ms(step, 20))
@@ -110,13 +114,15 @@ def main() -> None:
             found = loop_ms(run, asked.steps, after)
             if turn:  # The first one compiles.
                 taken[name].append(found)
-    device_ms = statistics.median(alone)
+    device_ms, record_ms = (statistics.median(times) for times in zip(*alone))
     medians = {name: statistics.median(times) for name, times in taken.items()}
     for name, median in medians.items():
         line = {"bench": "busy", "way": name, "batch": batch, "device_ms": round(device_ms, 3)}
         line |= {"step_ms": round(median, 3), "busy": round(device_ms / median, 3)}
         if name == "item":
+            line |= {"record_ms": round(record_ms, 3)}
             line["item_to_ahead"] = round(median / medians["ahead"], 3)
+            line["apart_to_ahead"] = round((record_ms + device_ms) / medians["ahead"], 3)
         print(json.dumps(line), flush=True)
 
 

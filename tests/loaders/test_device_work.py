@@ -1,10 +1,14 @@
 """Datasets and collate functions that compute on the device, on the loader's threads."""
 
+import pytest
 import torch
 
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
+from torch_xdist.core.devices import transfer
 from torch_xdist.core.run import cuts
+from torch_xdist.loaders.errors import BatchError
+from torch_xdist.loaders.feed import mover
 
 
 def normalized(samples):
@@ -66,3 +70,37 @@ def test_a_loader_sends_batches_by_hand_as_it_sends_its_own():
     (sent,) = plain.send_cpu_data_to_device([torch.ones(2)], torch.device("xla:0"))
     assert sent.tolist() == [1, 1] and plain.batches_per_execution == 1
     plain.close()
+
+
+def test_dicts_of_tensors_arrive_as_dicts_in_one_move_whatever_is_in_them():
+    moves = []
+
+    def move(tensors, device):
+        moves.append(len(tensors))
+        return transfer.all_to_device(tensors, device)
+
+    one, there = torch.arange(3), torch.ones(2).to("xla")
+    send = mover(move, torch.device("xla:0"))
+    flat = send({"x": one, 7: one + 1})
+    assert list(flat) == ["x", 7] and [t.tolist() for t in flat.values()] == [[0, 1, 2], [1, 2, 3]]
+    assert {t.device.type for t in flat.values()} == {"xla"}
+    shared = send({"x": one, "y": one, "n": 3})
+    assert shared["x"] is shared["y"] and shared["x"] is not one and shared["n"] == 3
+    mixed = send({"x": one, "there": there})
+    assert mixed["there"] is there and mixed["x"].device.type == "xla"
+    assert moves == [2, 1, 1] and send({}) == {}
+
+
+def test_a_tensor_of_a_dict_that_cannot_be_moved_is_named():
+    send = mover(transfer.all_to_device, torch.device("xla:0"))
+    with pytest.raises(BatchError, match=r"batch\['odd'\], a torch.float32 tensor of shape \(2,"):
+        send({"x": torch.ones(2), "odd": torch.ones(2).to_sparse()})
+
+
+def test_what_is_sent_needs_gradients_where_its_source_does():
+    sources = [torch.ones(2, requires_grad=True), torch.ones(2)]
+    [sent] = xm.send_cpu_data_to_device([sources], "xla:0")
+    assert [tensor.requires_grad for tensor in sent] == [True, False]
+    assert all(tensor.is_leaf and tensor.device.type == "xla" for tensor in sent)
+    sources[1].zero_()
+    assert sent[1].tolist() == [1, 1]

@@ -24,7 +24,10 @@ def test_a_loop_is_told_beside_its_program_alone() -> None:
     for line in lines:
         # Both are rounded to a microsecond.
         assert abs(line["busy"] - line["device_ms"] / line["step_ms"]) < 0.02 * line["busy"] + 0.001
-    assert lines[1]["item_to_ahead"] > 0
+    ahead, item, _ = lines
+    assert item["item_to_ahead"] > 0
+    apart = (item["record_ms"] + item["device_ms"]) / ahead["step_ms"]
+    assert abs(item["apart_to_ahead"] - apart) < 0.02 * apart + 0.001
 
 
 @pytest.mark.long

@@ -18,9 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
-import numpy as np
-
 from torch_xdist import dtypes, settings, world
 from torch_xdist.ahead import largest, saved, step
 from torch_xdist.ahead.compiler import Compiler
@@ -235,13 +232,9 @@ def begin() -> None:
     rehearsal = Rehearsal(settings.rehearsal())
     devices_here.start_with(rehearsal.start)
     program.build_with(rehearsal.build)
-    transfer.place_with(_placed)
+    transfer.place_with(lambda there: Hollow.of)
     atexit.register(rehearsal.at_exit)
 
 
 def _local_bytes(buffers: Sequence[Any]) -> int:
     return sum(buffer.local_bytes for buffer in buffers if isinstance(buffer, Hollow))
-
-
-def _placed(array: np.ndarray, there: jax.Device) -> Any:
-    return Hollow.of(array)

@@ -274,7 +274,7 @@ PROBES = (
         otherwise="they are kept apart by the precision of matrix products",
     ),
     Probe(
-        "jax._src.interpreters.pxla.batched_device_put",
+        "jaxlib._jax.batched_device_put",
         "arrays go to a device without a check of each",
         otherwise="jax.device_put does it",
     ),

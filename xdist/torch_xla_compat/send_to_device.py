@@ -28,14 +28,15 @@ def send_cpu_data_to_device(
     def move(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         moved = transfer.all_to_device(tensors, device)
         for tensor, source in zip(moved, tensors):
-            tensor.requires_grad_(source.requires_grad)
+            if source.requires_grad:
+                tensor.requires_grad_()
         if input_sharding is None:
             return moved  # type: ignore[return-value]
         # Of a minibatch it is the batch that all processes have together.
         whole = [input_sharding.apply(tensor) for tensor in moved]
         return [tensor if cut is None else cut for tensor, cut in zip(moved, whole)]
 
-    arena = ToXlaTensorArena(move, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu")
+    arena = ToXlaTensorArena(move, lambda v: isinstance(v, torch.Tensor) and v.is_cpu)
     if isinstance(datas, DataWrapper):
         return arena.transform(datas)
     return arena.transform([datas] if isinstance(datas, torch.Tensor) else list(datas))

@@ -70,7 +70,8 @@ def finish(op: Op, values: Sequence[Value | None], targets: Sequence[Any], *, is
             continue
         if is_out and _is_laid_out_anew(op, target.value.type, value.type):
             resize(target, value.type.shape, _memory_order(op, value.type))
-        check_result(value.type, target.value.type)
+        if value.type is not target.value.type:
+            check_result(value.type, target.value.type)
         write(target.value, as_dtype(value, target.value.type.dtype))
     results = [None if value is None else wrap(value) for value in values[:fresh]]
     if not op.returns_mutated:

@@ -1,6 +1,5 @@
 """Host to device and back. Neither touches a tape, so any thread may call `to_device`."""
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from torch_xdist import dtypes, metrics, platforms
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs.jax_internals import in_profile
+from torch_xdist.core.programs.jax_internals import in_profile, put_on
 from torch_xdist.core.run import mid_step_cuts
 from torch_xdist.core.run.device_trace import buffer_of, check_process
 from torch_xdist.core.sharding import gather
@@ -23,20 +22,16 @@ from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer
 from torch_xdist.core.trace import op_counts, watch
 from torch_xdist.core.trace.notes import is_noting, note_buffer
-from torch_xdist.core.trace.tensor_types import dense_type
+from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import Device, RootValue, Value, ViewValue
 from torch_xdist.errors import NoLoweringError
 
-try:
-    # No public call does this alone; without it the public one is used.
-    from jax._src.interpreters.pxla import batched_device_put
-except ImportError:
-    batched_device_put = None  # type: ignore[assignment]
-
 _BITS_IN_NUMPY = {torch.int16: np.int16, torch.uint8: np.uint8}
 _ALIGNMENT = 64
+# Up to here an array is copied twice sooner than a place is found that JAX takes as it is.
+_SMALL_BYTES = 32 << 10
 # From here on torch's threads copy: most of the time of new memory is that of its pages.
 _LARGE_BYTES = 1 << 20
 # The bytes that come from any device as soon as one element does.
@@ -67,14 +62,17 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
             f"a tensor of layout {tensor.layout} cannot go to an xla device, which has strided "
             "and sparse COO tensors alone; call .to_dense() or .to_sparse() first"
         )
-    plain = tensor.detach()
-    if plain.dtype.is_complex:
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.is_conj():
         plain = plain.resolve_conj()
-    plain = plain.resolve_neg().contiguous()
+    if plain.is_neg():
+        plain = plain.resolve_neg()
+    plain = plain.contiguous()
     bits = _BITS.get(tensor.dtype)
-    if bits is None:
-        return plain.numpy().astype(dtype, copy=False)
-    return plain.view(bits).numpy().view(dtype)
+    if bits is not None:
+        return plain.view(bits).numpy().view(dtype)
+    array = plain.numpy()
+    return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
 
 def put(array: np.ndarray, there: Device) -> Buffer:
@@ -94,7 +92,7 @@ def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> l
         metrics.note(made, ("TensorToData", time.perf_counter() - started, 1))
         return [HostArray(array) for array in arrays]
     with in_profile("PjRtComputationClient::TransferToDevice"):
-        buffers: list[Buffer] = [_place(array, there.jax) for array in arrays]
+        buffers: list[Buffer] = [*map(_place(there.jax), arrays)]
     if is_noting():
         for buffer in buffers:
             note_buffer(buffer)
@@ -116,6 +114,8 @@ def _private_copy(array: np.ndarray) -> np.ndarray:
 
     `device_put` of the original would share its memory with the user's tensor.
     """
+    if array.nbytes <= _SMALL_BYTES:
+        return array.copy()
     room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
     if array.nbytes >= _LARGE_BYTES and array.flags.c_contiguous:
@@ -145,32 +145,14 @@ def _bytes_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Memory(array)))
 
 
-def _placed(array: np.ndarray, there: jax.Device) -> jax.Array:
-    """What `jax.device_put` gives, without its search for a sharding: 6 us instead of 70."""
-    if batched_device_put is None:
-        return jax.device_put(array, there)
-    kind = _kind(array.shape, array.dtype)
-    return batched_device_put(kind, _sharding(there), [array], [there])
+# Gives what puts an array that nobody writes to on a device.
+_place: Callable[[jax.Device], Callable[[np.ndarray], Any]] = put_on
 
 
-# What puts an array on a device.
-_place: Callable[[np.ndarray, jax.Device], Any] = _placed
-
-
-def place_with(place: Callable[[np.ndarray, jax.Device], Any]) -> None:
-    """From now on `place` makes the buffer of an array, for a device that is described alone."""
+def place_with(place: Callable[[jax.Device], Callable[[np.ndarray], Any]]) -> None:
+    """From now on `place` gives what makes buffers of arrays, for a device that is described."""
     global _place
     _place = place
-
-
-@functools.lru_cache(maxsize=1024)
-def _kind(shape: tuple[int, ...], dtype: np.dtype) -> jax.core.ShapedArray:
-    return jax.core.ShapedArray(shape, dtype)
-
-
-@functools.cache
-def _sharding(there: jax.Device) -> jax.sharding.SingleDeviceSharding:
-    return jax.sharding.SingleDeviceSharding(there)
 
 
 def to_device(tensor: torch.Tensor, target: Any = None) -> XlaTensor:
@@ -197,17 +179,27 @@ def all_to_device(
     buffers = _on_device(arrays, trace.device, started)
     if now and trace.device.layout is not None:
         buffers = [trace.device.layout.placed(buffer) for buffer in buffers]
-    return [wrap(_holding(tensor, trace, buffer)) for tensor, buffer in zip(tensors, buffers)]
+    # Tensors of a batch often have few types.
+    types: dict[tuple[torch.Size, torch.dtype], TensorType] = {}
+    moved = []
+    for tensor, buffer in zip(tensors, buffers):
+        key = tensor.shape, tensor.dtype
+        type_ = types.get(key)
+        if type_ is None:
+            type_ = types[key] = dense_type(tuple(key[0]), key[1])
+        moved.append(wrap(_holding(type_, trace, buffer)))
+    return moved
 
 
 def value_of(tensor: torch.Tensor, trace: Trace) -> Value:
     """A value that holds a copy of a CPU tensor."""
-    return _holding(tensor, trace, put(as_numpy(tensor), trace.device))
+    type_ = dense_type(tuple(tensor.shape), tensor.dtype)
+    return _holding(type_, trace, put(as_numpy(tensor), trace.device))
 
 
-def _holding(tensor: torch.Tensor, trace: Trace, buffer: Buffer) -> Value:
-    """A value of the tensor's type that holds a buffer."""
-    value = RootValue(dense_type(tuple(tensor.shape), tensor.dtype), trace)
+def _holding(type_: TensorType, trace: Trace, buffer: Buffer) -> Value:
+    """A value of a type that holds a buffer."""
+    value = RootValue(type_, trace)
     value.buffer = buffer  # type: ignore[assignment]
     return value
 
@@ -230,6 +222,28 @@ def host_value(tensor: XlaTensor) -> torch.Tensor:
     if is_pending:
         mid_step_cuts.after_read()
     return found
+
+
+def host_number(tensor: XlaTensor) -> Any:
+    """The one number of a device tensor, as `item` gives it; cuts where the value is pending.
+
+    Loops wait for it in each step, so numpy gives it where it has such numbers, and no CPU tensor
+    is made in between.
+    """
+    value = tensor.value
+    if value.parent is not None or value.type.numel != 1:
+        return host_value(tensor).item()
+    metrics.note(op_counts.TO_CPU)
+    is_pending = value.buffer is None
+    buffer = buffer_of(value)
+    started = time.perf_counter()
+    array = _read(buffer)[0]
+    # Of dtypes that numpy does not know the items are no numbers of Python's.
+    number = array.item() if array.dtype.isbuiltin == 1 else _copied(array, value.type.dtype).item()
+    _note_read(array.nbytes, started)
+    if is_pending:
+        mid_step_cuts.after_read()
+    return number
 
 
 def _part_on_host(view: ViewValue) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax._src import config
 
 from torch_xdist.errors import ReleaseError
@@ -30,11 +31,6 @@ try:
 except ImportError:
     windowed_reductions = None  # type: ignore[assignment]
 try:
-    # No public call does this alone.
-    from jax._src.interpreters.pxla import batched_device_put
-except ImportError:
-    batched_device_put = None  # type: ignore[assignment]
-try:
     from jax._src.interpreters import mlir
 except ImportError:
     mlir = None  # type: ignore[assignment]
@@ -49,6 +45,55 @@ def callable_of(compiled: jax.stages.Compiled) -> Callable[..., Any]:
     return compiled if fast is None else fast
 
 
+# No public call does this alone. JAX's own function around it looks at each array first.
+_batched_device_put: Any = getattr(_jax, "batched_device_put", None)
+
+
+@functools.cache
+def put_on(device: jax.Device) -> Callable[[np.ndarray], Any]:
+    """What makes an array on a device of one of numpy's that nobody writes to.
+
+    It gives what `jax.device_put` does, without the search for a sharding: 4 us instead of 30.
+    """
+    if _batched_device_put is None:
+        return functools.partial(jax.device_put, device=device)
+    sharding, devices = jax.sharding.SingleDeviceSharding(device), [device]
+
+    def put(array: np.ndarray) -> Any:
+        kind = _kind(array.shape, array.dtype)
+        return _batched_device_put(kind, sharding, [array], devices, True)
+
+    return put
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind(shape: tuple[int, ...], dtype: np.dtype) -> jax.core.ShapedArray:
+    return jax.core.ShapedArray(shape, dtype)
+
+
+class _Numbers:
+    """The numbers that a program is fed with, on its device; those of the last run are kept there.
+
+    A learning rate is the same for many steps. Programs do not get these arrays as theirs.
+    """
+
+    __slots__ = ("_last", "_put")
+
+    def __init__(self, put: Callable[[np.ndarray], jax.Array]) -> None:
+        self._put = put
+        self._last: dict[np.dtype, tuple[bytes, jax.Array]] = {}
+
+    def __call__(self, numbers: np.ndarray) -> jax.Array:
+        # By their bits: -0.0 is another number than 0.0, and NaN the same as NaN.
+        bits = numbers.tobytes()
+        last = self._last.get(numbers.dtype)
+        if last is not None and last[0] == bits:
+            return last[1]
+        made = self._put(numbers)
+        self._last[numbers.dtype] = bits, made
+        return made
+
+
 # What XLA's client says of an array that was deleted, or given away before.
 _DELETED = "shards, got: [0]"
 
@@ -59,13 +104,13 @@ class Direct(NamedTuple):
     Attributes:
         execute: takes a list of arrays, and returns what `handlers` make JAX's arrays of.
         kept: which of the arguments the program reads, in order.
-        put: makes an array on the program's device of one of numpy's that nobody writes to.
+        put: makes an array on the program's device of its numbers, an array of numpy's.
     """
 
     execute: Callable[[list[Any]], Any]
     handlers: Sequence[Any]
     kept: Sequence[int]
-    put: Callable[[Any], jax.Array]
+    put: Callable[[np.ndarray], jax.Array]
 
     def run(self, arguments: Sequence[Any], results: list[Any]) -> None:
         """`results.append(...)` with the list of results; as `in_one_call`, for Ctrl-C.
@@ -101,18 +146,13 @@ def direct_call(compiled: jax.stages.Compiled, device: jax.Device) -> Direct | N
         call: Any = compiled._executable.unsafe_call  # type: ignore[attr-defined]
         has_more = call.ordered_effects or call.has_unordered_effects or call.mut
         has_more = has_more or call.has_host_callbacks or call.pgle_profiler is not None
-        if has_more or compiled._params.const_args or batched_device_put is None:
+        if has_more or compiled._params.const_args or _batched_device_put is None:
             return None
-        put = functools.partial(_put, jax.sharding.SingleDeviceSharding(device), device)
+        put = _Numbers(put_on(device))
         execute = call.xla_executable.execute_sharded
         return Direct(execute, call.out_handler.handlers, sorted(call.kept_var_idx), put)
     except AttributeError:
         return None
-
-
-def _put(sharding: Any, device: jax.Device, array: Any) -> jax.Array:
-    kind = jax.core.ShapedArray(array.shape, array.dtype)
-    return batched_device_put(kind, sharding, [array], [device])  # type: ignore[no-any-return]
 
 
 def checks_results() -> bool:

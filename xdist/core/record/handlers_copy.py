@@ -11,7 +11,7 @@ from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import as_dtype, check_targets
 from torch_xdist.core.devices import device, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.devices.transfer import host_value
+from torch_xdist.core.devices.transfer import host_number, host_value
 from torch_xdist.core.run import unlowered
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace import op_counts
@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     metrics.count(metrics.READ_ONE_NUMBER)
     unlowered.note_unlowered("_local_scalar_dense")
-    return host_value(args[0]).item()
+    return host_number(args[0])
 
 
 def equal(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

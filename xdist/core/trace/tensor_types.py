@@ -117,7 +117,8 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def overlaps(type_: TensorType) -> bool:
     """Whether several elements of a layout share memory, as after `expand`."""
-    return any(s == 0 and n > 1 for n, s in zip(type_.shape, type_.stride))
+    # What is plain never does; asked at every write.
+    return not type_.is_plain and any(s == 0 and n > 1 for n, s in zip(type_.shape, type_.stride))
 
 
 def extent(type_: TensorType) -> int:

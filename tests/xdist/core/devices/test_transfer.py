@@ -78,6 +78,76 @@ def test_tensors_that_are_owned_become_the_devices_memory_and_others_are_copied(
         assert (there == tensor.data_ptr()) is owned
 
 
+HOSTS = {
+    "plain": lambda: torch.arange(12.0).reshape(3, 4),
+    "number": lambda: torch.tensor(3),
+    "empty": lambda: torch.empty(0, 3),
+    "transposed": lambda: torch.arange(12).reshape(3, 4).t(),
+    "part": lambda: torch.arange(12.0, dtype=torch.float64)[1::2],
+    "repeated": lambda: torch.arange(3, dtype=torch.int16).expand(2, 3),
+    "bfloat16": lambda: torch.arange(6.0).bfloat16().reshape(2, 3).t(),
+    "bool": lambda: torch.tensor([True, False]),
+    "conjugated": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "negated": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    "with gradients": lambda: torch.ones(2, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2), requires_grad=False),
+    "large": lambda: torch.arange(20000.0),
+    "large part": lambda: torch.arange(40000.0)[::2],
+}
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_batch_of_every_kind_of_tensor_arrives_as_it_is(owned):
+    hosts = [make() for make in HOSTS.values()]
+    for host, there in zip(hosts, transfer.all_to_device(hosts, "xla:0", owned=owned), strict=True):
+        assert there.dtype is host.dtype and there.shape == host.shape
+        assert torch.equal(there.cpu(), host.detach()) and there.is_contiguous()
+        assert not there.requires_grad
+
+
+@pytest.mark.parametrize("size", [1, 100, 8 << 10, (8 << 10) + 1, 1 << 20])
+@pytest.mark.parametrize("move", [transfer.to_device, lambda x: transfer.all_to_device([x])[0]])
+def test_what_is_written_to_the_host_tensor_later_is_not_on_the_device(move, size):
+    # At and between the places where JAX would take memory as it is.
+    room = torch.ones(size + 16)
+    for offset in (0, 1, 16):
+        host = room[offset : offset + size]
+        device = move(host)
+        room.fill_(2)
+        assert bool((device.cpu() == 1).all())
+        room.fill_(1)
+
+
+def test_tensors_of_one_batch_have_memory_of_their_own():
+    same = torch.zeros(4)
+    one, other, sum_ = transfer.all_to_device([same, same, torch.zeros(4)])
+    one.add_(1)
+    sum_.add_(other)
+    assert [t.sum().item() for t in (one, other, sum_)] == [4, 0, 0]
+
+
+def test_one_number_is_read_as_torch_gives_it():
+    dtypes = "bool uint8 int64 float16 bfloat16 float32 float64 complex64 float8_e4m3fn".split()
+    for name in dtypes:
+        host = torch.tensor([3]).to(getattr(torch, name))
+        number = host.to("xla").item()
+        assert number == host.item() and type(number) is type(host.item())
+    with pytest.raises(RuntimeError) as theirs:
+        torch.zeros(2).item()
+    with pytest.raises(RuntimeError) as ours:
+        torch.zeros(2).to("xla").item()
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_reading_one_number_is_one_transfer_to_the_host():
+    number = torch.ones(1, device="xla") + 1
+    names = "TransferFromDeviceTime", "InboundData"
+    before = [met.metric_data(name)[:2] for name in names]
+    assert number.item() == 2
+    (times, _), (count, sizes) = [met.metric_data(name)[:2] for name in names]
+    assert times == before[0][0] + 1 and (count, sizes) == (before[1][0] + 1, before[1][1] + 4)
+
+
 PARTS = {
     "element": lambda x: x[1, 2, 3],
     "row": lambda x: x[:, 1],

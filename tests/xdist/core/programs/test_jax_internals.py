@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import torch_xla
-from torch_xdist.core.programs import program
-from torch_xdist.core.programs.jax_internals import direct_call
+from torch_xdist.core.programs import jax_internals, program
+from torch_xdist.core.programs.jax_internals import direct_call, put_on
 
 
 def compiled(step, *arguments):
@@ -30,6 +30,44 @@ def test_operands_that_a_program_does_not_read_are_left_out():
     direct.run(((one, two), (three,), *numbers), results)
     assert [r.tolist() for r in results[0]] == [[23, 23], [4, 4]]
     assert two.is_deleted() and not three.is_deleted()
+
+
+def numbers_given(direct, floats):
+    """The operand that the program gets for these numbers."""
+    given = []
+    told = direct._replace(execute=lambda operands: given.extend(operands) or Nothing())
+    told.run(((), (), np.array(floats, np.float32), np.zeros(0, np.int32)), [])
+    return given[0]
+
+
+class Nothing:
+    def consume_with_handlers(self, handlers):
+        return []
+
+
+def test_numbers_that_are_those_of_the_last_run_are_on_the_device_already():
+    arguments = (), (), np.zeros(2, np.float32), np.zeros(0, np.int32)
+    direct = direct_call(compiled(lambda *a: [a[2] * 2], *arguments), jax.devices()[0])
+    first = numbers_given(direct, [0.5, 0.0])
+    assert numbers_given(direct, [0.5, 0.0]) is first
+    for other in ([0.25, 0.0], [0.5, -0.0], [0.5, float("nan")]):
+        found = numbers_given(direct, other)
+        assert found is not first and np.array_equal(found, other, equal_nan=True)
+        assert np.array_equal(np.signbit(found), np.signbit(other))
+    assert first.tolist() == [0.5, 0.0]
+
+
+def test_arrays_go_to_a_device_also_where_jax_has_no_quick_way(monkeypatch):
+    device = jax.devices()[0]
+    quick = put_on(device)(np.arange(3, dtype=np.int32))
+    monkeypatch.setattr(jax_internals, "_batched_device_put", None)
+    put_on.cache_clear()
+    try:
+        plain = put_on(device)(np.arange(3, dtype=np.int32))
+    finally:
+        put_on.cache_clear()
+    assert plain.aval == quick.aval and plain.sharding == quick.sharding
+    assert plain.committed and quick.committed and plain.tolist() == quick.tolist()
 
 
 def test_a_program_that_fails_hands_nothing_over():
