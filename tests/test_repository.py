@@ -74,6 +74,26 @@ def test_scripts_can_be_executed():
         assert (ROOT / name).stat().st_mode & 0o111, name
 
 
+PAGES = [f for f in TRACKED if f.suffix == ".md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_what_a_page_links_to_is_there(page):
+    dead = []
+    for name, anchor in re.findall(r"\]\(([^)\s:#]*)(#[^)\s]+)?\)", page.read_text()):
+        target = (page.parent / name).resolve() if name else page
+        known = target.exists() and (not anchor or anchor[1:] in _anchors(target))
+        dead += [] if known else [name + anchor]
+    assert not dead
+
+
+def _anchors(page):
+    """Of the headings of a page, as code hosts make them."""
+    lines = page.read_text().splitlines()
+    headings = [re.sub(r"^#+ |`", "", line).lower() for line in lines if re.match("#+ ", line)]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
 def test_every_module_is_linked_where_it_is_imported_from():
     """src/ holds the tree as Python, editors and the wheel see it: links, nothing else."""
     expected = {"torch_xla": "../torch_xla", "torch_xla_py": "../torch_xla/_torch_xla_py"}
