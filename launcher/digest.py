@@ -15,6 +15,8 @@ from torch_xdist.system.frames import Message
 
 # Of a process, those that are worth a word.
 _STATES_TOLD = "TtD"
+# So long a rank may wait on for another that has come, and finished with what they met for.
+_RELEASE_S = 0.5
 # Between these a rank goes to and fro in every step.
 _IN_STEP = {"running", "waiting"}
 _NOTHING: Message = {"recent": [], "waits_for": [], "state": "outside"}
@@ -39,7 +41,8 @@ class Digest:
             made_s: when the rank said so, on this host's monotonic clock.
         """
         waits_for = heartbeat.get("waits_for", ())
-        came = [one for one in waits_for if self._finished_s.get(one, -math.inf) >= made_s]
+        least_s = made_s - _RELEASE_S
+        came = [one for one in waits_for if self._finished_s.get(one, -math.inf) >= least_s]
         if came:
             heartbeat = _without_waits(heartbeat, came)
         self._said[rank] = heartbeat

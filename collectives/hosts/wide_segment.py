@@ -81,18 +81,19 @@ class WideSegment(Segment):
                 look = functools.partial(self._look, wire, report)
                 wire.barrier(self.note, slot, ranges.get(host, ()), look)
         finally:
-            PROGRESS.waits_for = ()
+            PROGRESS.stop_waiting()
 
     def _look(self, wire: Wire, report: WaitReport) -> None:
         """A wire is full: the rank that reads it is stopped, or far away, or its host is gone."""
-        PROGRESS.waits_for = (wire.rank,)
+        now_s = time.monotonic()
+        PROGRESS.look((wire.rank,), now_s)
         self.refuse_if_failed()
         member = self.ranks.index(wire.rank)
         if self.has_left(member):
             wire.close()
             raise BrokenPipeError
         place = f"{self.called()} for rank {wire.rank} to take the data"
-        report.look(time.monotonic(), lambda: place)
+        report.look(now_s, lambda: place)
 
     def fail(self, error: BaseException) -> None:
         """As `Segment.fail`, on all hosts."""

@@ -305,7 +305,7 @@ class Segment:
         try:
             self._sleep_until(member, start_s)
         finally:
-            PROGRESS.waits_for = ()
+            PROGRESS.stop_waiting()
 
     def _sleep_until(self, member: int, start_s: float) -> None:
         report = WaitReport(self.ranks[self.member], start_s)
@@ -321,9 +321,7 @@ class Segment:
                 self._refuse_if_ended(now_s - start_s)
                 raise self._failure()
             if now_s - start_s > _LOOK_S:
-                PROGRESS.waits_for = tuple(
-                    self.ranks[m] for m in self._others if self._is_behind(m)
-                )
+                PROGRESS.look((self.ranks[m] for m in self._others if self._is_behind(m)), now_s)
                 self._refuse_if_ended(now_s - start_s)
                 if elsewhere is None:
                     elsewhere = self.watch.begin(self.ranks, self.called())

@@ -141,7 +141,7 @@ def _beat(link: Link, every_s: float, main_thread: int, orders: Orders) -> None:
         if time.monotonic() - told_s < every_s - _LOOK_S / 2 and not is_news:
             continue
         told_s, told_waits = time.monotonic(), waits
-        # A wait that ends while this is on its way is known to be older than that.
-        beat = {"op": "beat", "made_s": told_s, "heartbeat": read(main_thread)}
-        if not link.send(beat):
+        # Whom a rank waits for is as old as its look at them: another look may take seconds.
+        made_s = min(told_s, progress.looked_s) if waits and progress is not None else told_s
+        if not link.send({"op": "beat", "made_s": made_s, "heartbeat": read(main_thread)}):
             return

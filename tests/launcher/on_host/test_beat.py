@@ -39,6 +39,15 @@ def test_a_rank_that_begins_to_wait_for_others_says_so_at_once(agent: socket.soc
     assert time.monotonic() - began_s < SELDOM_S / 6
 
 
+def test_whom_a_rank_waits_for_is_as_old_as_its_look_at_them(agent: socket.socket) -> None:
+    link, looked_s = Link(agent), time.monotonic() - 5
+    PROGRESS.look((1, 3), looked_s)
+    told = link.receive()
+    PROGRESS.stop_waiting()
+    assert told is not None and told.message["made_s"] == looked_s
+    assert told.message["heartbeat"]["waits_for"] == [1, 3]
+
+
 def test_a_rank_that_goes_on_waiting_beats_no_more_often(agent: socket.socket) -> None:
     link = Link(agent)
     with PROGRESS.wait((1,)):
