@@ -1,5 +1,6 @@
 """The ends of steps: `sync` and its kin, and waiting for the device."""
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -104,6 +105,8 @@ def settle(reason: str) -> None:
         for value in outputs:
             if value.buffer is not None:
                 value.buffer.block_until_ready()
+        if here.choices.is_host and world.replica() is None:
+            _wait_for_live_arrays()
         number = _number_on(mine)().block_until_ready()
     except (RuntimeError, ValueError) as error:
         raise shared_memory.error_behind(error) or error from None
@@ -111,11 +114,19 @@ def settle(reason: str) -> None:
     transfer.to_host(number.addressable_data(0), torch.int32)
 
 
+def _wait_for_live_arrays() -> None:
+    """Until all that was launched is done; what has failed is raised where it is read."""
+    for array in jax.live_arrays():
+        with contextlib.suppress(RuntimeError, ValueError):
+            if not array.is_deleted():
+                array.block_until_ready()
+
+
 @functools.cache
 def _number_on(devices: tuple[jax.Device, ...]) -> Callable[[], jax.Array]:
     """A program that makes a number on each of these devices.
 
-    A device runs what a thread launches on it in that order.
+    An accelerator runs what a thread launches on it in that order; a CPU begins it so.
     """
     everywhere = NamedSharding(Mesh(np.array(devices, object), ("devices",)), PartitionSpec())
     return jax.jit(lambda: jnp.int32(1), out_shardings=everywhere).lower().compile()
