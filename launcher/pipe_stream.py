@@ -40,6 +40,8 @@ _MOST_UNTOLD_BYTES = 1 << 20
 _MESSAGE_BYTES = 4096
 # So much is written before it is looked what has come.
 _TURN_BYTES = 4 << 20
+# Beats between a sign of life that went after news and the next one that goes by itself.
+_AFTER_NEWS = 1.25
 
 OnMessage = Callable[[Message, bytes], None]
 Tell = Callable[[str], None]
@@ -311,7 +313,7 @@ class PipeStream:
                 if not is_open:
                     self._end_line(_ENDED, is_meant=line.ended_for_good, within_s=self._orderly_s)
             if self.line is line:
-                self._write(line)
+                self._write(line, has_news=has_news)
         except FrameError as error:
             self._verdict = self._verdict or str(error)
         except ConnectionResetError:
@@ -329,19 +331,21 @@ class PipeStream:
         self._untold_bytes += len(frame.blob) + _MESSAGE_BYTES
         self._on_message(frame.message, frame.blob)
 
-    def _write(self, line: Connection) -> None:
-        """What is queued, and a sign of life where one is due."""
+    def _write(self, line: Connection, *, has_news: bool) -> None:
+        """What is queued, and a sign of life where one is due: soon is now, after news."""
         if self._is_mute:
             if self._is_closing:
                 self._flushed.set()
             return
         try:
-            written = 0
+            written, early_s = 0, self._beat_s / 2 if has_news else 0.0
             while line.flush() and written < _TURN_BYTES:
-                is_due = time.monotonic() >= self._next_here_s
+                is_due = time.monotonic() >= self._next_here_s - early_s
                 is_due |= self._untold_bytes > _MOST_UNTOLD_BYTES
                 if is_due and not self._replay.is_amid:
-                    self._next_here_s, self._untold_bytes = time.monotonic() + self._beat_s, 0
+                    # The other side's next word, and with it ours, is there a little later.
+                    after_s = _AFTER_NEWS * self._beat_s if has_news else self._beat_s
+                    self._next_here_s, self._untold_bytes = time.monotonic() + after_s, 0
                     line.put(frames.encode({"op": "here", "came": self._came}))
                 if (data := self._replay.take()) is None:
                     break

@@ -4,6 +4,7 @@ A record is written by the rank or its agent, read by the head, kept as one JSON
 Nothing here reads a clock or the system.
 """
 
+import functools
 import json
 import signal as signals
 from collections.abc import Mapping, Sequence
@@ -125,8 +126,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _known(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    return {key: value for key, value in data.items() if key in names}
+    return {key: value for key, value in data.items() if key in _names(cls)}
+
+
+@functools.cache
+def _names(cls: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(cls))
 
 
 def _short(value: object) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 # Of the head's time, at most, for judging what only beats and lines have changed; what happened.
-_SHARE, _NEWS_SHARE = 0.05, 0.5
+_SHARE, _NEWS_SHARE = 0.03, 0.5
 _MOST_S = 5.0
 ROUTINE = ("beats", "log")
 
