@@ -23,7 +23,7 @@ NOTHING_COLLECTED = 5
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
 
-# The longest first; whatever no part names is in the one called "rest".
+# The longest first, but for what no part names: that is longer still, and called "rest".
 PARTS = {
     "ops": ("tests/xdist/ops",),
     "core": ("tests/xdist/core",),
@@ -71,8 +71,8 @@ def phases(chosen: Sequence[str]) -> list[Phase]:
         return [Phase(1, {"tests": []})]
     named = _existing(PARTS)
     elsewhere = ["tests/launcher", *(path for paths in named.values() for path in paths)]
-    named["rest"] = ["tests", *(f"--ignore={path}" for path in elsewhere)]
-    return [Phase(2, named), Phase(3, launcher_parts())]
+    rest = ["tests", *(f"--ignore={path}" for path in elsewhere)]
+    return [Phase(2, {"rest": rest, **named}), Phase(3, launcher_parts())]
 
 
 def launcher_parts() -> dict[str, list[str]]:
