@@ -229,7 +229,7 @@ class Agent:
             drained=lambda rank: self._post({"op": "drained", "rank": rank}),
             ahead_s=float(message["time_s"]) - time.time(),
         )
-        self._beside.log_dir = message["log_dir"]
+        self._beside.log_dir, self._beside.flush_log = message["log_dir"], self._pump.flush
         self._stream.show_lines_of(message["tee"])
         common = {"task": message["task"], "cwd": message["cwd"], "env_of_all": message["env"]}
         self._order({"op": "orders", **common})

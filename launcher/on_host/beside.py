@@ -17,6 +17,9 @@ from torch_xdist.system.frames import Message
 
 OPS = ("reach", log_ends.OP, "ship", "contents", "unship", *at_agent.OPS)
 
+# Less than a head waits for the end of a log.
+_FLUSH_S = 1.5
+
 
 class Beside:
     """The orders of a head that the loop passes on.
@@ -32,6 +35,8 @@ class Beside:
         """Those of the ranks of this host."""
         self.log_dir = ""
         """Where the logs of the ranks are, from their start on."""
+        self.flush_log: Callable[[int, float], None] = lambda rank, limit_s: None
+        """Waits until the log of a rank that has ended is whole; likewise."""
         # A `Receiver`, in jobs that ship.
         self._receiver: Any = None
         # A `Watch`, on machines that a cloud may take away.
@@ -81,6 +86,7 @@ class Beside:
         threading.Thread(target=action, args=given, daemon=True).start()
 
     def _read_log(self, rank: int) -> None:
+        self.flush_log(rank, _FLUSH_S)
         self._say(*log_ends.read(self.log_dir, rank))
 
     def _reach(self, address: str, limit_s: float) -> None:

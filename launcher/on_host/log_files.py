@@ -94,6 +94,11 @@ class LogFiles:
             self._queued_bytes += len(data)
             self._changed.notify_all()
 
+    def flush(self, limit_s: float) -> None:
+        """Wait until all is written, at most for `limit_s`; files stay open."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._queue or self._busy_since_s), limit_s)
+
     def close(self, limit_s: float = _CLOSE_S) -> None:
         """Write what waits, at most for `limit_s`."""
         with self._changed:

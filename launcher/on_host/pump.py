@@ -88,6 +88,13 @@ class Pump:
         with self._changed:
             return all(stream.rank != rank for stream in self._streams.values())
 
+    def flush(self, rank: int, limit_s: float) -> None:
+        """Wait until the log of a rank that has ended is whole, at most for `limit_s`."""
+        end_s = time.monotonic() + limit_s
+        while not self.is_drained(rank) and time.monotonic() < end_s:
+            time.sleep(0.02)
+        self._files.flush(max(0.0, end_s - time.monotonic()))
+
     def close(self, limit_s: float = 2.0) -> None:
         """Read what is there, at most for `limit_s`, and end; open pipes are closed on our side."""
         with self._changed:

@@ -273,6 +273,30 @@ def test_what_a_disk_that_hung_has_lost_is_counted_once_it_moves(tmp_path, monke
     assert b"[14 bytes are missing here]" in text and b"lost" not in text
 
 
+def test_the_log_of_a_rank_that_has_ended_is_whole_after_a_flush(pump, log_dir, monkeypatch):
+    """The thread that writes is late: the end of a log was fetched without its last lines."""
+    append = LogFiles._append
+
+    def late(*given):
+        time.sleep(0.2)
+        append(*given)
+
+    monkeypatch.setattr(LogFiles, "_append", late)
+    write(pump, 3, b"first\n")
+    pump.note(3, "ValueError: last\n")
+    pump.flush(3, 10.0)
+    assert (log_dir / "rank-3.log").read_bytes() == b"first\nValueError: last\n"
+
+
+def test_a_flush_waits_for_a_pipe_that_stays_open_no_longer_than_it_may(pump):
+    read_end, write_end = os.pipe()
+    pump.add(3, read_end)
+    began_s = time.monotonic()
+    pump.flush(3, 0.2)
+    assert 0.2 <= time.monotonic() - began_s < 5
+    os.close(write_end)
+
+
 def test_the_times_of_a_log_say_when_which_part_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(log_files, "_LOOK_S", 0.0)
     files = LogFiles(tmp_path, lambda _: None)
