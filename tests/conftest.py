@@ -6,6 +6,7 @@ import signal
 from collections.abc import Generator, Iterator
 
 import fault_table
+import hypothesis
 import pytest
 
 # A test that takes so long has a line of its own when it ends.
@@ -13,6 +14,9 @@ TOLD_FROM_S = 20
 # No test depends on what an earlier run compiled, nor fills the developer's own cache: those about
 # it name a folder. Before anything reads the variable; programs that tests start inherit it.
 os.environ["XLA_PERSISTENT_CACHE_PATH"] = ""
+# An example may take long on a busy machine: no test is about that.
+hypothesis.settings.register_profile("without a clock", deadline=None)
+hypothesis.settings.load_profile("without a clock")
 NAMES_OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "CPU_NUM_DEVICES", "XLA_USE_SPMD")
 
 
