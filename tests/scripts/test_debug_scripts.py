@@ -163,6 +163,7 @@ sleeps_in_the_middle()
 """
 
 
+@pytest.mark.long
 def test_a_rank_tells_its_python_frames(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(RANK.format(script=str(SCRIPTS / "dump_stacks.py")))
