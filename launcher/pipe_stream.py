@@ -4,7 +4,7 @@ Whoever started the other side has vouched for it (ssh has authenticated and enc
 is said about tokens here. The messages are those of `control`, one frame each. A TCP connection
 whose two ends have proven one secret (`sealed`) carries the same.
 
-Each side says something at least every `beat_s`, and takes the other one for lost after `lost_s`
+Each side says something about every `beat_s`, and takes the other one for lost after `lost_s`
 without a word: a cut link ends no connection by itself. One thread serves all streams of a process
 (`stream_loop`); who sends never waits.
 
@@ -182,9 +182,9 @@ class PipeStream:
     def lives_on_s(self) -> float:
         """For how long the other side, which may not know that this is the end, still goes on.
 
-        It has heard our last word at most one beat after we have heard its own.
+        It has heard our last word at most `_AFTER_NEWS` beats after we have heard its own.
         """
-        most_s = max(self._lost_s, self._within_s) + self._beat_s
+        most_s = max(self._lost_s, self._within_s) + _AFTER_NEWS * self._beat_s
         return 0.0 if math.isinf(most_s) else max(0.0, most_s - self.unheard_s())
 
     def left_s(self) -> float:
