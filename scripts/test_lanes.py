@@ -83,13 +83,14 @@ def launcher_parts() -> dict[str, list[str]]:
         for folder in sorted(inside.glob("*/"))
         if folder.name not in ("__pycache__", Path(OVER_HOSTS).name)
     ]
-    over_hosts = [f"{OVER_HOSTS}/{path.name}" for path in sorted((ROOT / OVER_HOSTS).glob("*.py"))]
-    tests = [path for path in over_hosts if Path(path).name.startswith("test_")]
+    over_hosts = [
+        f"{OVER_HOSTS}/{path.name}" for path in sorted((ROOT / OVER_HOSTS).glob("test_*.py"))
+    ]
     jobs = [f"tests/launcher/{path.name}" for path in sorted(inside.glob("test_*.py"))]
     jobs = [path for path in jobs if path not in WITH_THEM]
     parts = {
-        "pods": tests[::2],
-        "more-pods": [*tests[1::2], *WITH_THEM],
+        "pods": over_hosts[::2],
+        "more-pods": [*over_hosts[1::2], *WITH_THEM],
         "jobs": jobs[::2],
         "more-jobs": jobs[1::2],
         "launcher": folders,
