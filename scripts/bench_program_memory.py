@@ -7,21 +7,13 @@ Each program has three operators. Prints one JSON line: MB and memory maps per p
 """
 
 import argparse
-import gc
 import json
-from pathlib import Path
 
 import torch
+from bench_resident import resident_mb
 
 import torch_xla
 from torch_xdist.core.programs.program_cache import used_maps
-
-_PAGE_MB = 4096 / 1e6
-
-
-def resident_mb() -> float:
-    """The resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_MB
 
 
 def compile_one(rows: int) -> None:
@@ -38,11 +30,9 @@ def main() -> None:
     count = parser.parse_args().programs
     for rows in range(1, 60):
         compile_one(rows)
-    gc.collect()
     before_mb, maps = resident_mb(), used_maps()
     for rows in range(1000, 1000 + count):
         compile_one(rows)
-    gc.collect()
     per_program = (resident_mb() - before_mb) / count
     found = {"MB per program": round(per_program, 3), "maps": (used_maps() - maps) / count}
     print(json.dumps({"what": "a compiled program of three operators", **found}))
