@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
-from large_models import Measured
+from large_models import Made, Measured
 
 HALF = jnp.bfloat16
 Params = dict[str, jax.Array]
@@ -132,11 +131,11 @@ FORWARD = {"gpt2": gpt2, "resnet50": resnet50, "vit_b": vit_b, "bert_large": ber
 LR, DECAY, BETAS, EPS = 1e-4, 0.01, (0.9, 0.999), 1e-8
 
 
-def step_of(name: str, measured: Measured) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+def step_of(
+    name: str, measured: Measured, made: Made
+) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     """What launches one step of AdamW and returns its loss, and what reads that."""
-    torch.manual_seed(0)
-    model = measured.model()
-    inputs, target = measured.batch()
+    model, inputs, target = made
     params = {n: jnp.asarray(t.detach().numpy()) for n, t in model.named_parameters()}
     if inputs.dim() == 4:
         inputs = inputs.permute(0, 2, 3, 1)

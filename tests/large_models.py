@@ -6,6 +6,7 @@ device and a hand-written JAX see the same numbers. `scripts/check_gpu` measures
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -140,6 +141,14 @@ def _gentle(model: nn.Module) -> None:
             nn.init.normal_(part.weight, std=0.02)
 
 
+class Made(NamedTuple):
+    """A model and a batch for it, on the CPU."""
+
+    model: nn.Module
+    inputs: torch.Tensor
+    target: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Measured:
     """A model as it is measured: images or tokens, n of them at a time.
@@ -162,6 +171,11 @@ class Measured:
             return torch.randn(self.n, *self.shape), torch.randint(self.classes, (self.n,))
         words = torch.randint(self.classes, (self.n, self.shape[0] + 1))
         return words[:, :-1].contiguous(), words[:, 1:].contiguous()
+
+    def make(self) -> Made:
+        """The same weights and the same batch at each call."""
+        torch.manual_seed(0)
+        return Made(self.model(), *self.batch())
 
     @staticmethod
     def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

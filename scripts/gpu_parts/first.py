@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = re.compile(r"(torch|triton|numpy|jax.*|nvidia-(cudnn|nccl|cublas|cuda-runtime).*)\Z")
 _SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm"
 _VERDICT = re.compile(r"(tests/\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)")
+_PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
 _SWEPT = re.compile(r"(FAIL|ok|none) (\S+) (\d+) samples (\d+) calls")
 DTYPES = ("float32", "bfloat16", "float16")
 _REHEARSED = "^(add|matmul|softmax|sort)$"
@@ -105,44 +106,96 @@ def _train_digits(place: Place) -> None:
 
 
 def core_tests(place: Place) -> None:
-    """tests/xdist/core as they are, on this device: those that failed by name."""
+    """tests/xdist/core as they are, on this device: those that failed by name.
+
+    Some processes share the files. Each leaves what pytest printed in runs/check_gpu.
+    """
     if importlib.util.find_spec("pytest") is None:
         place.left_out("the tests of core", "pytest is not installed")
         return
-    file = "tests/xdist/core/devices/test_device_names.py"
-    paths = [file if place.rehearses else "tests/xdist/core"]
-    words = ["-v", "--tb=no", "-m", "not long"]
+    files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/xdist/core").rglob("test_*.py"))
+    if place.rehearses:
+        files = ["tests/xdist/core/devices/test_device_names.py"]
+    ways = min(len(files), _ways(place))
+    logs = ROOT / "runs" / "check_gpu"
+    logs.mkdir(parents=True, exist_ok=True)
+    tested = [Tested(logs / f"core_tests-{way}.log") for way in range(ways)]
+    in_threads(
+        [functools.partial(_test, place, tested[way], files[way::ways]) for way in range(ways)]
+    )
+    counts = sum((one.counts for one in tested), Counter())
+    failed = sorted(name for one in tested for name in one.failed)
+    place.found("counts", counts)
+    place.found("failed", failed)
+    place.found("ended", Counter(one.ended for one in tested))
+    place.need("tests ran, and none failed", bool(counts) and not failed, f"{len(failed)} failed")
+
+
+class Tested:
+    """What one pytest process told, and the file that has all it printed."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.counts: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self.ended = "did not begin"
+
+    def take(self, line: str) -> None:
+        match = _VERDICT.search(line)
+        if match:
+            self.counts[match[2].lower()] += 1
+            if match[2] in ("FAILED", "ERROR"):
+                self.failed.append(match[1])
+
+
+def _test(place: Place, tested: Tested, files: Sequence[str]) -> None:
+    """Run these files; at the limit pytest is asked to tell what it has, then ended."""
+    # -P: the checkout has a folder xdist, which pytest would take for its plugin of this name.
+    # What else is installed besides may warn, which is an error in these tests.
+    command = [sys.executable, "-P", "-m", "pytest", "-v", "--tb=short", "-m", "not long"]
+    plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words, *paths],
+        [*command, *(word for name in plugins for word in ("-p", name)), *files],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
-    killer = threading.Timer(max(place.left_s - 3, 1), process.kill)
+    asking = threading.Timer(max(place.left_s - 8, 1), process.send_signal, [signal.SIGINT])
+    killer = threading.Timer(max(place.left_s - 3, 2), process.kill)
+    asking.start()
     killer.start()
-    counts: Counter[str] = Counter()
-    failed = []
     assert process.stdout is not None
-    for line in process.stdout:
-        match = _VERDICT.search(line)
-        if match:
-            counts[match[2].lower()] += 1
-            if match[2] in ("FAILED", "ERROR"):
-                failed.append(match[1])
+    with tested.log.open("w") as file:
+        for line in process.stdout:
+            file.write(line)
+            tested.take(line)
     code = process.wait()
+    asking.cancel()
     killer.cancel()
-    place.found("counts", counts)
-    place.found("failed", failed)
-    place.found("ended", "at the limit" if code < 0 else f"exit code {code}")
-    place.need("tests ran, and none failed", bool(counts) and not failed, f"{len(failed)} failed")
+    tested.ended = "at the limit" if code in (-signal.SIGKILL, 2) else f"exit code {code}"
+
+
+def _ways(place: Place) -> int:
+    """How many processes work beside each other: half of the cores, the GPU is one."""
+    return 1 if place.rehearses else max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+
+
+def in_threads(works: Sequence[Callable[[], None]]) -> None:
+    """Do all of these beside each other."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def sweep(place: Place) -> None:
     """torch's operators against CPU torch by tests/sweep.py: a sample of each, in every form."""
     from sweep_expected import reason
 
-    ways = 1 if place.rehearses else max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+    ways = _ways(place)
     dtypes = DTYPES[:1] if place.rehearses else DTYPES
     waiting = deque((dtype, shard) for dtype in dtypes for shard in range(ways))
     counts: dict[str, Counter[str]] = {dtype: Counter() for dtype in dtypes}
@@ -167,11 +220,7 @@ def sweep(place: Place) -> None:
                 dtype, shard = waiting.popleft()
                 _swept(place, dtype, f"{shard}/{ways}", functools.partial(take, dtype))
 
-    threads = [threading.Thread(target=work) for _ in range(ways)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([work] * ways)
     place.found("counts", counts)
     for dtype, shard in waiting:
         place.left_out(f"{dtype}, part {shard} of {ways}", "the time was over")

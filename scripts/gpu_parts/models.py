@@ -13,19 +13,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_parts.place import Place
 
 SCRIPT = Path(__file__).resolve().parents[1] / "check_gpu.py"
 # In order of importance.
 PEERS = ("xdist", "eager", "jax", "inductor")
+# When the time is shared out: of these, eager torch has nothing to compile.
+_WEIGHT = {"xdist": 3, "eager": 1, "jax": 3, "inductor": 3}
+LOGS = SCRIPT.parents[1] / "runs" / "check_gpu"
 ROUNDS = 5
 # A round is about so long.
 _ROUND_S = 1.0
 _WARM_STEPS = 3
+_TRACED_STEPS = 5
+# So many kernels are told by name.
+_SLOWEST = 25
 
 Launch = Callable[[], Any]
 
@@ -33,14 +40,18 @@ Launch = Callable[[], Any]
 def measure(place: Place, model: str) -> None:
     """All peers of one model, each within its share of the time."""
     found: dict[str, dict[str, Any]] = {}
-    for number, peer in enumerate(PEERS):
-        limit_s = place.left_s / (len(PEERS) - number)
-        told = _in_a_process(place, model, peer, limit_s)
-        if "why" in told:
-            place.left_out(peer, told["why"])
-        else:
-            found[peer] = told
-            place.found(peer, told)
+    with contextlib.ExitStack() as stack:
+        # All import and make the model beside each other; the device is the one's whose turn it is.
+        waiting = {peer: stack.enter_context(_Peer(model, peer, place.rehearses)) for peer in PEERS}
+        left = sum(_WEIGHT.values())
+        for peer, process in waiting.items():
+            told = process.told(place.left_s * _WEIGHT[peer] / left)
+            left -= _WEIGHT[peer]
+            if "why" in told:
+                place.left_out(peer, told["why"])
+            else:
+                found[peer] = told
+                place.found(peer, told)
     place.need("the device's own steps ran", "xdist" in found, ", ".join(found))
     if "xdist" in found:
         compare(place, found)
@@ -65,37 +76,56 @@ def compare(place: Place, found: dict[str, dict[str, Any]]) -> None:
         place.need_on_gpu("the device is busy for 95 % of the time", lambda: busy >= 0.95, busy)
 
 
-def _in_a_process(place: Place, model: str, peer: str, limit_s: float) -> dict[str, Any]:
-    """What the peer's process tells; {"why": ...} where it tells nothing."""
-    words = ["--peer", peer, "--only", model, *(["--rehearse"] * place.rehearses)]
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *words],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
-        )
+class _Peer:
+    """The process of one peer, which waits for its turn; runs/check_gpu has what it says."""
+
+    def __init__(self, model: str, peer: str, rehearses: bool) -> None:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.log = LOGS / f"{model}-{peer}.log"
+        words = ["--peer", peer, "--only", model, *(["--rehearse"] * rehearses)]
+        with self.log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+            )
+
+    def __enter__(self) -> "_Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def told(self, limit_s: float) -> dict[str, Any]:
+        """What it tells of its turn; {"why": ...} where it tells nothing."""
         try:
-            said, _ = process.communicate(timeout=max(limit_s, 1))
+            said, _ = self.process.communicate("your turn\n", timeout=max(limit_s, 1))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            self.process.kill()
+            self.process.wait()
             return {"why": f"not done after its {limit_s:.0f} s"}
         for line in reversed(said.splitlines()):
             with contextlib.suppress(ValueError):
                 return dict(json.loads(line))
-        errors.seek(0)
-        last = [line for line in errors.read().splitlines() if line.strip()][-1:]
-        return {"why": f"ended with code {process.returncode}: {' '.join(last)[:300]}"}
+        last = [line for line in self.log.read_text().splitlines() if line.strip()][-1:]
+        return {"why": f"ended with code {self.process.returncode}: {' '.join(last)[:300]}"}
 
 
 # ---- one peer, in its own process --------------------------------------------------------------
 
 
 def figures(model: str, peer: str, rehearses: bool) -> dict[str, Any]:
-    """Run it: milliseconds of a step, of these the host's; the first steps; memory; losses."""
-    launch, read, wait = _steps(model, peer, rehearses)
+    """Run it: milliseconds of a step, of these the host's; the first steps; memory; losses.
+
+    It begins when a line comes on stdin: till then the device is another's.
+    """
+    begin = _begin(model, peer, rehearses)
+    sys.stdin.readline()
+    launch, read, wait = begin()
     started = time.perf_counter()
     losses = []
     for _ in range(_WARM_STEPS):
@@ -124,55 +154,75 @@ def figures(model: str, peer: str, rehearses: bool) -> dict[str, Any]:
         "first_loss": losses[0],
         "last_loss": read(last),
         "peak_bytes": peak_bytes(peer, rehearses),
-        "busy_share": None if peer in ("eager", "inductor") else _busy(launch, wait),
+        **({} if peer in ("eager", "inductor") else _traced(launch, wait)),
     }
 
 
-def _steps(model: str, peer: str, rehearses: bool) -> tuple[Launch, Callable[[Any], float], Launch]:
-    """What launches a step and returns its loss, what reads that, and what waits for the device."""
+def _begin(
+    model: str, peer: str, rehearses: bool
+) -> Callable[[], tuple[Launch, Callable[[Any], float], Launch]]:
+    """Make all that needs no device. Called, it gives three functions: one launches a step and
+    returns its loss, one reads that, one waits for the device."""
     from large_models import PUBLISHED, TINY
 
     measured = (TINY if rehearses else PUBLISHED)[model]
     # jaxlib 0.10.2 on CPUs refuses products of bfloat16 that gradients of 1x1 convolutions become.
     is_half = not (rehearses and model == "resnet50")
+    made = measured.make()
     if peer == "jax":
-        import jax
         import jax_models
 
-        if not is_half:
-            jax_models.HALF = jax.numpy.float32
-        launch, read = jax_models.step_of(model, measured)
-        last: list[Any] = []
-
-        def step() -> Any:
-            last[:] = [launch()]
-            return last[0]
-
-        return step, read, lambda: jax.block_until_ready(last)
+        return lambda: _jax_steps(jax_models, model, measured, made, is_half)
     if peer == "xdist":
         import torch_xla
         import torch_xla.core.xla_model as xm
 
-        launch = _torch_step(measured, torch_xla.device(), torch_xla.sync, is_half)
-        return launch, lambda loss: loss.item(), xm.wait_device_ops
+        return lambda: (
+            _torch_step(measured, made, torch_xla.device(), torch_xla.sync, is_half),
+            lambda loss: loss.item(),
+            xm.wait_device_ops,
+        )
     import torch
 
     place = "cpu" if rehearses else "cuda"
     # Compiling C++ takes a rehearsal's time; how a graph is captured is the same.
     backend = None if peer == "eager" else "aot_eager" if rehearses else "inductor"
-    launch = _torch_step(measured, place, lambda: None, is_half, backend)
-    return launch, lambda loss: loss.item(), (lambda: None) if rehearses else torch.cuda.synchronize
+    return lambda: (
+        _torch_step(measured, made, place, lambda: None, is_half, backend),
+        lambda loss: loss.item(),
+        (lambda: None) if rehearses else torch.cuda.synchronize,
+    )
+
+
+def _jax_steps(
+    jax_models: Any, model: str, measured: Any, made: Any, is_half: bool
+) -> tuple[Launch, Callable[[Any], float], Launch]:
+    import jax
+
+    if not is_half:
+        jax_models.HALF = jax.numpy.float32
+    launch, read = jax_models.step_of(model, measured, made)
+    last: list[Any] = []
+
+    def step() -> Any:
+        last[:] = [launch()]
+        return last[0]
+
+    return step, read, lambda: jax.block_until_ready(last)
 
 
 def _torch_step(
-    measured: Any, device: Any, after: Launch, is_half: bool, backend: str | None = None
+    measured: Any,
+    made: Any,
+    device: Any,
+    after: Launch,
+    is_half: bool,
+    backend: str | None = None,
 ) -> Launch:
     """AdamW under autocast to bfloat16; convolutions channels last, as eager torch is quickest."""
     import torch
 
-    torch.manual_seed(0)
-    model: Any = measured.model()
-    inputs, target = measured.batch()
+    model, inputs, target = made
     kind = torch.device(device).type
     model, inputs, target = model.to(device), inputs.to(device), target.to(device)
     if inputs.dim() == 4 and kind == "cuda":
@@ -207,26 +257,32 @@ def peak_bytes(peer: str, rehearses: bool) -> int | None:
     return int((jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
 
-def _busy(launch: Launch, wait: Launch) -> float | None:
-    """The share of time in which a kernel ran, of a few steps; None where no GPU was traced."""
+def _traced(launch: Launch, wait: Launch) -> dict[str, Any]:
+    """How busy a GPU was in a few steps, and which kernels took most; nothing where none was."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, create_perfetto_trace=True):
-            for _ in range(5):
+            for _ in range(_TRACED_STEPS):
                 launch()
             wait()
         for path in Path(folder).rglob("perfetto_trace.json.gz"):
             with gzip.open(path) as file:
-                return busy_share(json.load(file).get("traceEvents", []))
-    return None
+                kernels = kernels_of(json.load(file).get("traceEvents", []))
+            return {"busy_share": busy_share(kernels), "kernels_ms": slowest(kernels)}
+    return {}
 
 
-def busy_share(events: Iterable[dict[str, Any]]) -> float | None:
-    """The share of the time from the first kernel to the last one's end in which one ran.
+class Kernel(NamedTuple):
+    """One run of a kernel on a stream, in microseconds."""
 
-    Events are those of a trace in Chrome's format; kernels are on the streams of "/device:GPU".
-    """
+    name: str
+    begin_us: float
+    end_us: float
+
+
+def kernels_of(events: Iterable[dict[str, Any]]) -> list[Kernel]:
+    """Those of a trace in Chrome's format, in order; they are on the streams of "/device:GPU"."""
     events = list(events)
     gpus = {
         event["pid"]
@@ -238,13 +294,27 @@ def busy_share(events: Iterable[dict[str, Any]]) -> float | None:
         for event in events
         if event.get("name") == "thread_name" and "Stream" in event["args"]["name"]
     }
-    spans = sorted(
-        (event["ts"], event["ts"] + event["dur"])
+    ran = [
+        Kernel(event.get("name", ""), event["ts"], event["ts"] + event["dur"])
         for event in events
         if event.get("ph") == "X"
         and event["pid"] in gpus
         and (event["pid"], event["tid"]) in streams
-    )
+    ]
+    return sorted(ran, key=lambda kernel: kernel.begin_us)
+
+
+def slowest(kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Of the kernels that took most in all, the milliseconds of a step."""
+    sums: Counter[str] = Counter()
+    for kernel in kernels:
+        sums[kernel.name] += kernel.end_us - kernel.begin_us  # type: ignore[assignment]
+    return {name: round(us / 1e3 / _TRACED_STEPS, 3) for name, us in sums.most_common(_SLOWEST)}
+
+
+def busy_share(kernels: Sequence[Kernel]) -> float | None:
+    """The share of the time from the first one's begin to the last one's end in which one ran."""
+    spans = [(kernel.begin_us, kernel.end_us) for kernel in kernels]
     if not spans:
         return None
     covered = sum(end - begin for begin, end in _joined(spans))

@@ -108,11 +108,9 @@ def test_a_model_by_hand_in_jax_computes_what_eager_torch_does(name, scripts_on_
 
     monkeypatch.setattr(jax_models, "HALF", jax_models.jnp.float32)
     measured = large_models.TINY[name]
-    step, read = jax_models.step_of(name, measured)
+    step, read = jax_models.step_of(name, measured, measured.make())
     ours = [read(step()) for _ in range(3)]
-    torch.manual_seed(0)
-    model = measured.model()
-    inputs, target = measured.batch()
+    model, inputs, target = measured.make()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=jax_models.LR, weight_decay=jax_models.DECAY
     )
@@ -182,7 +180,7 @@ def test_a_wrong_word_is_named(words, said):
 
 
 def test_the_share_of_busy_time_counts_overlapping_kernels_once(scripts_on_path):
-    from gpu_parts.models import busy_share
+    from gpu_parts.models import busy_share, kernels_of
 
     names = [
         {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "/device:GPU:0"}},
@@ -194,8 +192,15 @@ def test_the_share_of_busy_time_counts_overlapping_kernels_once(scripts_on_path)
     kernels = [
         {"ph": "X", "pid": p, "tid": t, "ts": at, "dur": d, "name": "k"} for p, t, at, d in spans
     ]
-    assert busy_share([*names, *kernels]) == 0.8
-    assert busy_share(names) is None
+    assert busy_share(kernels_of([*names, *kernels])) == 0.8
+    assert busy_share(kernels_of(names)) is None
+
+
+def test_kernels_are_told_by_name_the_slowest_first(scripts_on_path):
+    from gpu_parts.models import Kernel, slowest
+
+    ran = [Kernel("add", 0, 1000), Kernel("product", 1000, 6000), Kernel("add", 6000, 7000)]
+    assert list(slowest(ran).items()) == [("product", 1.0), ("add", 0.4)]
 
 
 @pytest.mark.long
