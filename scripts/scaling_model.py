@@ -149,7 +149,11 @@ COSTS = (
         look_s,
     ),
     Cost(
-        *("between two looks, at most", "s", f"a look / {pace._SHARE}, at most {pace._MOST_S:.0f} s after it"),
+        *(
+            "between two looks, at most",
+            "s",
+            f"a look / {pace._SHARE}, at most {pace._MOST_S:.0f} s after it",
+        ),
         "launcher/head/pace.py",
         look_every_s,
     ),

@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "runs" / "tests"
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|deselected)\b")
 NOTHING_COLLECTED = 5
+SUMMARY = "= short test summary info ="
+# Who sees no more than the end of the output shall see why.
+LINES_OF_A_FAILURE = 25
 # What pytest is told for each of our own options; tests/conftest.py knows which tests are faults.
 SELECTED = {"--all": [], "--faults": ["-m", "not long or fault", "--faults-must-run"]}
 
@@ -165,13 +168,21 @@ class Part:
     def failed(self) -> bool:
         return self.code not in (0, NOTHING_COLLECTED)
 
+    def why(self) -> list[str]:
+        """The end of what pytest says of failures, and the line it has for each of them."""
+        lines = [line for line in self.log.read_text().splitlines() if line.strip()]
+        named = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        ends = [number for number, line in enumerate(lines) if SUMMARY in line]
+        told = lines[: ends[-1]] if ends else lines
+        return [*told[-LINES_OF_A_FAILURE:], *named]
+
     def counts(self) -> dict[str, int]:
         """What pytest's closing line says, as {"passed": 12, ...}."""
         return {word.rstrip("s"): int(n) for n, word in COUNT.findall(self._last)}
 
 
 def report(parts: Sequence[Part], seconds: float) -> int:
-    """Print how long each took and the totals, and say which part failed. Returns the exit code."""
+    """Print how long each took, why which part failed, and the totals. Returns the exit code."""
     total: dict[str, int] = {"passed": 0, "failed": 0}
     for part in parts:
         for word, n in part.counts().items():
@@ -180,6 +191,7 @@ def report(parts: Sequence[Part], seconds: float) -> int:
     for part in parts:
         if part.failed:
             where = part.log.relative_to(ROOT)
+            print(*part.why(), sep="\n")
             print(f"part {part.name} failed with exit code {part.code}; its log is {where}")
     counts = ", ".join(f"{n} {word}" for word, n in total.items())
     print(f"{counts} in {seconds:.0f}s", flush=True)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jaxlib.version
 import torch
 from sweep_compare import (
     Distances,
@@ -61,12 +62,13 @@ AT_ONCE = 8
 DRAWS = 48
 # A whole sweep compiles thousands of programs that run once, so XLA spends little on each; what
 # fails is tried again as users compile it.
-QUICK = (
+QUICK = [
     "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
-)
-_SLOW = "--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
+]
+# XLA ends the process over a flag that it does not know: this one left with jaxlib 0.11.
+if jaxlib.version.__version_info__ < (0, 11):
+    QUICK.append("--xla_cpu_use_fusion_emitters=false")
 
 
 @dataclass
@@ -296,14 +298,18 @@ def operators(dtype: torch.dtype, match: str = ".", shard: str = "0/1") -> Itera
 
 def main() -> None:
     warnings.filterwarnings("ignore")
-    os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--match", default=".")
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--record", action="store_true", help="write docs/ops_sweep.json")
+    parser.add_argument(
+        "--for-users", action="store_true", help="compile as for users from the start"
+    )
     options = parser.parse_args()
+    if not options.for_users:
+        os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
     outcomes: dict[str, Outcome] = {}
     for op in operators(getattr(torch, options.dtype), options.match, options.shard):
         started = time.perf_counter()
@@ -323,19 +329,24 @@ def passing_as_compiled_for_users(
 ) -> list[str]:
     """Which failed operators pass without QUICK, whose code rounds differently."""
     failed = [name for name, outcome in outcomes.items() if outcome.failures]
-    if not failed or _SLOW in os.environ["XLA_FLAGS"]:
+    if not failed or options.for_users:
         return []
     names = "|".join(re.escape(name) for name in failed)
     command = [sys.executable, __file__, "--dtype", options.dtype, "--match", f"^({names})$"]
     ran = subprocess.run(
-        [*command, "--samples", str(options.samples)],
-        env={**os.environ, "XLA_FLAGS": _SLOW},
+        [*command, "--samples", str(options.samples), "--for-users"],
+        env=_without_quick_flags(),
         capture_output=True,
         text=True,
         check=False,
     )
     print(*(f"compiled for users: {line}\n" for line in ran.stdout.splitlines()), sep="", end="")
     return re.findall(r"^ok (\S+)", ran.stdout, re.M)
+
+
+def _without_quick_flags() -> dict[str, str]:
+    flags = [word for word in os.environ["XLA_FLAGS"].split() if word not in QUICK]
+    return {**os.environ, "XLA_FLAGS": " ".join(flags)}
 
 
 def tell(name: str, outcome: Outcome, took_s: float) -> None:

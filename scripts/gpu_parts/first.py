@@ -231,17 +231,15 @@ def sweep(place: Place) -> None:
 
 def _swept(place: Place, dtype: str, shard: str, take: Callable[[str], None]) -> None:
     """Run one shard in a process of its own; it is ended a little before the part's limit."""
-    # As users compile it: the flags that make a sweep quick on a CPU change a GPU's numbers.
-    flags = "--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
     only = ["--match", _REHEARSED] if place.rehearses else []
+    # The flags that make a sweep quick on a CPU change a GPU's numbers.
+    words = ["--dtype", dtype, "--samples", "1", "--shard", shard, "--for-users", *only]
     process = subprocess.Popen(
-        [sys.executable, "tests/sweep.py", "--dtype", dtype, "--samples", "1", "--shard", shard]
-        + only,
+        [sys.executable, "tests/sweep.py", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}"},
     )
     killer = threading.Timer(max(place.left_s - 3, 1), process.kill)
     killer.start()

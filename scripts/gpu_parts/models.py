@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -43,6 +44,8 @@ def measure(place: Place, model: str) -> None:
     with contextlib.ExitStack() as stack:
         # All import and make the model beside each other; the device is the one's whose turn it is.
         waiting = {peer: stack.enter_context(_Peer(model, peer, place.rehearses)) for peer in PEERS}
+        for process in waiting.values():
+            process.wait_until_ready(place.left_s / 3)
         left = sum(_WEIGHT.values())
         for peer, process in waiting.items():
             told = process.told(place.left_s * _WEIGHT[peer] / left)
@@ -100,6 +103,12 @@ class _Peer:
         self.process.kill()
         self.process.communicate()
 
+    def wait_until_ready(self, limit_s: float) -> None:
+        """Until it has made its model; what it is late by comes out of its turn."""
+        assert self.process.stdout is not None
+        if select.select([self.process.stdout], [], [], max(limit_s, 0))[0]:
+            self.process.stdout.readline()
+
     def told(self, limit_s: float) -> dict[str, Any]:
         """What it tells of its turn; {"why": ...} where it tells nothing."""
         try:
@@ -124,6 +133,7 @@ def figures(model: str, peer: str, rehearses: bool) -> dict[str, Any]:
     It begins when a line comes on stdin: till then the device is another's.
     """
     begin = _begin(model, peer, rehearses)
+    print("ready", flush=True)
     sys.stdin.readline()
     launch, read, wait = begin()
     started = time.perf_counter()
