@@ -17,7 +17,7 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.programs.jax_internals import in_profile, put_on
 from torch_xdist.core.run import mid_step_cuts
 from torch_xdist.core.run.device_trace import buffer_of, check_process
-from torch_xdist.core.sharding import gather
+from torch_xdist.core.sharding import gather, piece
 from torch_xdist.core.sharding.arrays import HostArray, Parts
 from torch_xdist.core.sharding.layout import Buffer
 from torch_xdist.core.trace import op_counts, watch
@@ -292,7 +292,7 @@ def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
     bits = _BITS.get(dtype)
     in_numpy = array if bits is None else array.view(_BITS_IN_NUMPY[bits])
     if is_private and array.itemsize == dtype.itemsize and array.flags.c_contiguous:
-        held = torch.from_numpy(in_numpy)
+        held = torch.from_numpy(piece.writable(in_numpy))
         result = held if bits is None else held.view(dtype)
     else:
         result = _copied(array, dtype)
@@ -331,11 +331,7 @@ def _note_read(size_bytes: int, started: float) -> None:
 
 
 def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
-    """A buffer's values on the host, and whether nobody else holds their memory.
-
-    `np.asarray` of a buffer on a GPU or TPU leaves its copy with the buffer, so reading a model
-    would keep all of it on the host. No public call reads without that.
-    """
+    """A buffer's values on the host, and whether nobody else holds their memory."""
     check_process()
     if isinstance(buffer, HostArray):
         return buffer.array, False
@@ -343,8 +339,7 @@ def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
         return np.asarray(buffer), False
     if isinstance(getattr(buffer, "sharding", None), NamedSharding):
         return gather.whole(buffer), True
-    read = getattr(buffer, "_single_device_array_to_np_array_did_copy", None)
     try:
-        return (np.asarray(buffer), False) if read is None else read()
+        return piece.read(buffer)
     except (RuntimeError, ValueError) as error:
         raise shared_memory.error_behind(error) or error from None

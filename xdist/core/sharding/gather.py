@@ -1,13 +1,11 @@
 """The values of an array that lies on several devices, on the host."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from torch_xdist import metrics
-from torch_xdist.core.sharding import together
+from torch_xdist.core.sharding import piece, together
 
 
 def whole(buffer: jax.Array) -> np.ndarray:
@@ -29,10 +27,7 @@ def whole(buffer: jax.Array) -> np.ndarray:
     return result
 
 
-def _copy(piece: jax.Array) -> np.ndarray:
+def _copy(one: jax.Array) -> np.ndarray:
     """A single-device array on the host, without a copy that stays with it."""
-    read: Any = getattr(piece, "_single_device_array_to_np_array_did_copy", None)
-    if read is None:
-        return np.array(piece)
-    array, is_private = read()
+    array, is_private = piece.read(one)
     return array if is_private else array.copy()

@@ -19,6 +19,7 @@ class Remote:
 
     def _single_device_array_to_np_array_did_copy(self):
         self.read = self._values.copy(order="K")
+        self.read.flags.writeable = False
         return self.read, True
 
 
@@ -33,6 +34,10 @@ def test_the_copy_that_came_from_another_device_is_not_copied_again():
     host = transfer.to_host(remote, torch.float32)
     assert host.tolist() == [0, 1, 2, 3]
     assert host.data_ptr() == remote.read.ctypes.data
+    # JAX's memory is only to be read, so torch would warn; here nobody else has it.
+    host += 1
+    del remote
+    assert host.tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64])
