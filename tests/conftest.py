@@ -40,12 +40,15 @@ def pytest_configure() -> None:
 # Before pytest's own, which selects by markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that docs/failures.md names."""
+    """Mark the tests that docs/failures.md names, and skip those of another device than this."""
     rows = fault_table.faults()
+    device = os.environ.get("PJRT_DEVICE") or "CPU"
     for item in items:
         row = rows.get((item.path, getattr(item, "originalname", item.name)))
         if row is not None:
             item.add_marker(pytest.mark.fault(row))
+        if device != "CPU" and item.get_closest_marker("on_cpu"):
+            item.add_marker(pytest.mark.skip(f"it is about a CPU, and PJRT_DEVICE is {device}"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -21,7 +21,7 @@ import numpy as np
 
 from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.kept import program_key
-from torch_xdist.core.programs import collective_program, host_memory, refused_dtypes
+from torch_xdist.core.programs import collective_program, memory_bounds, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -174,11 +174,12 @@ def find(
                 program.run = _build_elsewhere(program, launch)
     except Exception as error:
         _tell_failure(launch, error)
+        memory_bounds.raise_if_exhausted(error, launch.device.jax)
         raise
     finally:
         PROGRESS.compiling = False
     metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
-    host_memory.check(program, platforms.of(launch.device.jax.platform))
+    memory_bounds.check(program, launch.device.jax)
     metrics.observe("InputOutputAliasCount", sum(launch.mask))
     dropped, full = PROGRAMS.put(key, program)
     PLANS.hold(program.plans)
@@ -412,6 +413,7 @@ def execute(
         run(program, arguments, results, name)
     except Exception as error:
         _tell_failure(launch, error)
+        memory_bounds.raise_if_exhausted(error, launch.device.jax)
         raise
 
 
