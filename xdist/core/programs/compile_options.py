@@ -23,6 +23,7 @@ Where a user's XLA_FLAGS or LIBTPU_INIT_ARGS speak of one of these, they decide 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jaxlib.version
 from jax.extend import core
 
 from torch_xdist import settings
@@ -30,7 +31,10 @@ from torch_xdist.platforms import Choices
 
 Options = dict[str, bool | int | str]
 
-_EMITTERS = "xla_cpu_use_fusion_emitters"
+# jaxlib 0.11 has one kind of fusions, and the option no more.
+_NO_EMITTERS: Options = (
+    {"xla_cpu_use_fusion_emitters": False} if jaxlib.version.__version_info__ < (0, 11) else {}
+)
 _LEVEL = "xla_backend_optimization_level"
 _PIECES = "xla_cpu_parallel_codegen_split_count"
 # What YNNPACK computes: all but the convolutions of XLA's own list.
@@ -130,7 +134,7 @@ def _of_small(program: core.ClosedJaxpr) -> Options:
             return {}
     if not names <= EXACT | ALIKE:
         return {}
-    found: Options = {_EMITTERS: False}
+    found = {**_NO_EMITTERS}
     if elements <= _TINY.elements:
         found[_PIECES] = 1
         found[_LEVEL] = 0 if names <= EXACT else 1

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -173,19 +173,31 @@ def compile_without(ctx: Any, name: str) -> None:
 
 # What XLA says of an option, and of a value of one, that another release of it has.
 _NOT_OPTIONS = ("No such compile option", "is not a valid enum value")
+# Options and values that this XLA was found not to have.
+_UNKNOWN: set[tuple[str, Any]] = set()
 
 
 def compiled(
     lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
 ) -> jax.stages.Compiled:
-    """A lowered program compiled with these options of XLA's, where this XLA has them all."""
+    """A lowered program compiled with those of these options that this XLA has."""
     options = _joined(options or {}, options_in(lowered))
-    try:
-        return lowered.compile(compiler_options=options or None)
-    except jax.errors.JaxRuntimeError as error:
-        if not any(said in str(error) for said in _NOT_OPTIONS):
-            raise
-        return lowered.compile()
+    while True:
+        known = dict(option for option in options.items() if option not in _UNKNOWN)
+        try:
+            return lowered.compile(compiler_options=known or None)
+        except jax.errors.JaxRuntimeError as error:
+            refused = _refused(str(error), known)
+            if not refused:
+                raise
+            _UNKNOWN.update(refused)
+
+
+def _refused(said: str, options: Mapping[str, Any]) -> Collection[tuple[str, Any]]:
+    """Which of the options XLA has not, by its words: one of them, or all where it names none."""
+    if not any(words in said for words in _NOT_OPTIONS):
+        return ()
+    return [option for option in options.items() if option[0] in said] or options.items()
 
 
 def _joined(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

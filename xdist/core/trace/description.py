@@ -161,8 +161,13 @@ def _object(value: Any) -> str:
         raise UndescribableError(f"an object of {cls.__module__}.{cls.__qualname__}")
     held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
     held.update(getattr(value, "__dict__", {}))
-    told = {key: held[key] for key in held.keys() - _UNTOLD}
+    told = {key: held[key] for key in held.keys() - _UNTOLD if not _is_derived(cls, key)}
     return f"{_path(cls)}{_container(told)}"
+
+
+def _is_derived(cls: type, name: str) -> bool:
+    """Whether it is computed from the rest and kept, in processes where somebody has asked."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def _slots(cls: type) -> Iterable[str]:

@@ -89,6 +89,17 @@ def test_what_nobody_can_know_has_no_description(value, word):
         described(value)
 
 
+def test_what_an_object_computed_of_itself_and_kept_does_not_count(monkeypatch):
+    cls = type("Kept", (), {"size": functools.cached_property(lambda self: self.n * 2)})
+    cls.__module__ = "torch_xdist.ops.attention"
+    monkeypatch.setattr(attention, "Kept", cls, raising=False)
+    one, other = cls(), cls()
+    one.n = other.n = 3
+    assert one.size == 6 and described(one) == described(other)
+    other.n = 4
+    assert described(one) != described(other)
+
+
 def test_a_function_that_is_not_made_yet_has_none():
     code = optimizers._update.__code__.replace(co_freevars=("later",))
     with pytest.raises(UndescribableError, match="_update is not made yet"):
