@@ -80,6 +80,7 @@ def test_torchs_switch_asks_for_the_plain_form(on_gpu):
     assert "by_cudnn" not in named(y)
 
 
+@pytest.mark.on_cpu
 def test_on_a_cpu_nothing_of_it_is_used():
     assert "by_cudnn" not in named(F.scaled_dot_product_attention(*operands()))
 

@@ -36,6 +36,7 @@ def trained(device, make, steps_count=3):
     return model, optimizer, programs
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_three_steps_are_one_program_and_give_what_the_cpu_gives(make):
     here, _, _ = trained("cpu", make)

@@ -81,6 +81,7 @@ def train(cls: type, options: dict, device: str, steps: int) -> tuple[list[torch
     return [p.detach().cpu() for p in model.parameters()], late
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize(("cls", "form"), FORMS)
 def test_scheduled_numbers_compile_nothing_new_and_are_what_the_update_uses(cls, form):
     options = options_of(cls, form)

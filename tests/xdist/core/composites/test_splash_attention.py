@@ -35,6 +35,7 @@ def named(*tensors):
     return torch_xla._XLAC._get_xla_tensors_text([*tensors])
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_long_attention_is_the_kernels(on_tpu, dtype, is_causal):

@@ -6,6 +6,7 @@ import torch
 import torch_xla.core.xla_model as xm
 
 
+@pytest.mark.on_cpu
 def test_devices_are_counted_by_both_orders_of_arguments():
     assert xm.get_xla_supported_devices() == ["xla:0"]
     assert xm.get_xla_supported_devices(1) == xm.get_xla_supported_devices(max_devices=1)

@@ -86,6 +86,7 @@ def settle_with_a_failure(rank, size):
     return None
 
 
+@pytest.mark.on_cpu
 def test_what_failed_on_the_device_comes_out():
     found = on_threads(2, settle_with_a_failure)
     assert found == [("MismatchError", 70000), ("MismatchError", 70001)]

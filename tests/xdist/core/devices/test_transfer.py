@@ -75,6 +75,7 @@ def test_what_comes_in_another_order_is_put_in_rows():
     assert transfer.to_host(remote, torch.float32).is_contiguous()
 
 
+@pytest.mark.on_cpu
 def test_tensors_that_are_owned_become_the_devices_memory_and_others_are_copied():
     for owned in (True, False):
         tensor = torch.arange(64.0)

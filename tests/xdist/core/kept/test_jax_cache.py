@@ -33,6 +33,7 @@ def parts():
     return jax_cache.packed(program), entry_of(program)
 
 
+@pytest.mark.on_cpu
 def test_both_parts_together_are_the_program(parts):
     rest, entry = parts
     assert len(rest) < len(entry) + 20_000

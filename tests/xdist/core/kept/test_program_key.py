@@ -65,6 +65,7 @@ def test_what_is_donated_and_what_is_returned_count():
     assert len(keys) == 3
 
 
+@pytest.mark.on_cpu
 def test_the_precision_of_products_and_torchs_default_dtype_count():
     chosen, before = precision.chosen(), key_of(doubled)
     try:

@@ -11,6 +11,9 @@ from torch_xdist import platforms
 from torch_xdist.core.programs import compile_options, jax_internals
 from torch_xdist.ops.settled import settled
 
+# Other devices' programs have none of these.
+pytestmark = pytest.mark.on_cpu
+
 NO_EMITTERS = compile_options._NO_EMITTERS
 TINY = NO_EMITTERS | {
     "xla_cpu_parallel_codegen_split_count": 1,

@@ -52,6 +52,7 @@ def test_operators_of_a_library_and_functions_of_jax_have_names_in_graphs():
         assert re.search(rf"= f32\[2,2\]\S* {name}\(", _XLAC._get_xla_tensors_text([node]))
 
 
+@pytest.mark.on_cpu
 def test_what_xla_compiled_says_it_too(noting, monkeypatch):
     x = torch.ones(2, 5).to("xla")
     with xp.Trace("block"):

@@ -80,6 +80,7 @@ ON_ANOTHER = """
 """
 
 
+@pytest.mark.on_cpu
 def test_what_is_made_after_a_tensor_may_be_on_another_of_the_devices():
     code, env = textwrap.dedent(ON_ANOTHER), {**os.environ, "CPU_NUM_DEVICES": "2"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=200)

@@ -29,6 +29,7 @@ def test_two_rows_of_one_name_are_refused():
         add_rows({"aten.add.Tensor": lambda self, other: self})
 
 
+@pytest.mark.on_cpu
 def test_the_device_list_is_the_processs():
     assert device.devices() == [torch.device("xla:0")]
     assert device.device_count() == len(device.real_devices()) == 1
@@ -44,6 +45,7 @@ print(torch.ones(2, device="xla").tolist())
 """
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize(
     ("count", "said"), [("1", "[1.0, 1.0]"), ("3", "CPU_NUM_DEVICES=3: JAX runs already")]
 )

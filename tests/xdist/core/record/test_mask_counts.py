@@ -119,6 +119,7 @@ def test_what_a_mask_reads_has_a_gradient(on_the_device):
     torch.testing.assert_close(x.grad.cpu(), y.grad)
 
 
+@pytest.mark.on_cpu
 def test_only_where_the_device_is_no_cpu_or_it_is_asked_for(monkeypatch):
     x = torch.tensor([1.0, 0.0], device="xla")
     before = metrics.counter_value("aten::nonzero") or 0

@@ -127,6 +127,7 @@ def test_a_program_that_is_known_counts_as_cached():
     assert metrics.counter_value("CachedCompile")
 
 
+@pytest.mark.on_cpu
 def test_a_fallback_is_counted_by_its_name():
     before = metrics.counter_value("aten::nonzero") or 0
     found = torch.tensor([0.0, 1.0, 2.0]).to("xla").nonzero()
@@ -134,6 +135,7 @@ def test_a_fallback_is_counted_by_its_name():
     assert metrics.counter_value("aten::nonzero") == before + 1
 
 
+@pytest.mark.on_cpu
 def test_fallbacks_can_be_made_errors_that_name_the_line(monkeypatch):
     from torch_xdist import settings
 
@@ -147,6 +149,7 @@ def test_fallbacks_can_be_made_errors_that_name_the_line(monkeypatch):
         settings.reread()
 
 
+@pytest.mark.on_cpu
 def test_a_fallback_says_once_per_line_what_it_cost(caplog):
     x = torch.tensor([0.0, 1.0, 2.0]).to("xla")
     with caplog.at_level("INFO", "torch_xdist.core.record.fallback"):
@@ -267,6 +270,7 @@ def test_a_model_that_was_made_on_the_device_compiles_nothing_in_its_third_step(
     assert not any(train_some(model, 5)[2:])
 
 
+@pytest.mark.on_cpu
 def test_another_precision_of_matrix_products_makes_another_program(caplog):
     model = torch.nn.Linear(3, 4).to("xla")
     train_some(model, 3)

@@ -100,6 +100,7 @@ def prints_on_one_rank(rank, size):
     return total.tolist()
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("transport", ["host", pytest.param("gloo", marks=pytest.mark.long)])
 def test_one_rank_may_read_between_a_collective_and_the_end_of_the_step(transport):
     with DeviceRanks(2, XDIST_TRANSPORT=transport) as ranks:

@@ -116,6 +116,7 @@ def test_copied_rows_keep_their_notes(noting):
     assert not notes.notes_of(target.entries)
 
 
+@pytest.mark.on_cpu
 def test_the_report_names_living_tensors_and_their_frames(noting):
     with xp.Trace("reading"):
         x = torch.tensor([2.0, 3.0], device="xla")
