@@ -21,6 +21,7 @@ import torch
 from gpu_parts.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "runs" / "check_gpu"
 _PACKAGES = re.compile(r"(torch|triton|numpy|jax.*|nvidia-(cudnn|nccl|cublas|cuda-runtime).*)\Z")
 _SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm"
 _VERDICT = re.compile(r"(tests/\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)")
@@ -87,8 +88,7 @@ def quickstart(place: Place) -> None:
 
 
 def _train_digits(place: Place) -> None:
-    out = ROOT / "runs" / "check_gpu"
-    words = ["--nprocs", "1", "--out", str(out), *(["--epochs", "1"] * place.rehearses)]
+    words = ["--nprocs", "1", "--out", str(LOGS), *(["--epochs", "1"] * place.rehearses)]
     command = [sys.executable, "scripts/train_digits.py", *words]
     try:
         done = subprocess.run(
@@ -117,9 +117,8 @@ def core_tests(place: Place) -> None:
     if place.rehearses:
         files = ["tests/xdist/core/devices/test_device_names.py"]
     ways = min(len(files), _ways(place))
-    logs = ROOT / "runs" / "check_gpu"
-    logs.mkdir(parents=True, exist_ok=True)
-    tested = [Tested(logs / f"core_tests-{way}.log") for way in range(ways)]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    tested = [Tested(LOGS / f"core_tests-{way}.log") for way in range(ways)]
     in_threads(
         [functools.partial(_test, place, tested[way], files[way::ways]) for way in range(ways)]
     )
@@ -232,23 +231,30 @@ def sweep(place: Place) -> None:
 def _swept(place: Place, dtype: str, shard: str, take: Callable[[str], None]) -> None:
     """Run one shard in a process of its own; it is ended a little before the part's limit."""
     only = ["--match", _REHEARSED] if place.rehearses else []
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"sweep-{dtype}-{shard.replace('/', '-of-')}.log"
     # The flags that make a sweep quick on a CPU change a GPU's numbers.
     words = ["--dtype", dtype, "--samples", "1", "--shard", shard, "--for-users", *only]
-    process = subprocess.Popen(
-        [sys.executable, "tests/sweep.py", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "tests/sweep.py", *words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
     killer = threading.Timer(max(place.left_s - 3, 1), process.kill)
     killer.start()
     assert process.stdout is not None
-    for line in process.stdout:
-        take(line)
+    with log.with_suffix(".out").open("w") as told:
+        for line in process.stdout:
+            told.write(line)
+            take(line)
     code = process.wait()
     killer.cancel()
     if code == -signal.SIGKILL:
         place.left_out(f"the end of {dtype} {shard}", "the time was over")
     elif code:
-        place.need(f"the sweep of {dtype} {shard} ends by itself", False, f"exit code {code}")
+        last = [line for line in log.read_text().splitlines() if line.strip()][-1:]
+        words = f"exit code {code}: {' '.join(last)[:300]}"
+        place.need(f"the sweep of {dtype} {shard} ends by itself", False, words)

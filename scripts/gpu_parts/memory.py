@@ -115,3 +115,45 @@ def memory(place: Place) -> None:
     place.need("the peak is no less", during["peak_bytes_used"] >= during["bytes_used"], during)
     if not place.rehearses:
         place.found("torch.cuda.mem_get_info", torch.cuda.mem_get_info())
+
+
+def full(place: Place) -> None:
+    """A step for which there is no memory is an error with its numbers; the rest goes on."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    from torch_xdist.errors import OutOfMemoryError
+
+    device = torch_xla.device()
+    weight = torch.zeros(1 << 10, device=device)
+    weight += 1
+    words = ""
+    large = torch.rand(*[1024] * 5, device=device)
+    total = large.sum()
+    try:
+        total.item()
+    except OutOfMemoryError as error:
+        words = str(error)
+    place.need("more than there is at all is an error", "Out of memory" in words, words)
+    del large, total
+    torch_xla.sync()
+    place.need("others are there", weight[3].item() == 1.0)
+    if place.rehearses:
+        place.left_out("a device that fills up", "rehearsed on a CPU")
+        return
+    limit, kept, words = xm.get_memory_info(device)["bytes_limit"], [], ""
+    each = limit // 4 // 5  # five of them and a little
+    try:
+        for number in range(8):
+            weight += 1
+            kept.append(torch.full((each,), float(number), device=device))
+            torch_xla.sync(wait=True)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+    place.found("a device that fills up", [len(kept), words])
+    place.need("it ends with that error", words.startswith("OutOfMemoryError"), words)
+    filled = [one[7].item() for one in kept[:4]]
+    place.need("what was kept is right", filled == [0.0, 1.0, 2.0, 3.0], filled)
+    count = float(len(kept) + 1)
+    del kept
+    torch_xla.sync()
+    place.need("a step goes on afterwards", weight[3].item() == count, [weight[3].item(), count])
