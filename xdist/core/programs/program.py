@@ -21,7 +21,7 @@ import numpy as np
 
 from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.kept import program_key
-from torch_xdist.core.programs import collective_program, host_memory, refused_dtypes
+from torch_xdist.core.programs import aliases, collective_program, host_memory, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -292,8 +292,12 @@ def _executable(
 ) -> Any:
     """How `step` is compiled and run, which holds these collectives."""
     if launch.placement is None:
+        over: Mapping[int, int] = {}
+        if launch.device.choices.pairs_aliases:
+            given = [*itertools.compress(launch.leaves, launch.mask)]
+            over = aliases.pairs(launch.entries, given, launch.outs)
         return collective_program.executable(
-            step, calls, launch.device.jax, locations, launch.device.peers
+            step, calls, launch.device.jax, locations, launch.device.peers, over
         )
     mask = [*enumerate(launch.mask)]
     types = types_of(launch.entries)
