@@ -3,13 +3,9 @@
 Set by `core/trace/global_state.py` before a program is made, which has it in its key.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
 import jax
-import numpy as np
 
-_rounded: list[frozenset[Any]] = [frozenset()]
+_rounded: list[tuple[str, ...]] = [()]
 _of_convolutions: list[jax.lax.Precision | None] = [None]
 
 
@@ -23,11 +19,11 @@ def choose_for_convolutions(precision: jax.lax.Precision | None) -> None:
     _of_convolutions[0] = precision
 
 
-def rounded_products() -> frozenset[Any]:
-    """The halves whose products XLA is asked for as halves, which it sums in float32 as well."""
+def rounded_products() -> tuple[str, ...]:
+    """The names of the halves whose products XLA is asked for as such; it sums in float32 too."""
     return _rounded[0]
 
 
-def round_products(dtypes: Iterable[Any]) -> None:
+def round_products(names: tuple[str, ...]) -> None:
     """Ask so for products of these dtypes in the programs made from now on."""
-    _rounded[0] = frozenset(map(np.dtype, dtypes))
+    _rounded[0] = names

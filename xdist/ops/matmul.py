@@ -43,7 +43,7 @@ def rounded(
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> jax.Array:
     """`product` for the dtype of the operands, to which the caller rounds it as it is."""
-    if lhs.dtype not in exactness.rounded_products() or lhs.dtype != rhs.dtype:
+    if lhs.dtype.name not in exactness.rounded_products() or lhs.dtype != rhs.dtype:
         return product(lhs, rhs, contract, batch)
     summed = math.prod(lhs.shape[dim] for dim in contract[0])
     batches = math.prod(lhs.shape[dim] for dim in batch[0])

@@ -18,7 +18,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from jax._src import config
 from jax.lax import Precision
@@ -60,14 +59,14 @@ def follow_torch(choices: Choices) -> None:
     exactness.choose_for_convolutions(Precision.DEFAULT if allowed else Precision.HIGHEST)
 
 
-def _rounded() -> list[Any]:
+def _rounded() -> tuple[str, ...]:
     """The halves of which the parts of a sum may be rounded, for which cuBLAS needs leave."""
     flags: Any = torch.backends.cuda.matmul
     allowed = {
-        jnp.float16: flags.allow_fp16_reduced_precision_reduction,
-        jnp.bfloat16: flags.allow_bf16_reduced_precision_reduction,
+        "float16": flags.allow_fp16_reduced_precision_reduction,
+        "bfloat16": flags.allow_bf16_reduced_precision_reduction,
     }
-    return [dtype for dtype, is_allowed in allowed.items() if is_allowed]
+    return tuple([name for name, is_allowed in allowed.items() if is_allowed])
 
 
 def _allows(flags: Any) -> bool:
