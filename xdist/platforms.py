@@ -22,6 +22,9 @@ class Choices(NamedTuple):
         has_pallas: Pallas's kernels for TPUs run, else what computes the same.
         has_tf32: products of float32 may be rounded to TF32, as torch's flags say.
         has_fused_attention: cuDNN's, which XLA calls for halves.
+        rounds_products: products of halves are asked for as halves: they are summed in float32 and
+            rounded once there too, and XLA's kernels for them are better.
+        pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
         combines: its compiler makes few collectives of many small ones, without a copy.
         counts_narrowly: positions inside a program are of 32 bits where that is enough.
@@ -36,6 +39,8 @@ class Choices(NamedTuple):
     has_pallas: bool = False
     has_tf32: bool = False
     has_fused_attention: bool = False
+    rounds_products: bool = False
+    pairs_aliases: bool = False
     has_own_options: bool = False
     combines: bool = False
     counts_narrowly: bool = False
@@ -54,7 +59,13 @@ CHOICES = {
     "cpu": Choices(
         "cpu", is_host=True, shares_memory=True, waits_outside=True, has_own_options=True
     ),
-    "cuda": Choices("cuda", has_tf32=True, has_fused_attention=True),
+    "cuda": Choices(
+        "cuda",
+        has_tf32=True,
+        has_fused_attention=True,
+        rounds_products=True,
+        pairs_aliases=True,
+    ),
     "tpu": Choices(
         "tpu",
         has_pallas=True,

@@ -1,9 +1,11 @@
 """Matrix products: `lax.dot_general` on the operands as they are, so that no transpose is made.
 
-Half precision accumulates in float32 and is rounded once, by the caller. The precision of float32
-products is JAX's own setting (`jax.default_matmul_precision`), which no row overrides.
+Half precision accumulates in float32 and is rounded once: by the caller, or on GPUs, where nothing
+comes between, inside the product (`rounded`), whose kernels then write half as much. The precision
+of float32 products is JAX's own setting (`jax.default_matmul_precision`), which no row overrides.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +15,12 @@ import torch
 from jax import lax
 
 from torch_xdist.dtypes import to_jax
-from torch_xdist.ops import naming
+from torch_xdist.ops import exactness, naming
 from torch_xdist.ops.operands import opmath, wide
 from torch_xdist.ops.table import add_rows, lowers
 
+# Of smaller products XLA makes loops for GPUs, some of which would sum halves as halves.
+_LEAST = 16
 Scalar = Any  # a Python number, or a 0-d array where the value is an input of the program
 
 
@@ -30,6 +34,26 @@ def product(
     """The products summed over `contract`: dims are batch, free of `lhs`, free of `rhs`."""
     dtype = out_dtype or wide(lhs.dtype)
     return lax.dot_general(lhs, rhs, (contract, batch), preferred_element_type=dtype)
+
+
+def rounded(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    contract: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> jax.Array:
+    """`product` for the dtype of the operands, to which the caller rounds it as it is."""
+    if lhs.dtype.name not in exactness.rounded_products() or lhs.dtype != rhs.dtype:
+        return product(lhs, rhs, contract, batch)
+    summed = math.prod(lhs.shape[dim] for dim in contract[0])
+    batches = math.prod(lhs.shape[dim] for dim in batch[0])
+    rows, columns = (x.size // max(summed * batches, 1) for x in (lhs, rhs))
+    if min(summed, rows, columns) < _LEAST:
+        return product(lhs, rhs, contract, batch)
+    # What JAX is told of float32 says nothing of halves, of which there is one kind of product.
+    return lax.dot_general(
+        lhs, rhs, (contract, batch), lax.Precision.DEFAULT, preferred_element_type=lhs.dtype
+    )
 
 
 def scaled(x: jax.Array, factor: Scalar) -> jax.Array:
@@ -80,14 +104,22 @@ def _bmm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return product(self, mat2, ((2,), (1,)), ((0,), (0,)))
 
 
+def _rounded_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return rounded(self, mat2, ((1,), (0,)))
+
+
+def _rounded_bmm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return rounded(self, mat2, ((2,), (1,)), ((0,), (0,)))
+
+
 def _dot(self: jax.Array, tensor: jax.Array) -> jax.Array:
     return product(self, tensor, ((0,), (0,)))
 
 
 add_rows(
     {
-        "aten.mm.default": _mm,
-        "aten.bmm.default": _bmm,
+        "aten.mm.default": _rounded_mm,
+        "aten.bmm.default": _rounded_bmm,
         "aten.mv.default": _mm,
         "aten.dot.default": _dot,
     }
@@ -196,13 +228,14 @@ def addmm_activation(
 @lowers("aten.linear.default")
 def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """`input` [..., k] times `weight` [n, k] or [k]: [..., n] or [...]."""
+    of = rounded if bias is None else product
     if naming.is_asked() and weight.ndim == 2:
         with naming.part("permute"):
             weight = weight.T
         with naming.part("mm" if bias is None else "addmm"):
-            out = product(input, weight, ((input.ndim - 1,), (0,)))
+            out = of(input, weight, ((input.ndim - 1,), (0,)))
             return out if bias is None else out + bias.astype(out.dtype)
-    out = product(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+    out = of(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
     return out if bias is None else out + bias.astype(out.dtype)
 
 
@@ -240,8 +273,8 @@ def linear_backward(
     lead = tuple(range(self.ndim - 1))
     grad = grad_output if weight.ndim == 2 else grad_output[..., None]
     wanted = [
-        lambda: product(grad, weight.reshape(-1, weight.shape[-1]), ((len(lead),), (0,))),
-        lambda: product(grad, self, (lead, lead)).reshape(weight.shape),
+        lambda: rounded(grad, weight.reshape(-1, weight.shape[-1]), ((len(lead),), (0,))),
+        lambda: rounded(grad, self, (lead, lead)).reshape(weight.shape),
         lambda: jnp.sum(grad_output, lead, dtype=wide(self.dtype)),
     ]
     return [of().astype(self.dtype) if ask else None for of, ask in zip(wanted, output_mask)]

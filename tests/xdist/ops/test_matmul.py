@@ -1,10 +1,20 @@
 """Matrix products as BLAS and torch define them."""
 
 import math
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from devices_agree import both
+
+import torch_xla
+from torch_xdist import platforms
+from torch_xdist.ahead import step
+from torch_xdist.core.devices import aim
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.ops import exactness
 
 A, B = torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 2, 8).reshape(4, 2)
 
@@ -114,3 +124,84 @@ def test_products_of_every_rank_are_written_into_an_empty_out() -> None:
     for a, b in (((2, 3, 4), (4,)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((4,), (4,))):
         x, y = (torch.arange(math.prod(size)).float().view(size) for size in (a, b))
         both(written, x, y)
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+class Gpu:
+    """Of a device that is not here, what is looked at."""
+
+    platform = "gpu"
+
+
+def programs(call: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> str:
+    """What a GPU would be given of a call, and of its gradients."""
+    leaves = [t.to("xla").requires_grad_() for t in tensors]
+    with aim.at([Gpu()]):
+        found = call(*leaves)
+        found.backward(torch.ones_like(found))
+        pending = [found, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+        text = str(torch_xla._XLAC._get_xla_tensors_hlo(pending))
+    step.forget()
+    return text
+
+
+def products_in(text: str) -> list[str]:
+    """The dtypes of the products of a program in HLO."""
+    return re.findall(r"= (\w+)\[[^ ]* dot\(", text)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gpus_are_asked_for_products_of_halves_as_halves(dtype: torch.dtype) -> None:
+    name = "bf16" if dtype is torch.bfloat16 else "f16"
+    a, b = torch.ones(32, 16, dtype=dtype), torch.ones(16, 48, dtype=dtype)
+    assert products_in(programs(torch.mm, a, b)) == [name] * 3
+    assert products_in(programs(torch.bmm, a.expand(2, 32, 16), b.expand(2, 16, 48))) == [name] * 3
+    given = a.reshape(2, 16, 16), b.T.contiguous()
+    assert products_in(programs(F.linear, *given)) == [name] * 3
+    # What a bias is added to is rounded after it.
+    with_bias = programs(F.linear, *given, torch.ones(48, dtype=dtype))
+    assert sorted(products_in(with_bias)) == sorted([name, name, "f32"])
+    assert products_in(programs(torch.addmm, b[0], a, b))[0] == "f32"
+
+
+def test_small_products_and_other_dtypes_are_as_elsewhere() -> None:
+    a, b = torch.ones(32, 16), torch.ones(16, 48)
+    assert products_in(programs(torch.mm, a, b)) == ["f32"] * 3
+    assert products_in(programs(torch.mm, a[:15].bfloat16(), b.bfloat16())) == ["f32"] * 3
+    assert products_in(programs(torch.mm, a[:, :15].bfloat16(), b[:15].bfloat16())) == ["f32"] * 3
+    assert set(products_in(programs(torch.mm, a[:0].bfloat16(), b.bfloat16()))) <= {"f32"}
+
+
+def test_torchs_flags_keep_the_parts_of_sums_in_float32() -> None:
+    flags = torch.backends.cuda.matmul
+    a, b = torch.ones(32, 16), torch.ones(16, 48)
+    flags.allow_bf16_reduced_precision_reduction = False
+    try:
+        assert products_in(programs(torch.mm, a.bfloat16(), b.bfloat16())) == ["f32"] * 3
+        assert products_in(programs(torch.mm, a.half(), b.half())) == ["f16"] * 3
+    finally:
+        flags.allow_bf16_reduced_precision_reduction = True
+
+
+def test_here_they_are_summed_and_rounded_as_before() -> None:
+    a, b = (torch.ones(32, 32, dtype=torch.bfloat16, device="xla") for _ in range(2))
+    assert products_in(str(torch_xla._XLAC._get_xla_tensors_hlo([a @ b]))) == ["f32"]
+    assert [name for name, x in platforms.CHOICES.items() if x.rounds_products] == ["cuda"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_their_values_are_torchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    monkeypatch.setattr(here, "choices", here.choices._replace(rounds_products=True))
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(2, 32, 32, generator=generator).to(dtype) for _ in range(2))
+    both(torch.bmm, a, b)
+    both(torch.mm, a[0], b[0])
+    both(F.linear, a, b[0])
+    assert exactness.rounded_products()
+    monkeypatch.undo()
+    both(torch.mm, a[0], b[0])
+    assert not exactness.rounded_products()

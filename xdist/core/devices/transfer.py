@@ -14,6 +14,7 @@ from torch_xdist import dtypes, metrics, platforms
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.programs import memory_bounds
 from torch_xdist.core.programs.jax_internals import in_profile, put_on
 from torch_xdist.core.run import mid_step_cuts
 from torch_xdist.core.run.device_trace import buffer_of, check_process
@@ -342,4 +343,5 @@ def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
     try:
         return piece.read(buffer)
     except (RuntimeError, ValueError) as error:
+        memory_bounds.raise_if_exhausted(error, buffer.device)
         raise shared_memory.error_behind(error) or error from None

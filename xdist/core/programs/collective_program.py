@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from torch_xdist.core.programs import compile_options
 from torch_xdist.core.programs.jax_internals import (
     Direct,
     Location,
+    alias,
     callable_of,
     compiled,
     direct_call,
@@ -42,14 +44,16 @@ def executable(
     device: jax.Device,
     locations: Mapping[int, Location],
     peers: Sequence[jax.Device] = (),
+    aliases: Mapping[int, int] = MappingProxyType({}),
 ) -> "OnDevice | OnMesh":
     """How to compile and run `step`, which holds these collectives, on this process' rank.
 
     Args:
         peers: the first device of every rank, where they are not those of this job.
+        aliases: by places, over which of the donated arrays which result is written.
     """
     if not calls:
-        return OnDevice(step, device, locations)
+        return OnDevice(step, device, locations, aliases=aliases)
     count = world.world_size()
     if count == 1 or not (peers or world.transport() == "mesh"):
         return OnHost(step, device, count, locations)
@@ -65,8 +69,10 @@ class OnDevice:
         device: jax.Device,
         locations: Mapping[int, Location],
         donated: int = 0,
+        aliases: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._locations = locations
+        self._aliases = aliases
         # Said outright, or JAX would compile again where a leaf was not put there by name.
         there = SingleDeviceSharding(device)
         self._device = device
@@ -104,7 +110,10 @@ class OnDevice:
         return self._function.trace(*signature)
 
     def _lowered(self, traced: Any) -> Any:
-        return located(traced.lower(), self._locations)
+        lowered = located(traced.lower(), self._locations)
+        if self._aliases:
+            alias(lowered, self._aliases)
+        return lowered
 
     def memory(self) -> Any:
         """XLA's account of the bytes a run needs."""

@@ -220,6 +220,45 @@ def module_bytes(lowered: jax.stages.Lowered) -> bytes:
     return bytes(mlir.module_to_bytecode(module))
 
 
+_ALIAS = "tf.aliasing_output"
+
+
+def alias(lowered: Any, pairs: Mapping[int, int]) -> None:
+    """Let these results of a lowered program, by place, be written over these arguments.
+
+    Only among the arguments that JAX has given up to results; the rest keep or change theirs, so
+    that as many are written over as before. Where this JAX has it another way, nothing changes.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    named = {op.attributes["sym_name"].value: op for op in module.body.operations}
+    kept = getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("kept_var_idx")
+    main = named.get("main")
+    if main is None or kept is None or "arg_attrs" not in main.attributes:
+        return
+    told = [{part.name: part.attr for part in each} for each in main.attributes["arg_attrs"]]
+    given = {place: at for at, place in enumerate(sorted(kept))}
+    before = {at: part[_ALIAS].value for at, part in enumerate(told) if _ALIAS in part}
+    inputs, outputs = main.type.inputs, main.type.results
+    after = {}
+    for place, out in pairs.items():
+        at = given.get(place, -1)
+        if at in before and inputs[at] == outputs[out]:
+            after[at] = out
+    free = sorted({*before.values()} - {*after.values()})
+    for at in before:
+        if at not in after:
+            same = [n for n in free if inputs[at] == outputs[n]]
+            if not same:
+                return
+            free.remove(same[0])
+            after[at] = same[0]
+    with module.context:
+        number = ir.IntegerType.get_signless(32)
+        for at, out in after.items():
+            told[at][_ALIAS] = ir.IntegerAttr.get(number, out)
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(part) for part in told])
+
+
 def shardings_in_hlo() -> contextlib.AbstractContextManager[Any]:
     """Inside it JAX lowers shardings as HLO has them, not for Shardy, where it still can."""
     state = getattr(config, "use_shardy_partitioner", None)

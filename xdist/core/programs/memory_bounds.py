@@ -1,13 +1,16 @@
 """Programs that need more memory than there is end with OutOfMemoryError, before they run.
 
-XLA's CPU client would wait for ever for a buffer that the system does not give it; that of a GPU
-fails once the operands of the program are used up.
+XLA's CPU client would wait for ever for a buffer that the system does not give it. That of a GPU
+finds it out once the program has begun: what it would have written over, parameters for example, is
+lost then. So a large program asks first whether there is room for it.
 """
 
+import contextlib
 import functools
 import re
 from typing import Any
 
+import jax
 import psutil
 
 from torch_xdist import platforms
@@ -15,6 +18,8 @@ from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.errors import OutOfMemoryError
 
 _ADVICE = "delete tensors that are not needed before the step ends, or compute in parts"
+# A program that takes a smaller part of the device than this one does not ask for room.
+_SMALL_PART = 256
 # What XLA says where an allocation fails, in compiling too: it tries kernels out.
 _EXHAUSTED = re.compile(r"RESOURCE_EXHAUSTED: (Out of memory[^\n\[]*)")
 
@@ -28,8 +33,11 @@ def host_bytes() -> int:
 def check(program: Program, jax_device: Any) -> None:
     """Raise OutOfMemoryError for a compiled program that needs more than its device has.
 
+    What others hold of the device is not counted here; `Program.asks_bytes` is set where
+    `make_room` has to.
+
     Args:
-        jax_device: a `jax.Device`. What other programs hold of it is not counted.
+        jax_device: a `jax.Device`.
     """
     sizes: Any = program.memory()
     if sizes is None:
@@ -49,6 +57,33 @@ def check(program: Program, jax_device: Any) -> None:
             f" {results} for results, {between} for values in between, where {where} has"
             f" {there} in all; {_ADVICE}"
         )
+    if operands and there and results + between > there // _SMALL_PART:
+        program.asks_bytes = results + between
+
+
+def make_room(program: Program, jax_device: Any) -> None:
+    """Raise OutOfMemoryError where a device is too full for one more run of a program.
+
+    What runs meanwhile is waited for first: it may give memory back.
+    """
+    asked = program.asks_bytes
+    if _is_room(asked, jax_device):
+        return
+    for array in jax.live_arrays():
+        # What failed is told to whoever reads it.
+        with contextlib.suppress(RuntimeError):
+            array.block_until_ready()
+    if not _is_room(asked, jax_device):
+        stats = _stats(jax_device)
+        raise OutOfMemoryError(
+            f"{jax_device}: Out of memory: the program needs {asked} bytes beside its operands, and"
+            f" {stats['bytes_in_use']} of {stats['bytes_limit']} are held; {_ADVICE}"
+        )
+
+
+def _is_room(asked: int, jax_device: Any) -> bool:
+    stats = _stats(jax_device)
+    return not stats or asked <= stats["bytes_limit"] - stats["bytes_in_use"]
 
 
 def _device_bytes(jax_device: Any) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.kept import program_key
-from torch_xdist.core.programs import collective_program, memory_bounds, refused_dtypes
+from torch_xdist.core.programs import aliases, collective_program, memory_bounds, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -293,8 +293,12 @@ def _executable(
 ) -> Any:
     """How `step` is compiled and run, which holds these collectives."""
     if launch.placement is None:
+        over: Mapping[int, int] = {}
+        if launch.device.choices.pairs_aliases:
+            given = [*itertools.compress(launch.leaves, launch.mask)]
+            over = aliases.pairs(launch.entries, given, launch.outs)
         return collective_program.executable(
-            step, calls, launch.device.jax, locations, launch.device.peers
+            step, calls, launch.device.jax, locations, launch.device.peers, over
         )
     mask = [*enumerate(launch.mask)]
     types = types_of(launch.entries)
@@ -407,6 +411,8 @@ def execute(
     program: Program, launch: Launch, results: list[list[jax.Array]], kind: str = ""
 ) -> None:
     """Run the program of a launch; its results are then the one element of `results`."""
+    if program.asks_bytes:
+        memory_bounds.make_room(program, launch.device.jax)
     name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
     try:

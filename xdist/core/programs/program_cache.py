@@ -43,6 +43,7 @@ class Program:
         tally, run_tally: what the metrics count when its rows were recorded, and when it runs.
         run: `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars,
             and returns the value of each slot of `outs`.
+        asks_bytes: what a run takes of a GPU's memory beside its operands; 0 where it is little.
     """
 
     executable: Any
@@ -55,6 +56,7 @@ class Program:
     tally: metrics.Tally
     run_tally: metrics.Tally
     run: Any = None
+    asks_bytes: int = 0
     # When it was last asked for, by the clock of the cache.
     used: int = 0
     # Whether the cache has it.

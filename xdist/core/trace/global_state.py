@@ -9,6 +9,7 @@
 - `torch.manual_seed`, generators: seed and counter are inputs of a program.
 - `torch.use_deterministic_algorithms`: every lowering is deterministic, and `empty` gives zeros.
 - torch's flags of TF32, for products and for convolutions: in the key of programs for GPUs.
+- torch's flags of the parts of sums over halves: in the key of programs for GPUs.
 - torch's flags of other backends (cuDNN, MKL, denormals): nothing of them is used here.
 - how wide positions are in a program, by its platform: in the key of a program.
 - variables that store dtypes narrower (XLA_USE_BF16, ...): read once for each dtype.
@@ -40,11 +41,13 @@ def say_products(is_said: bool) -> None:
 
 
 def follow_torch(choices: Choices) -> None:
-    """Let torch's flags of TF32 decide for the programs of a GPU made from now on.
+    """Let torch's flags of a GPU's products decide for the programs made for one from now on.
 
     JAX takes TF32 for what is float32 unless it is told otherwise; torch only for convolutions.
+    Parts of a sum may be rounded to halves before they are added, as in torch, by flags as well.
     """
     positions.count_narrowly(choices.counts_narrowly)
+    exactness.round_products(_rounded() if choices.rounds_products else ())
     if not choices.has_tf32:
         exactness.choose_for_convolutions(None)
         return
@@ -54,6 +57,16 @@ def follow_torch(choices: Choices) -> None:
             jax.config.update("jax_default_matmul_precision", wanted)
     allowed = _allows(torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     exactness.choose_for_convolutions(Precision.DEFAULT if allowed else Precision.HIGHEST)
+
+
+def _rounded() -> tuple[str, ...]:
+    """The halves of which the parts of a sum may be rounded, for which cuBLAS needs leave."""
+    flags: Any = torch.backends.cuda.matmul
+    allowed = {
+        "float16": flags.allow_fp16_reduced_precision_reduction,
+        "bfloat16": flags.allow_bf16_reduced_precision_reduction,
+    }
+    return tuple([name for name, is_allowed in allowed.items() if is_allowed])
 
 
 def _allows(flags: Any) -> bool:
@@ -73,4 +86,5 @@ def of_program(choices: Choices | None = None) -> Any:
     if choices is not None:
         follow_torch(choices)
     tracing = _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return tracing, exactness.of_convolutions(), positions.are_narrow()
+    halves = exactness.rounded_products()
+    return tracing, exactness.of_convolutions(), positions.are_narrow(), halves

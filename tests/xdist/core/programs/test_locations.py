@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import torch
 
 import torch_xla

@@ -1,10 +1,13 @@
 """A program that the device cannot hold is refused, and the step goes on without it."""
 
+import itertools
+
+import jax
 import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
-from torch_xdist.core.devices import steps
+from torch_xdist.core.devices import steps, transfer
 from torch_xdist.core.programs import memory_bounds
 from torch_xdist.errors import OutOfMemoryError
 
@@ -14,8 +17,9 @@ class Gpu:
 
     platform = "gpu"
 
-    def __init__(self, stats):
-        self.memory_stats = lambda: stats
+    def __init__(self, *stats):
+        told = itertools.chain(stats, itertools.repeat(stats[-1]))
+        self.memory_stats = lambda: next(told)
 
     def __str__(self):
         return "CUDA:0"
@@ -26,6 +30,7 @@ class Sized:
 
     output_size_in_bytes, alias_size_in_bytes = 3, 2
     temp_size_in_bytes, argument_size_in_bytes = 4, 5
+    asks_bytes = 0
 
     def memory(self):
         return self
@@ -69,3 +74,53 @@ def test_a_device_that_does_not_tell_of_its_memory_is_not_asked_further():
     full = RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
     with pytest.raises(OutOfMemoryError, match="Out of memory; delete"):
         memory_bounds.raise_if_exhausted(full, object())
+
+
+def held(in_use, limit=100):
+    return {"bytes_in_use": in_use, "bytes_limit": limit}
+
+
+def test_a_large_program_asks_for_room_and_a_small_one_does_not():
+    large, small, here = Sized(), Sized(), Sized()
+    memory_bounds.check(large, Gpu({"bytes_limit": 1000}))
+    memory_bounds.check(small, Gpu({"bytes_limit": 10_000}))
+    memory_bounds.check(here, jax.devices("cpu")[0])
+    assert (large.asks_bytes, small.asks_bytes, here.asks_bytes) == (5, 0, 0)
+
+
+def test_a_device_that_is_too_full_is_told_before_anything_is_written_over():
+    program = Sized()
+    program.asks_bytes = 5
+    memory_bounds.make_room(program, Gpu(held(95)))
+    # What ran meanwhile gave memory back.
+    memory_bounds.make_room(program, Gpu(held(96), held(90)))
+    memory_bounds.make_room(program, Gpu(None))
+    words = "CUDA:0: Out of memory: the program needs 5 bytes .* 96 of 100 are held; delete"
+    with pytest.raises(OutOfMemoryError, match=words):
+        memory_bounds.make_room(program, Gpu(held(96)))
+
+
+def test_a_step_without_room_leaves_its_operands_and_goes_on_later(monkeypatch):
+    weight = torch.zeros(3, device="xla")
+    steps.sync()
+    weight += 1
+    refuse = pytest.MonkeyPatch()
+    refuse.setattr(
+        memory_bounds, "check", lambda program, device: setattr(program, "asks_bytes", 9)
+    )
+    refuse.setattr(memory_bounds, "_stats", lambda device: held(99))
+    with refuse.context(), pytest.raises(OutOfMemoryError, match="needs 9 bytes"):
+        steps.sync()
+    refuse.undo()
+    assert weight.tolist() == [1, 1, 1]
+
+
+def test_what_was_lost_for_lack_of_memory_says_so_where_it_is_read():
+    class Lost:
+        device, shape = Gpu(None), (3,)
+
+        def _single_device_array_to_np_array_did_copy(self):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying")
+
+    with pytest.raises(OutOfMemoryError, match="CUDA:0: Out of memory while trying; delete"):
+        transfer.to_host(Lost(), torch.float32)

@@ -8,6 +8,9 @@ import pytest
 from torch_xdist import platforms
 from torch_xdist.core.sharding import piece
 
+# Of a CPU, which seems to be another device.
+pytestmark = pytest.mark.on_cpu
+
 
 @pytest.fixture
 def far(monkeypatch):

@@ -1,0 +1,126 @@
+"""Results are written over what they update, not over what merely has their type."""
+
+import re
+from itertools import compress
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_xla
+from torch_xdist import platforms
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.programs import aliases, program
+from torch_xdist.core.programs.jax_internals import alias
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "momentum, one by one": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+def made(optimizer, device):
+    torch.manual_seed(0)
+    # Equal layers: all of these have results of one type.
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)], torch.nn.LayerNorm(4))
+    model = model.to(device)
+    return model, OPTIMIZERS[optimizer](model.parameters())
+
+
+def train(model, optimizer):
+    x = torch.linspace(-1, 1, 8).reshape(2, 4).to(next(model.parameters()).device)
+    optimizer.zero_grad()
+    F.mse_loss(model(x).cos(), x).backward()
+    optimizer.step()
+
+
+def held(model, optimizer):
+    """Parameters and what the optimizer keeps of them on the device."""
+    states = [t for state in optimizer.state.values() for t in state.values()]
+    return [*model.parameters(), *(t for t in states if t is not None and t.device.type == "xla")]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_updated_gives_its_place_to_what_it_becomes(name):
+    model, optimizer = made(name, "xla")
+    for _ in range(2):
+        train(model, optimizer)
+        torch_xla.sync()
+    # Nothing else may hold the buffers, so only their addresses are kept.
+    before = [id(t.value.buffer) for t in held(model, optimizer)]
+    train(model, optimizer)
+    tape = devices_here.trace_of(devices_here.default_index()).tape
+    outs = sorted({value.slot for value in program.live_values(tape)} - tape.buffers.keys())
+    launch = program.prepare(tape, devices_here.device_at(0), outs, may_donate=True)
+    given = [*compress(launch.leaves, launch.mask)]
+    found = aliases.pairs(launch.entries, given, launch.outs)
+    places = {id(tape.buffers[slot]): place for place, slot in enumerate(given)}
+    after = [t.value.slot for t in held(model, optimizer)]
+    assert [launch.outs[found[places[address]]] for address in before] == after
+    assert len({*found.values()}) == len(found)
+
+
+@pytest.fixture
+def paired(monkeypatch):
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    chosen = here.choices._replace(pairs_aliases=True)
+    monkeypatch.setattr(here, "choices", chosen)
+    program.PROGRAMS.clear()
+    yield
+    program.PROGRAMS.clear()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_values_are_those_of_torch(name, paired):
+    both = [made(name, device) for device in ("cpu", "xla")]
+    for _ in range(4):
+        for model, optimizer in both:
+            train(model, optimizer)
+        torch_xla.sync()
+    for one, other in zip(both[0][0].parameters(), both[1][0].parameters()):
+        torch.testing.assert_close(other.cpu(), one)
+    # Nothing that is updated is copied, gradients are no donated array's.
+    count = len(held(*both[1]))
+    last = [*program.PROGRAMS.values()][-1].executable.text()
+    assert last.count("may-alias") >= count
+
+
+def lowered(step, *arguments):
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    jitted = jax.jit(step, donate_argnums=0, in_shardings=there, out_shardings=there)
+    return jitted.lower(*arguments)
+
+
+def told(program):
+    """Which result is written over each argument of a lowered program, None where none is."""
+    head = re.search(r"@main\((.*?)\) ->", program.as_text(), re.DOTALL).group(1)
+    found = [re.search(r"aliasing_output = (\d+)", part) for part in head.split("%arg")[1:]]
+    return [int(match.group(1)) if match else None for match in found]
+
+
+def test_the_rest_keeps_as_many_places():
+    a, b, c = jnp.zeros(3), jnp.ones(3), jnp.ones((2, 2))
+
+    def step(donated, kept):
+        a, _, b, c = donated
+        return [kept + 1, b * 2, a * 3, c + 1, kept - 1]
+
+    program = lowered(step, (a, b, b, c), jnp.ones(3))
+    assert told(program) == [0, 1, 3, None]
+    # By the places before what is not read was left out.
+    alias(program, {0: 2})
+    assert told(program) == [2, 0, 3, None]
+    alias(program, {0: 3, 1: 4, 2: 1})
+    # Of another type, or not read: as if nothing was said.
+    assert told(program) == [0, 1, 3, None]
+
+
+def test_gpus_alone_are_told():
+    names = [name for name, choices in platforms.CHOICES.items() if choices.pairs_aliases]
+    assert names == ["cuda"]
