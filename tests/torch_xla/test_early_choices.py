@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 
 def run(code, *arguments):
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
@@ -20,6 +22,7 @@ CACHED = """
 """
 
 
+@pytest.mark.long
 def test_programs_are_kept_between_runs(tmp_path):
     first = run(CACHED, tmp_path, "write", 2)
     assert first.returncode == 0, first.stderr

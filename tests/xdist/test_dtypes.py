@@ -39,7 +39,7 @@ def test_a_dtype_jax_lacks_is_refused_by_name():
     ("switch", "float_type", "int_type"),
     [
         ("XLA_USE_BF16", "bfloat16", "int64"),
-        ("XLA_DOWNCAST_BF16", "bfloat16", "int64"),
+        pytest.param("XLA_DOWNCAST_BF16", "bfloat16", "int64", marks=pytest.mark.long),
         ("XLA_USE_32BIT_LONG", "float32", "int32"),
     ],
 )

@@ -38,7 +38,14 @@ def cuts() -> int:
     return sum(met.counter_value(n) or 0 for n in met.counter_names() if n.startswith("Cut."))
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+# The two that compile longest, and one of three recurrent ones.
+LONG = {"resnet18", "gru"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in TRAININGS],
+)
 def test_twenty_steps_equal_eager_torch_with_one_cut_each(name: str) -> None:
     expected, _ = losses(TRAININGS[name], "cpu")
     found, counts = losses(TRAININGS[name], "xla")

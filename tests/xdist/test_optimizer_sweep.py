@@ -132,8 +132,18 @@ def name_of(info: Any) -> str:
     return info.optim_cls.__name__
 
 
+# Those whose programs take longest to compile, beside Adam and AdamW.
+LONG = {"Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD", "LBFGS"}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("info", optim_db, ids=name_of)
+@pytest.mark.parametrize(
+    "info",
+    [
+        pytest.param(info, id=name_of(info), marks=[pytest.mark.long] * (name_of(info) in LONG))
+        for info in optim_db
+    ],
+)
 def test_optimizers_agree_with_the_cpu(info):
     assert not list(failures(info, torch.float32, 1, each_step=False))
 

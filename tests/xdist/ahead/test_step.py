@@ -77,6 +77,7 @@ def trained(model, data, target, optimizer):
     return loss.detach()
 
 
+@pytest.mark.long
 def test_a_step_of_a_gpt_gives_its_memory_back(compiler):
     torch.manual_seed(0)
     with aim.at(devices(V5E)):

@@ -96,6 +96,7 @@ def test_a_torch_that_cannot_be_imported_is_told(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_device_that_hangs_ends_at_the_limit(tmp_path):
     (tmp_path / "torch_xla.py").write_text("import threading; threading.Event().wait()")
     done = doctor("--timeout", "20", cwd=tmp_path)
@@ -103,6 +104,7 @@ def test_a_device_that_hangs_ends_at_the_limit(tmp_path):
     assert "devices: it did not end within 20 s" in done.stdout
 
 
+@pytest.mark.long
 def test_it_does_not_wait_for_the_other_ranks_of_a_job():
     done = doctor("--json", RANK="1", WORLD_SIZE="4", LOCAL_RANK="1", LOCAL_WORLD_SIZE="4")
     found = json.loads(done.stdout)

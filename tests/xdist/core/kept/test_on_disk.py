@@ -139,6 +139,7 @@ def test_a_stamp_names_releases_and_the_processor(monkeypatch):
     assert on_disk.stamp.__wrapped__() != stamp
 
 
+@pytest.mark.long
 def test_the_second_run_of_the_digits_compiles_and_traces_nothing(tmp_path):
     # Two ranks, and the cache where XDG_CACHE_HOME says.
     def digits(name):

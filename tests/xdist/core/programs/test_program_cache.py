@@ -87,6 +87,7 @@ def test_programs_make_room_where_they_hold_too_much_memory(monkeypatch):
         settings.reread()
 
 
+@pytest.mark.long
 def test_plans_go_with_their_programs(limited, monkeypatch):
     # Where there are many of other tests', many may be free before they are looked at.
     monkeypatch.setattr(PLANS, "_FREE_PER_PLAN", 0.0)

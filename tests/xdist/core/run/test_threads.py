@@ -113,7 +113,7 @@ CALLS = [
 
 @pytest.mark.parametrize(
     ("seed", "operations"),
-    [(0, 800), *(pytest.param(n, 2000, marks=pytest.mark.long) for n in (0, 1, 2, 3))],
+    [(0, 300), *(pytest.param(n, 2000, marks=pytest.mark.long) for n in (0, 1, 2, 3))],
 )
 def test_four_threads_compute_what_the_cpu_computes(seed, operations):
     published: list[Pair] = []

@@ -294,6 +294,7 @@ def test_ctrl_c_after_the_program_began_keeps_its_results(module, monkeypatch):
     assert w.tolist() == [2, 2]
 
 
+@pytest.mark.long
 def test_ctrl_c_during_a_real_compilation_leaves_everything(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -210,15 +211,24 @@ kept: list[torch.Tensor] = []
 present: Tensors = {}
 
 
-@pytest.mark.parametrize("case", CASES)
+def often_or_long(case: str, what: Callable[[], None]) -> Any:
+    """Ctrl-C is tried in all cases, and in two of them the rest; what is left takes minutes."""
+    is_often = what is interrupt or case in list(CASES)[:2]
+    return pytest.param(case, what, marks=[] if is_often else [pytest.mark.long])
+
+
 @pytest.mark.parametrize(
-    "what",
+    ("case", "what"),
     [
-        interrupt,
-        record_something,
-        run_the_trace,
-        fail_to_run_the_trace,
-        read_in_another_thread,
+        often_or_long(case, what)
+        for case in CASES
+        for what in (
+            interrupt,
+            record_something,
+            run_the_trace,
+            fail_to_run_the_trace,
+            read_in_another_thread,
+        )
     ],
 )
 def test_whatever_comes_at_any_line_of_a_recording_leaves_every_tensor_whole(case, what):

@@ -49,6 +49,7 @@ def fully_sharded(rank, size):
     return whole, [tuple(p.to_local().shape) for p in model.parameters()], log, held
 
 
+@pytest.mark.long
 def test_fully_shard_trains_like_a_whole_model(two):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
