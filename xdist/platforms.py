@@ -69,6 +69,7 @@ CHOICES = {
     "tpu": Choices(
         "tpu",
         has_pallas=True,
+        pairs_aliases=True,
         combines=True,
         counts_narrowly=True,
         on_cpu=_NOT_SYMMETRIC,

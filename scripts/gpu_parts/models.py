@@ -27,7 +27,7 @@ PEERS = ("xdist", "eager", "jax", "inductor")
 # When the time is shared out: of these, eager torch has nothing to compile.
 _WEIGHT = {"xdist": 3, "eager": 1, "jax": 3, "inductor": 3}
 LOGS = SCRIPT.parents[1] / "runs" / "check_gpu"
-ROUNDS = 5
+ROUNDS = 3
 # A round is about so long.
 _ROUND_S = 1.0
 _WARM_STEPS = 3

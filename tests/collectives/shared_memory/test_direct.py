@@ -188,18 +188,20 @@ def test_memory_of_no_process_is_an_error():
 
 
 def test_a_member_that_fails_leaves_when_the_others_have_stopped_to_write(monkeypatch):
-    members, events = Members(2), []
+    members, events, writing = Members(2), [], threading.Event()
     members.run(reduced("sum", np.float32))
     write = direct.write
 
     def slowly(pid, address, data):
         if threading.current_thread().name == "member 1":
+            writing.set()
             time.sleep(0.3)
             write(pid, address, data)
             events.append("written")
 
     def fold(self, segment, *arguments):
         if segment.member == 0:
+            writing.wait(20)
             raise MemoryError("no room for a chunk")
         return folds(self, segment, *arguments)
 

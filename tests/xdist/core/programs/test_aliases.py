@@ -121,6 +121,6 @@ def test_the_rest_keeps_as_many_places():
     assert told(program) == [0, 1, 3, None]
 
 
-def test_gpus_alone_are_told():
+def test_gpus_and_tpus_are_told():
     names = [name for name, choices in platforms.CHOICES.items() if choices.pairs_aliases]
-    assert names == ["cuda"]
+    assert names == ["cuda", "tpu"]
