@@ -58,7 +58,7 @@ train(fetch_batch)
     assert "stack of rank 1:" in ended.err and "in fetch_batch" in ended.err
     assert "stack of rank 0:" not in ended.err
     assert "in fetch_batch" in ended.log(1)
-    assert 3.0 < ended.after_fault_s < 10.0
+    assert 3.0 < ended.after_fault_s < 30
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ train(stop)
         r"rank 1 is stopped \(T\) after step 19; rank 0 waits in all_reduce #20", ended.err
     )
     assert "(rank 1 sent no heartbeat)" in ended.err
-    assert ended.after_fault_s < 12.0
+    assert ended.after_fault_s < 30
 
 
 ABSENT = """
@@ -121,7 +121,7 @@ def test_a_rank_stuck_before_its_first_step_is_named_and_killed_if_asked(
     assert re.search(rf"no rank went on for [12] s: {stuck}; {words}", ended.err), ended.err
     assert re.search(rf"xla-run: rank {absent} \(host .*\) did not go on", ended.err)
     assert f"stack of rank {absent}:" in ended.err and "in load_data" in ended.err
-    assert ended.after_fault_s < 15.0
+    assert ended.after_fault_s < 30
 
 
 @pytest.mark.long

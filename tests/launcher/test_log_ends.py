@@ -132,5 +132,5 @@ def test_a_disk_that_hangs_holds_up_the_report_for_moments_only(
     ends.ask([(0, PLACE, agent.send)])
     answer(ends, 0, b"x")
     began_s = time.monotonic()
-    assert ends.told(0, PLACE) == PLACE and time.monotonic() - began_s < 5
+    assert ends.told(0, PLACE) == PLACE and time.monotonic() - began_s < 15
     over.set()

@@ -134,7 +134,7 @@ def test_a_node_that_is_killed_is_lost_and_leaves_nothing(nodes: Nodes) -> None:
     node.process.wait()
     assert node.gone(5.0), f"survivors: {node.alive()}"
     ended = head.end(limit_s=15)
-    assert ended.code == ExitCode.HOST and time.monotonic() - since_s < 15
+    assert ended.code == ExitCode.HOST and time.monotonic() - since_s < 30
     assert f"xla-run: host node1 on {HERE} (ranks 2, 3) was lost: its stream ended" in ended.err
 
 

@@ -90,7 +90,7 @@ def test_a_rank_that_fails_is_named_with_its_node_and_ends_the_others(on_ray: Ca
     ended = on_ray("meet()\nif RANK == 3: fault(); 1 // 0\ntime.sleep(200)").end()
     assert ended.code == 1
     assert "xla-run: rank 3 (host node1 on " in ended.err and "ZeroDivisionError" in ended.err
-    assert ended.after_fault_s < 10
+    assert ended.after_fault_s < 30
 
 
 def test_ctrl_c_reaches_the_ranks_of_all_nodes(on_ray: Callable) -> None:

@@ -118,7 +118,7 @@ def test_a_rank_that_fails_is_named_with_its_node_and_ends_the_others(on_slurm: 
     ended = job.end()
     assert ended.code == 1
     assert "xla-run: rank 3 (host n2, pid " in ended.err and "ZeroDivisionError" in ended.err
-    assert ended.after_fault_s < 5
+    assert ended.after_fault_s < 15
 
 
 def test_sigterm_reaches_the_ranks_of_all_nodes(on_slurm: Callable) -> None:

@@ -117,7 +117,7 @@ def test_a_worker_that_cannot_be_reached_is_named(
     ended = on_tpu(WAITS, *options, faults={worker: fault}).end(limit_s=20)
     assert ended.code == ExitCode.HOST
     assert told in ended.err and "by hand" in ended.err
-    assert time.monotonic() - since_s < 20
+    assert time.monotonic() - since_s < 40
 
 
 def test_a_worker_that_answers_and_hangs_is_named(on_tpu: Callable) -> None:
@@ -172,7 +172,7 @@ def test_a_worker_whose_gcloud_cannot_be_made_anew_is_lost_in_time(
     os.kill(gclouds_of(job)[-1], signal.SIGKILL)
     since_s = time.monotonic()
     job.process.wait(20)
-    assert 2 < time.monotonic() - since_s < 20
+    assert 2 < time.monotonic() - since_s < 40
     assert job.process.returncode == ExitCode.HOST
     assert "was lost: its stream ended, and there was no new connection for 3 s" in job.texts()
     assert job.gone(20.0), f"survivors: {job.alive()}"

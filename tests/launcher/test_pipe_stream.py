@@ -207,7 +207,7 @@ def test_without_a_new_connection_the_other_side_is_lost_in_time() -> None:
     assert head.troubles.get(timeout=5) == "its stream ended"
     assert 0 < head.stream.left_s() <= 0.5 and head.stream.needs_line
     assert head.closed.get(timeout=5).endswith("and there was no new connection for 0.5 s")
-    assert 0.4 < time.monotonic() - since_s < 3
+    assert 0.4 < time.monotonic() - since_s < 15
 
 
 def test_the_other_side_lives_on_for_as_long_as_it_waits_for_us(pair: Pair) -> None:
@@ -239,7 +239,7 @@ def test_a_connection_without_a_word_is_given_up_before_the_other_side_is() -> N
     assert head.stream.line is None
     told = r"no word from it for 0\.4 s, and there was no new connection for 0\.6 s"
     assert re.fullmatch(told, head.closed.get(timeout=5)) and head.stream.is_lost
-    assert 0.9 < time.monotonic() - since_s < 3
+    assert 0.9 < time.monotonic() - since_s < 15
     head.hang_up()
 
 
@@ -257,7 +257,7 @@ def test_a_side_without_a_connection_is_closed_at_once() -> None:
     agent.stream.send({"op": "news"})
     since_s = time.monotonic()
     agent.stream.close(5.0)
-    assert time.monotonic() - since_s < 1
+    assert time.monotonic() - since_s < 4
     agent.hang_up()
 
 

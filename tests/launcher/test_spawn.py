@@ -49,7 +49,7 @@ def test_an_exception_comes_back_as_itself_with_the_ranks_traceback_and_ends_the
     started_s = time.monotonic()
     with pytest.raises(ValueError, match="no such batch") as caught:
         spawn(work, nprocs=2)
-    assert time.monotonic() - started_s < 20
+    assert time.monotonic() - started_s < 40
     told = str(caught.value.__cause__)
     assert "rank 1 (host" in told and 'raise ValueError("no such batch")' in told
 

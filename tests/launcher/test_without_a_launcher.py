@@ -174,7 +174,7 @@ def test_a_host_whose_script_is_killed_is_lost_to_the_other(
     hosts[killed].process.kill()
     since_s = time.monotonic()
     other = hosts[1 - killed].end(limit_s=20)
-    assert time.monotonic() - since_s < 10
+    assert time.monotonic() - since_s < 30
     assert hosts[killed].process.wait() == -signal.SIGKILL and hosts[killed].gone(5.0)
     name = f"host {NAMES[killed]} (worker {killed}), ranks {2 * killed}, {2 * killed + 1},"
     assert f"{name} has ended the job: stopped by SIGTERM" in other.err

@@ -47,13 +47,13 @@ def count(found: LineUp | None) -> int:
 def test_it_begins_at_once_when_all_nodes_are_there() -> None:
     since_s = time.monotonic()
     assert count(gathering(lambda: (0, 1, 2), wait_s=60.0).wait(60.0)) == 3
-    assert time.monotonic() - since_s < 5
+    assert time.monotonic() - since_s < 15
 
 
 def test_enough_nodes_wait_a_while_for_the_others() -> None:
     since_s = time.monotonic()
     assert count(gathering(lambda: (0, 2)).wait(60.0)) == 2
-    assert 0.3 <= time.monotonic() - since_s < 5
+    assert 0.3 <= time.monotonic() - since_s < 15
 
 
 def test_a_node_that_comes_while_they_wait_takes_part() -> None:
@@ -77,4 +77,4 @@ def test_too_few_nodes_wait_until_the_limit_and_say_who_is_missing() -> None:
 def test_a_job_that_is_told_to_stop_waits_no_longer() -> None:
     since_s = time.monotonic()
     assert gathering(lambda: (0,), is_stopped=lambda _: True).wait(60.0) is None
-    assert time.monotonic() - since_s < 5
+    assert time.monotonic() - since_s < 15

@@ -305,7 +305,7 @@ def test_pods_that_do_not_end_are_left_after_their_grace(monkeypatch: pytest.Mon
     monkeypatch.setattr("torch_xdist.launcher.k8s.follow._END_MORE_S", 0.1)
     job = Followed(Cluster([[job_set(), pod()]]), replace(LIMITS, grace_s=0.1), [SIGTERM])
     started_s = time.monotonic()
-    assert job.run().exit_code == 143 and time.monotonic() - started_s < 10.0
+    assert job.run().exit_code == 143 and time.monotonic() - started_s < 30
 
 
 def test_a_stop_that_does_not_reach_the_cluster_says_how_to_end_the_job() -> None:

@@ -126,7 +126,7 @@ def test_a_kubectl_that_hangs_is_ended(tmp_path: Path, monkeypatch) -> None:
     started_s = time.monotonic()
     with pytest.raises(HostError, match="`kubectl get` did not answer within 1 s; see whether `ku"):
         Kubectl().run("get", "pods", limit_s=1.0)
-    assert time.monotonic() - started_s < 10.0
+    assert time.monotonic() - started_s < 30
 
 
 def test_a_machine_without_kubectl_is_told(tmp_path: Path, monkeypatch) -> None:

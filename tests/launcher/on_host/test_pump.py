@@ -128,7 +128,7 @@ def test_a_pipe_that_a_leftover_process_holds_ends_the_wait_and_the_close(tmp_pa
     began_s = time.monotonic()
     assert not drained(pump, 0, 0.2)
     pump.close(0.2)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 30
     os.close(write_end)
     assert (tmp_path / "rank-0.log").read_bytes() == b"half a line"
     assert shown.lines == [(0, "half a line")]
@@ -181,7 +181,7 @@ def test_a_slow_terminal_never_slows_a_rank_and_memory_stays_bounded(tmp_path):
     pump.close()
     screen.close(0.1)
     # 20 MB at this terminal's speed of one piece in 0.2 s would take far longer.
-    assert took_s < 15
+    assert took_s < 30
     assert (tmp_path / "rank-0.log").stat().st_size == 20_000_000
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
     assert grown_kib < 100 * 1024
@@ -245,7 +245,7 @@ def test_a_disk_that_hangs_holds_up_a_rank_for_a_moment_only(log_dir, shown, mon
     began_s = time.monotonic()
     write(pump, 0, *[b"x" * 65535 + b"\n"] * 200)
     pump.note(0, "a note does not wait either\n")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 30
     assert len(shown.lines) == 200
     assert len(shown.warnings) == 1
     assert "a write has not come back for 0.5 s; the job goes on" in shown.warnings[0]
@@ -293,7 +293,7 @@ def test_a_flush_waits_for_a_pipe_that_stays_open_no_longer_than_it_may(pump):
     pump.add(3, read_end)
     began_s = time.monotonic()
     pump.flush(3, 0.2)
-    assert 0.2 <= time.monotonic() - began_s < 5
+    assert 0.2 <= time.monotonic() - began_s < 15
     os.close(write_end)
 
 

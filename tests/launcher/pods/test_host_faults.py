@@ -38,7 +38,7 @@ def test_a_host_that_is_killed_is_named_and_the_others_end(on_hosts: Callable, p
     ended = job.end(limit_s=15)
     assert ended.code == ExitCode.HOST
     assert "xla-run: host b (ranks 2, 3) was lost: its stream ended" in ended.err
-    assert time.monotonic() - since_s < 15
+    assert time.monotonic() - since_s < 30
 
 
 def test_a_cut_link_is_noticed_and_each_side_ends_its_ranks(on_hosts: Callable, pod: Pod) -> None:
@@ -49,7 +49,7 @@ def test_a_cut_link_is_noticed_and_each_side_ends_its_ranks(on_hosts: Callable, 
     taken_s = time.monotonic() - since_s
     assert job.process.returncode == ExitCode.HOST
     assert "xla-run: host b (ranks 2, 3) was lost: no word from it for 10 s" in job.texts()
-    assert 8 < taken_s < 15
+    assert 8 < taken_s < 30
     # Nobody can tell the cut-off side: its agent knows by itself.
     assert job.gone(5.0), f"survivors: {job.alive()}"
 
@@ -111,7 +111,7 @@ def test_a_host_that_is_killed_in_an_all_reduce_is_named(
     since_s = time.monotonic()
     pod.hosts["b"].kill()
     ended = job.end(limit_s=20)
-    assert time.monotonic() - since_s < 20
+    assert time.monotonic() - since_s < 40
     assert ended.code == ExitCode.HOST, ended.err
     assert re.search(r"xla-run: host b \(ranks 2, 3\) was lost", ended.err), ended.err
     assert job.gone(5.0), f"survivors: {job.alive()}"

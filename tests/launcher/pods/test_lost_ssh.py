@@ -85,7 +85,7 @@ def test_a_link_that_stays_down_ends_both_sides_in_time(on_hosts: Callable, pod:
     pod.hosts["b"].cut()
     since_s = time.monotonic()
     job.process.wait(14)
-    assert 5 < time.monotonic() - since_s < 14
+    assert 5 < time.monotonic() - since_s < 28
     assert job.process.returncode == ExitCode.HOST
     why = "no word from it for 2 s, and there was no new connection for 4 s"
     assert f"xla-run: host b (ranks 2, 3) was lost: {why}" in job.texts()

@@ -40,7 +40,7 @@ def test_a_cut_between_nodes_ends_the_ranks_of_both_sides(two_hosts: TwoHosts, p
     pod.hosts["b"].cut()
     since_s = time.monotonic()
     ended = [job.end(limit_s=12) for job in (head, node)]
-    assert time.monotonic() - since_s < 12
+    assert time.monotonic() - since_s < 24
     assert [one.code for one in ended] == [ExitCode.HOST, ExitCode.HOST]
     assert "host node1 on b (ranks 2, 3) was lost: no word from it for 3 s" in ended[0].err
     assert f"{pod.hosts['a'].address}:{PORT} was lost: no word from it for 3 s" in ended[1].err

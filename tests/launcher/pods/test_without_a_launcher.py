@@ -95,7 +95,7 @@ def test_scripts_that_nobody_leads_end_on_both_sides_of_a_cut(on_both: Callable,
     pod.hosts["b"].cut()
     since_s = time.monotonic()
     ended = both.jobs[0].end(20)
-    assert time.monotonic() - since_s < 20
+    assert time.monotonic() - since_s < 40
     assert ended.code == ExitCode.HOST, ended.err
     name = f"host {pod.hosts['b'].address} (worker 1), ranks 2, 3,"
     assert f"{name} was lost: no word from it for 10 s" in ended.err

@@ -142,7 +142,7 @@ def test_a_node_ends_soon_after_node_0_was_killed(node: Callable) -> None:
     head.kill()
     since_s = time.monotonic()
     code, _, err = ended(other)
-    assert code == 73 and "was lost: its stream ended" in err and time.monotonic() - since_s < 10
+    assert code == 73 and "was lost: its stream ended" in err and time.monotonic() - since_s < 30
 
 
 def test_ctrl_c_on_node_0_ends_the_check_on_all_nodes(node: Callable) -> None:
@@ -212,4 +212,4 @@ def test_a_node_of_a_range_is_waited_for_as_long_as_a_job_would(
     nodes._links[2] = SimpleNamespace(machine="m")  # type: ignore[assignment]
     began_s = time.monotonic()
     assert [host.name for host in nodes.gather(lambda *_: None)][1:] == ["node2 on m"]
-    assert 0.2 <= time.monotonic() - began_s < 20.0
+    assert 0.2 <= time.monotonic() - began_s < 40

@@ -108,7 +108,7 @@ def test_a_host_that_hangs_is_not_waited_for_and_nothing_of_it_stays(
     since_s = time.monotonic()
     try:
         first, second = asked(["a", "b"], stand_in(tmp_path, before + rest), limit_s=8)
-        assert time.monotonic() - since_s < 14
+        assert time.monotonic() - since_s < 30
         assert first.facts and second.facts is None and not second.gone
         found = judge.troubles([first, second], Plan(job(), 8))
         assert any("host b: " in one.text and "within 8 s" in one.text for one in found)

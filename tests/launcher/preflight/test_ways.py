@@ -41,13 +41,13 @@ def test_a_way_into_nowhere_is_given_up() -> None:
             sock.connect_ex(full.getsockname())
         since_s = time.monotonic()
         (found,) = ways.reach({1: [full.getsockname()]}, 0.5).values()
-    assert found["why_not"] == "timed out" and time.monotonic() - since_s < 3
+    assert found["why_not"] == "timed out" and time.monotonic() - since_s < 15
 
 
 def test_a_rate_is_measured_in_both_directions(place: ways.Address) -> None:
     since_s = time.monotonic()
     found = ways.rate(place, TOKEN, 0.2)
-    assert 0.2 <= time.monotonic() - since_s < 3
+    assert 0.2 <= time.monotonic() - since_s < 15
     assert 0 < found["round_trip_ms"] < 1000
     assert min(found["there_bytes_per_s"], found["back_bytes_per_s"]) > 1e6
 

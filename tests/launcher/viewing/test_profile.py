@@ -196,7 +196,7 @@ def test_a_rank_that_does_not_answer_is_named_after_its_time(
     began_s = time.monotonic()
     with pytest.raises(HostError, match="job j: no profile of rank 1; the job runs on"):
         filed(head, tmp_path / "out")
-    assert time.monotonic() - began_s < 5.0
+    assert time.monotonic() - began_s < 15
     assert "rank 1 (host a): no profile: no answer within" in capsys.readouterr().err
     (file,) = tmp_path.glob("out/plugins/profile/*/*")
     assert file.name == "rank-0-a.xplane.pb" and file.read_bytes() == b"whole file"

@@ -42,7 +42,7 @@ def test_logs_and_attach_end_with_their_reader_and_the_job_runs_on(start: Callab
         process = shown(job, words)
         began_s = time.monotonic()
         assert process.wait(20) == reader.NO_READER
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < 15
         assert process.stderr is not None and "Traceback" not in process.stderr.read()
         process.stderr.close()
     (job.folder / "stop").write_text("x")

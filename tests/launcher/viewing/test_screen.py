@@ -90,7 +90,7 @@ def test_nobody_waits_for_a_terminal_that_does_not_read(tty: bool) -> None:
         screen("note", text="a note")
         screen("log", rank=0, lines=["y" * 40])
     screen.close(limit_s=0.5)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 30
     out.released.set()
 
 

@@ -149,7 +149,7 @@ def test_a_flood_from_one_address_leaves_room_for_the_hosts(fellow: Callable) ->
     ]
     since_s = time.monotonic()
     all_come(fellow, first, SECRET)
-    assert time.monotonic() - since_s < 5
+    assert time.monotonic() - since_s < 15
     for sock in flood:
         sock.close()
 
