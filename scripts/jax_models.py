@@ -38,7 +38,13 @@ def attention(p: Params, block: str, x: jax.Array, heads: int, causal: bool) -> 
     q, k, v = split[:, :, 0], split[:, :, 1], split[:, :, 2]
     # cuDNN's on a GPU; the other way on a CPU.
     way = "cudnn" if jax.default_backend() == "gpu" else "xla"
-    y = jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=way)
+    named = {"is_causal": causal, "implementation": way}
+    if t % 2 and way == "cudnn":
+        # JAX has no gradient of cuDNN's for an odd length: one more, which is passed over.
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+        lengths = jnp.full(b, t, jnp.int32)
+        named |= {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    y = jax.nn.dot_product_attention(q, k, v, **named)[:, :t]
     return linear(p, f"{block}out", y.reshape(b, t, d))
 
 

@@ -24,6 +24,11 @@ class Choices(NamedTuple):
         has_fused_attention: cuDNN's, which XLA calls for halves.
         rounds_products: products of halves are asked for as halves: they are summed in float32 and
             rounded once there too, and XLA's kernels for them are better.
+        keeps_halves: what is exact in halves, or rounded once there too, is computed in them: of
+            float32 in between XLA would store that.
+        has_cudnn: convolutions of planes are cuDNN's, which has channels last: those of 1x1 kernels
+            and of halves are asked for as what they are.
+        reads_once: batch norm's statistics are taken in one pass over its input.
         pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
         combines: its compiler makes few collectives of many small ones, without a copy.
@@ -40,6 +45,9 @@ class Choices(NamedTuple):
     has_tf32: bool = False
     has_fused_attention: bool = False
     rounds_products: bool = False
+    keeps_halves: bool = False
+    has_cudnn: bool = False
+    reads_once: bool = False
     pairs_aliases: bool = False
     has_own_options: bool = False
     combines: bool = False
@@ -64,6 +72,9 @@ CHOICES = {
         has_tf32=True,
         has_fused_attention=True,
         rounds_products=True,
+        keeps_halves=True,
+        has_cudnn=True,
+        reads_once=True,
         pairs_aliases=True,
     ),
     "tpu": Choices(

@@ -131,9 +131,7 @@ def _by_cudnn(
     is_causal: bool, scale: float, *operands: jax.Array
 ) -> tuple[jax.Array, Callable[[jax.Array], tuple[jax.Array, ...]]]:
     """cuDNN's result, and its gradients by that of the result."""
-    whole = functools.partial(
-        jax.nn.dot_product_attention, is_causal=is_causal, scale=scale, implementation="cudnn"
-    )
+    whole = functools.partial(_whole_by_cudnn, is_causal, scale)
     # cuDNN has heads behind the sequence; XLA makes the exchange a layout where it can.
     found, pull = jax.vjp(whole, *(array.swapaxes(1, 2) for array in operands))
 
@@ -141,6 +139,21 @@ def _by_cudnn(
         return tuple(part.swapaxes(1, 2) for part in pull(grad.swapaxes(1, 2)))
 
     return found.swapaxes(1, 2), back
+
+
+def _whole_by_cudnn(
+    is_causal: bool, scale: float, query: jax.Array, key: jax.Array, value: jax.Array
+) -> jax.Array:
+    """Of [b, t, heads, d]; JAX has no gradient for an odd t, so one more is passed over."""
+    named = {"is_causal": is_causal, "scale": scale, "implementation": "cudnn"}
+    b, t = query.shape[:2]
+    if t % 2 == 0:
+        return jax.nn.dot_product_attention(query, key, value, **named)
+    lengths = jnp.full(b, t, jnp.int32)
+    named |= {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    one_more = ((0, 0), (0, 1), (0, 0), (0, 0))
+    even = [jnp.pad(array, one_more) for array in (query, key, value)]
+    return jax.nn.dot_product_attention(*even, **named)[:, :t]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

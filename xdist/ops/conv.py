@@ -6,7 +6,8 @@ one, so it needs no fourth. Each of the three has four forms, chosen by shapes a
 1x1 kernels, a sum of shifted products for depthwise kernels, one convolution per group, and XLA's
 own convolution (of planes; volumes are turned into them). XLA's CPU backend needs the others: its
 grouped convolutions are 10 to 100 times slower than the sums and the parts. There the gradients
-have forms of their own, which `conv_rules.py` chooses.
+have forms of their own, which `conv_rules.py` chooses. On GPUs 1x1 kernels over planes are cuDNN's
+too: products would have channels first where cuDNN has them last, and transposes around each.
 """
 
 import math
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.ops import conv_rules
+from torch_xdist.ops import conv_rules, forms
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import (
     MOST_TAPS,
@@ -59,8 +60,16 @@ def _window(
     return Window(each(stride), low, high, each(dilation), groups)
 
 
-def _is_pointwise(kernel: Sequence[int], window: Window) -> bool:
-    return math.prod(kernel) == 1 and window.groups == 1 and not any(window.padding + window.high)
+def _is_pointwise(kernel: Sequence[int], window: Window, dtype: jnp.dtype) -> bool:
+    """Whether it is one product, and better so."""
+    is_product = math.prod(kernel) == 1 and window.groups == 1
+    return is_product and not any(window.padding + window.high) and not _is_cudnns(dtype, window)
+
+
+def _is_cudnns(dtype: jnp.dtype, window: Window) -> bool:
+    """Whether cuDNN computes it: convolutions of planes, of no integers."""
+    is_plane = len(window.stride) == 2 and window.groups == 1
+    return forms.chosen().has_cudnn and is_plane and jnp.issubdtype(dtype, jnp.floating)
 
 
 def _is_depthwise(weight_shape: Sequence[int], window: Window) -> bool:
@@ -72,9 +81,18 @@ def _is_split(window: Window) -> bool:
     return 1 < window.groups <= _MOST_GROUPS
 
 
+def _rounded(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
+    """The direct convolution in the dtype of `x`, to which half precision is rounded once."""
+    if _is_cudnns(x.dtype, window) and x.dtype == w.dtype:
+        # cuDNN sums halves in float32 and rounds them itself. Asked for float32, JAX would widen
+        # what it is given as well.
+        return native(x, w, window)
+    return _direct(x, w, window).astype(x.dtype)
+
+
 def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
-    """x [n, c, *in], w [o, c / groups, *kernel] -> [n, o, *out]."""
-    if _is_pointwise(w.shape[2:], window):
+    """x [n, c, *in], w [o, c / groups, *kernel] -> [n, o, *out]; halves are not rounded yet."""
+    if _is_pointwise(w.shape[2:], window, x.dtype):
         return pointwise(x, w, window, wide(x.dtype))
     if _is_depthwise(w.shape, window):
         return settled(depthwise(x, w, window))
@@ -88,7 +106,7 @@ def _input_gradient(
     grad: jax.Array, w: jax.Array, shape: Sequence[int], window: Window
 ) -> jax.Array:
     """The gradient of the direct convolution by its input, which has `shape`."""
-    if _is_pointwise(w.shape[2:], window):
+    if _is_pointwise(w.shape[2:], window, grad.dtype):
         return _transposed(lambda x: pointwise(x, w, window), grad, shape)
     if _is_depthwise(w.shape, window):
         return settled(depthwise_input_gradient(grad, w, shape, window))
@@ -127,7 +145,7 @@ def _weight_gradient(
     grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
 ) -> jax.Array:
     """The gradient of the direct convolution by its weight, which has `shape`."""
-    if _is_pointwise(shape[2:], window):
+    if _is_pointwise(shape[2:], window, x.dtype):
         return pointwise_weight_gradient(grad, x, shape, window)
     # Of one channel in all, XLA's own is faster: 0.2 ms in a step of MNIST, by products 2.
     if _is_depthwise(shape, window) and window.groups > 1:
@@ -194,6 +212,8 @@ def convolution(
             input, weight = input.astype(wide(input.dtype)), weight.astype(wide(weight.dtype))
         shape = _result_shape(input, weight, window, True)
         out = _input_gradient(input, weight, shape, window)
+    elif bias is None:
+        out = _rounded(input, weight, window)
     else:
         out = _direct(input, weight, window)
     if bias is not None:

@@ -17,11 +17,11 @@ from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
 
 from torch_xdist.core.record import symbolic_trace
-from torch_xdist.core.record.promote import SELECTORS, computation_dtype
+from torch_xdist.core.record.promote import SELECTORS, computation_dtype, is_no_less_in_halves
 from torch_xdist.core.trace.plans import Compute, CpuOnly, Param, Plan, ScalarParam, fill, fit
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.dtypes import to_jax
-from torch_xdist.ops import load_all
+from torch_xdist.ops import forms, load_all
 from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 
 load_all()
@@ -113,8 +113,8 @@ class ByLowering:
         plan = self._plan
         if self._dtypes is None:
             self._dtypes = _dtypes_of(plan)
-        dtype, of_numbers, selected = self._dtypes
-        if dtype is not None:
+        dtype, of_numbers, selected, is_no_less = self._dtypes
+        if dtype is not None and not (is_no_less and forms.chosen().keeps_halves):
             operands = [x if i in selected else x.astype(dtype) for i, x in enumerate(operands)]
         given = iter(scalars if of_numbers is None else [n.astype(of_numbers) for n in scalars])
         args = [fill(mark, operands, given) for mark in plan.args]
@@ -130,18 +130,28 @@ class _Dtypes(NamedTuple):
     Attributes:
         of_operands, of_numbers: None: in their own.
         selected: operands that choose between others, and keep theirs.
+        is_no_less: it is the same in the halves that the operands are.
     """
 
     of_operands: np.dtype | None
     of_numbers: np.dtype | None
     selected: frozenset[int]
+    is_no_less: bool
 
 
 def _dtypes_of(plan: Plan) -> _Dtypes:
     dtype = _pointwise_dtype(plan) if plan.op is not None and plan.op.is_pointwise else None
     of_numbers = None if plan.name.startswith(_OF_LISTS) else dtype or _number_dtype(plan)
     selected = _selected_operands(plan) if dtype is not None else frozenset()
-    return _Dtypes(dtype, of_numbers, selected)
+    return _Dtypes(dtype, of_numbers, selected, dtype is not None and _is_no_less(plan, selected))
+
+
+def _is_no_less(plan: Plan, selected: frozenset[int]) -> bool:
+    out = plan.types[0]
+    operands = [k.dtype for i, k in enumerate(plan.operand_types) if i not in selected]
+    marks = [*plan.args, *plan.kwargs.values()]
+    numbers = [mark for mark in marks if not isinstance(mark, Param)]
+    return out is not None and is_no_less_in_halves(plan.name, operands, numbers, out.dtype)
 
 
 def _pointwise_dtype(plan: Plan) -> np.dtype | None:

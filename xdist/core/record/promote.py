@@ -18,6 +18,13 @@ HALVES_STAY = frozenset({"aten.nextafter.default", "aten.nan_to_num.default"})
 # Where both operands are halves: float32 has twice their digits, so a product that is computed in
 # it and rounded is the rounded product.
 _PRODUCTS = frozenset({"aten.mul.Tensor"})
+# What is exact in halves, or rounded once. Of equal dtypes, and with no number but 0.
+_NO_LESS_IN_HALVES = frozenset(
+    """
+    aten.abs.default aten.add.Tensor aten.maximum.default aten.minimum.default aten.neg.default
+    aten.relu.default aten.sub.Tensor aten.threshold_backward.default aten.where.self
+    """.split()
+)
 _HALF = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -46,3 +53,15 @@ def computation_dtype(
     if name in _PRODUCTS and not scalars and all(x.dtype == common for x in operands):
         return common
     return common if name in HALVES_STAY else _HALF.get(common, common)
+
+
+def is_no_less_in_halves(
+    name: str, operands: Sequence[torch.dtype], numbers: Sequence[Any], out: torch.dtype
+) -> bool:
+    """Whether row `name` gives the same in halves as in float32 that is rounded to them.
+
+    Args:
+        numbers: what stands for them: those that come while it runs may be any.
+    """
+    is_half = out in _HALF and all(dtype is out for dtype in operands)
+    return is_half and name in _NO_LESS_IN_HALVES and all(type(n) in (int, float) and not n for n in numbers)

@@ -11,6 +11,7 @@
 - torch's flags of TF32, for products and for convolutions: in the key of programs for GPUs.
 - torch's flags of the parts of sums over halves: in the key of programs for GPUs.
 - torch's flags of other backends (cuDNN, MKL, denormals): nothing of them is used here.
+- which forms operators have, by its platform: in the key of a program.
 - how wide positions are in a program, by its platform: in the key of a program.
 - variables that store dtypes narrower (XLA_USE_BF16, ...): read once for each dtype.
 """
@@ -22,7 +23,7 @@ import torch
 from jax._src import config
 from jax.lax import Precision
 
-from torch_xdist.ops import exactness, positions
+from torch_xdist.ops import exactness, forms, positions
 from torch_xdist.platforms import Choices
 
 _tracing = getattr(config, "trace_context", None)
@@ -46,6 +47,7 @@ def follow_torch(choices: Choices) -> None:
     JAX takes TF32 for what is float32 unless it is told otherwise; torch only for convolutions.
     Parts of a sum may be rounded to halves before they are added, as in torch, by flags as well.
     """
+    forms.choose(choices)
     positions.count_narrowly(choices.counts_narrowly)
     exactness.round_products(_rounded() if choices.rounds_products else ())
     if not choices.has_tf32:
@@ -86,5 +88,5 @@ def of_program(choices: Choices | None = None) -> Any:
     if choices is not None:
         follow_torch(choices)
     tracing = _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    halves = exactness.rounded_products()
-    return tracing, exactness.of_convolutions(), positions.are_narrow(), halves
+    products = exactness.of_convolutions(), exactness.rounded_products()
+    return tracing, products, positions.are_narrow(), forms.chosen().name
