@@ -326,8 +326,8 @@ def on_a_gpu(x: torch.Tensor, w: torch.Tensor, **options: Any) -> list[tuple[str
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gpus_are_asked_for_convolutions_of_planes_as_what_they_are(kernel, stride) -> None:
-    # A text is for this CPU, whose own gradients are those of few samples and channels.
-    x, w = torch.ones(8, 16, 6, 6), torch.ones(4, 16, *kernel)
+    # A text is for this CPU, which has gradients of its own for fewer.
+    x, w = torch.ones(8, 16, 10, 10), torch.ones(4, 16, *kernel)
     assert on_a_gpu(x, w, stride=stride) == [("f32", "convolution")] * 3
     halves = on_a_gpu(x.bfloat16(), w.bfloat16(), stride=stride)
     assert halves == [("bf16", "convolution")] * 3

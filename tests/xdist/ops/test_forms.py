@@ -6,7 +6,7 @@ from torch_xdist.ops import forms
 
 
 def test_a_programs_key_says_for_which_platform_its_forms_are() -> None:
-    keys = {name: global_state.of_program(x) for name, x in platforms.CHOICES.items()}
-    assert len({*keys.values()}) == len(keys)
-    assert global_state.of_program(platforms.CHOICES["cpu"]) == keys["cpu"]
-    assert forms.chosen() is platforms.CHOICES["cpu"]
+    # That of GPUs sets JAX's precision for the process as well.
+    for name in ("tpu", "cpu"):
+        assert name in global_state.of_program(platforms.CHOICES[name])
+        assert forms.chosen() is platforms.CHOICES[name]
