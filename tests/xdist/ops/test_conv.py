@@ -1,6 +1,7 @@
 """Convolutions on the device equal eager torch's, in every form the lowering takes."""
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,11 @@ import torch
 import torch.nn.functional as F
 from devices_agree import both
 
+import torch_xla
+from torch_xdist import platforms
+from torch_xdist.ahead import step
+from torch_xdist.core.devices import aim
+from torch_xdist.core.devices import device as devices_here
 from torch_xdist.ops import conv_rules
 from torch_xdist.ops.conv import convolution_backward
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
@@ -297,3 +303,58 @@ def test_a_half_precision_volume_is_rounded_once(dtype: torch.dtype) -> None:
         or (found.double() - exact).abs().max()
         <= (exact.to(dtype).double() - exact).abs().max() * 1.01
     )
+
+
+class Gpu:
+    """Of a device that is not here, what is looked at."""
+
+    platform = "gpu"
+
+
+def on_a_gpu(x: torch.Tensor, w: torch.Tensor, **options: Any) -> list[tuple[str, str]]:
+    """The dtypes of the convolutions and products that a GPU is given, in HLO."""
+    leaves = [t.to("xla").requires_grad_() for t in (x, w)]
+    with aim.at([Gpu()]):
+        found = getattr(F, f"conv{x.dim() - 2}d")(*leaves, **options)
+        found.backward(torch.ones_like(found))
+        pending = [found, *(leaf.grad for leaf in leaves)]
+        text = str(torch_xla._XLAC._get_xla_tensors_hlo(pending))
+    step.forget()
+    return re.findall(r"= (\w+)\[[^ ]* (dot|convolution)\(", text)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gpus_are_asked_for_convolutions_of_planes_as_what_they_are(kernel, stride) -> None:
+    # A text is for this CPU, which has gradients of its own for fewer.
+    x, w = torch.ones(8, 16, 10, 10), torch.ones(4, 16, *kernel)
+    assert on_a_gpu(x, w, stride=stride) == [("f32", "convolution")] * 3
+    halves = on_a_gpu(x.bfloat16(), w.bfloat16(), stride=stride)
+    assert halves == [("bf16", "convolution")] * 3
+
+
+def test_a_bias_is_added_before_halves_are_rounded() -> None:
+    x, w = torch.ones(2, 8, 6, 6).bfloat16(), torch.ones(4, 8, 3, 3).bfloat16()
+    bias = torch.ones(4).bfloat16().to("xla")
+    assert on_a_gpu(x, w, bias=bias)[0] == ("f32", "convolution")
+
+
+def test_sequences_and_volumes_stay_products_on_gpus() -> None:
+    for sizes in ((6,), (6, 6, 6)):
+        x, w = torch.ones(2, 8, *sizes), torch.ones(4, 8, *[1] * len(sizes))
+        assert {name for _, name in on_a_gpu(x, w)} == {"dot"}
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"groups": 2}, {"padding": 1}])
+def test_values_as_a_gpu_computes_them_are_torchs(kernel, options, monkeypatch) -> None:
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    monkeypatch.setattr(here, "choices", here.choices._replace(has_cudnn=True))
+    x, w, bias = arrays((3, 4, 7, 6), (6, 4 // options.get("groups", 1), *kernel), 6)
+    both(lambda *a: F.conv2d(*a, **options), x, w)
+    both(lambda *a: F.conv2d(*a, **options), x, w, bias)
+
+
+def test_convolutions_are_so_on_gpus_alone() -> None:
+    assert [name for name, x in platforms.CHOICES.items() if x.has_cudnn] == ["cuda"]

@@ -5,6 +5,10 @@ import torch
 import torch.nn.functional as F
 from devices_agree import both, served_by_cpu
 
+import torch_xla
+from torch_xdist import platforms
+from torch_xdist.core.devices import device as devices_here
+
 
 def normal(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     torch.manual_seed(0)
@@ -110,3 +114,44 @@ def test_evaluation_stays_on_the_device() -> None:
         return F.batch_norm(x, mean, var)
 
     assert served_by_cpu(norm, *normal((6, 3))) == []
+
+
+@pytest.fixture
+def in_one_pass(monkeypatch):
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    monkeypatch.setattr(here, "choices", here.choices._replace(reads_once=True))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_batch_norm_in_one_pass_equals_eager(in_one_pass, samples) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean = torch.linspace(0, 1, 3, dtype=x.dtype, device=x.device)
+        var = torch.linspace(1, 2, 3, dtype=x.dtype, device=x.device)
+        out = F.batch_norm(x, mean, var, weight, bias, True, 0.3, 1e-5)
+        return out, mean, var
+
+    both(norm, *normal((samples, 3, 5, 5), (3,), (3,)))
+    both(norm, *normal((samples + 1, 3), (3,), (3,)))
+
+
+@pytest.mark.parametrize("first", [0.0, 1e4])
+def test_one_pass_loses_nothing_where_the_mean_is_large(in_one_pass, first) -> None:
+    x = normal((16, 3, 8, 8))[0].float() + 1000
+    x[0] += first
+    got = F.batch_norm(x.to("xla"), None, None, training=True, eps=1e-12).cpu()
+    exact = F.batch_norm(x.double(), None, None, training=True, eps=1e-12)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=2e-4)
+
+
+def test_one_pass_of_equal_numbers_finds_no_variance(in_one_pass) -> None:
+    x = torch.full((5, 2, 3, 3), 0.1)
+    var = torch.ones(2, device="xla")
+    F.batch_norm(x.to("xla"), torch.zeros(2, device="xla"), var, training=True, momentum=1)
+    assert (var.cpu() >= 0).all() and (var.cpu() < 1e-12).all()
+    x[2] = torch.nan
+    assert F.batch_norm(x.to("xla"), None, None, training=True).isnan().all()
+
+
+def test_gpus_alone_take_one_pass() -> None:
+    assert [name for name, x in platforms.CHOICES.items() if x.reads_once] == ["cuda"]

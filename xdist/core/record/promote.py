@@ -64,4 +64,8 @@ def is_no_less_in_halves(
         numbers: what stands for them: those that come while it runs may be any.
     """
     is_half = out in _HALF and all(dtype is out for dtype in operands)
-    return is_half and name in _NO_LESS_IN_HALVES and all(type(n) in (int, float) and not n for n in numbers)
+    return (
+        is_half
+        and name in _NO_LESS_IN_HALVES
+        and all(type(n) in (int, float) and not n for n in numbers)
+    )

@@ -116,3 +116,19 @@ def test_the_lowered_program_calls_cudnn_both_ways(on_gpu):
     assert "__cudnn$fmhaSoftmax" in text and "__cudnn$fmhaSoftmaxBackward" in text
     assert '"CAUSAL"' in text or "CAUSAL" in text
     assert "x128x128x" not in text
+
+
+def test_an_odd_length_has_a_gradient_too(on_gpu):
+    x = jax.ShapeDtypeStruct((2, 4, 197, 64), jnp.bfloat16)
+
+    def both(*operands):
+        y, pull = jax.vjp(lambda *a: attend_by_cudnn(*a, False, 0.125), *operands)
+        return y, pull(y)
+
+    assert [part.shape for part in jax.tree.leaves(jax.eval_shape(both, x, x, x))] == [x.shape] * 4
+    text = jax.jit(both).trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaSoftmaxBackward" in text and "PADDING" in text
+    assert "x198x198x" not in text
+    given = [part.requires_grad_() for part in operands(t=17)]
+    F.scaled_dot_product_attention(*given).sum().backward()
+    assert "attention_by_cudnn" in named(given[0].grad)

@@ -5,8 +5,11 @@ import operator
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch_xla
+from torch_xdist import platforms
+from torch_xdist.core.devices import device as devices_here
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32,
@@ -147,3 +150,68 @@ def test_products_of_halves_are_those_of_float32_rounded(dtype):
     product = x.to("xla") * y.to("xla")
     assert "f32" not in torch_xla._XLAC._get_xla_tensors_hlo([product])
     assert torch.equal(product.cpu(), x * y)
+
+
+HALVES = [torch.bfloat16, torch.float16]
+NO_LESS = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "relu": lambda x, y: F.relu(x) * y,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "where": lambda x, y: torch.where(torch.arange(len(x), device=x.device) % 3 == 0, x, y),
+    "neg and abs": lambda x, y: (-x) * abs(y),
+    "relu's gradient": lambda x, y: torch.ops.aten.threshold_backward(x, y, 0),
+}
+LESS = {
+    "another dtype": lambda x, y: x.float() + y,
+    "a weight": lambda x, y: torch.add(x, y, alpha=0.1),
+    "a number": lambda x, y: torch.ops.aten.threshold_backward(x, y, 0.1),
+    "a quotient": torch.div,
+}
+
+
+def all_pairs(dtype):
+    """Every 97th number of the dtype with every 101st, nan and infinities among them."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    # XLA's programs for CPUs have no subnormal float32.
+    bits = bits[~(bits.abs() < 2 * torch.finfo(dtype).tiny)]
+    return [
+        part.reshape(-1).contiguous()
+        for part in torch.meshgrid(bits[::97], bits[::101], indexing="ij")
+    ]
+
+
+@pytest.fixture
+def halves_stay(monkeypatch):
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    monkeypatch.setattr(here, "choices", here.choices._replace(keeps_halves=True))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", NO_LESS)
+def test_halves_that_stay_halves_give_what_torch_gives(halves_stay, name, dtype):
+    function = NO_LESS[name]
+    x, y = all_pairs(dtype)
+    expected, got = function(x, y), function(x.to("xla"), y.to("xla")).cpu()
+    atol = torch.finfo(dtype).tiny if dtype is torch.bfloat16 else 0
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol, equal_nan=True)
+
+
+def hlo(function, dtype):
+    x, y = (torch.ones(4, dtype=dtype).to("xla") for _ in range(2))
+    return str(torch_xla._XLAC._get_xla_tensors_hlo([function(x, y)]))
+
+
+@pytest.mark.parametrize("name", NO_LESS | LESS)
+def test_only_what_is_exact_or_rounded_once_stays_in_halves(halves_stay, name, monkeypatch):
+    function = (NO_LESS | LESS)[name]
+    assert ("f32[" in hlo(function, torch.bfloat16).split("ENTRY")[1]) == (name in LESS)
+    monkeypatch.undo()
+    if name not in ("neg and abs",):
+        assert "f32[" in hlo(function, torch.bfloat16).split("ENTRY")[1]
+
+
+def test_halves_stay_on_gpus_alone():
+    assert [name for name, x in platforms.CHOICES.items() if x.keeps_halves] == ["cuda"]
