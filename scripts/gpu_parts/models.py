@@ -272,7 +272,10 @@ def _traced(launch: Launch, wait: Launch) -> dict[str, Any]:
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, create_perfetto_trace=True):
+        # Python's own calls, traced, would take longer than the device.
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        with jax.profiler.trace(folder, create_perfetto_trace=True, profiler_options=options):
             for _ in range(_TRACED_STEPS):
                 launch()
             wait()

@@ -58,15 +58,15 @@ def check(program: Program, jax_device: Any) -> None:
             f" {there} in all; {_ADVICE}"
         )
     if operands and there and results + between > there // _SMALL_PART:
-        program.asks_bytes = results + between
+        program.asks_bytes, program.asks_of = results + between, jax_device
 
 
-def make_room(program: Program, jax_device: Any) -> None:
+def make_room(program: Program) -> None:
     """Raise OutOfMemoryError where a device is too full for one more run of a program.
 
     What runs meanwhile is waited for first: it may give memory back.
     """
-    asked = program.asks_bytes
+    asked, jax_device = program.asks_bytes, program.asks_of
     if _is_room(asked, jax_device):
         return
     for array in jax.live_arrays():

@@ -412,8 +412,6 @@ def execute(
     program: Program, launch: Launch, results: list[list[jax.Array]], kind: str = ""
 ) -> None:
     """Run the program of a launch; its results are then the one element of `results`."""
-    if program.asks_bytes:
-        memory_bounds.make_room(program, launch.device.jax)
     name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
     try:
@@ -436,6 +434,8 @@ def run(
         arguments: what `Program.run` takes.
         name: of the metric that the run is a sample of.
     """
+    if program.asks_bytes:
+        memory_bounds.make_room(program)
     metrics.look()
     started = time.perf_counter()
     direct = getattr(program.executable, "direct", None)

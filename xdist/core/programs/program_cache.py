@@ -44,6 +44,7 @@ class Program:
         run: `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars,
             and returns the value of each slot of `outs`.
         asks_bytes: what a run takes of a GPU's memory beside its operands; 0 where it is little.
+        asks_of: that GPU.
     """
 
     executable: Any
@@ -57,6 +58,7 @@ class Program:
     run_tally: metrics.Tally
     run: Any = None
     asks_bytes: int = 0
+    asks_of: Any = None
     # When it was last asked for, by the clock of the cache.
     used: int = 0
     # Whether the cache has it.

@@ -27,11 +27,12 @@ from torch_xdist.core.tapes.partial_run import copy_rows, has_collective, needed
 from torch_xdist.core.trace import notes, op_counts, placeholders
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
-from torch_xdist.errors import CutError, ValueLostError, in_forked_child
+from torch_xdist.errors import CutError, OutOfMemoryError, ValueLostError, in_forked_child
 
 _STUCK = (
-    "xla: the pending program could not be compiled, so it stays pending. Tensors that need nothing"
-    " of what failed can be read; delete those that do, and the next sync leaves it out"
+    "xla: the pending program could not be compiled, or had no room, so it stays pending. Tensors"
+    " that need nothing of what failed can be read; delete those that do, and the next sync leaves"
+    " it out"
 )
 # How many failed epochs a trace can explain.
 _EXPLAINED = 16
@@ -133,7 +134,8 @@ class DeviceTrace(Trace):
                     raise
                 raise loss from error
             run.live = ()  # The error may outlive tensors whose rows the next cut leaves out.
-            self._is_stuck = run.is_compiling and isinstance(error, Exception)
+            is_refused = run.is_compiling or isinstance(error, OutOfMemoryError)
+            self._is_stuck = is_refused and isinstance(error, Exception)
             if self._is_stuck:
                 error.add_note(_STUCK)
             self._restore(tape)
