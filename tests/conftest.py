@@ -45,10 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     device = os.environ.get("PJRT_DEVICE") or "CPU"
     for item in items:
         row = rows.get((item.path, getattr(item, "originalname", item.name)))
-        if row is not None:
+        if row is not None and not _is_a_long_case(item):
             item.add_marker(pytest.mark.fault(row))
         if device != "CPU" and item.get_closest_marker("on_cpu"):
             item.add_marker(pytest.mark.skip(f"it is about a CPU, and PJRT_DEVICE is {device}"))
+
+
+def _is_a_long_case(item: pytest.Item) -> bool:
+    """Whether it is one of several cases of a test, and marked as long by itself."""
+    of_all = {mark.name for mark in getattr(getattr(item, "function", None), "pytestmark", ())}
+    return "long" not in of_all and item.get_closest_marker("long") is not None
 
 
 @pytest.fixture(autouse=True, scope="module")

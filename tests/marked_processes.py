@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch_xdist.system import process_tree
 
-_GONE_S = 5.0
+_GONE_S = 15.0
 
 
 @contextlib.contextmanager

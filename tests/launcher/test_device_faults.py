@@ -10,6 +10,7 @@ ALL_DOWN_S = 5.0
 NAMED_S = 10.0
 WARM = {"XLA_RUN_PREIMPORT": "torch,jax,torch_xla.core.xla_model,torch.distributed.tensor"}
 OPTIONS = ("--nprocs", "4", "--beat-every", "0.5")
+LONG = pytest.mark.long
 LOOP = """
 import torch
 import torch_xla.core.xla_model as xm
@@ -40,7 +41,9 @@ def loop(fault: str, victim: int = 1, workers: int = 0) -> str:
     return LOOP.format(fault=fault, victim=victim, workers=workers)
 
 
-@pytest.mark.parametrize(("victim", "workers"), [(0, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("victim", "workers"), [pytest.param(0, 0, marks=LONG), pytest.param(2, 0, marks=LONG), (2, 2)]
+)
 def test_a_rank_killed_while_its_peers_wait_in_a_collective_is_blamed(
     run: Callable, victim: int, workers: int
 ) -> None:
@@ -62,7 +65,11 @@ def test_an_exception_while_peers_wait_in_a_collective_is_the_only_traceback(run
 
 @pytest.mark.parametrize(
     ("transport", "options"),
-    [("shared memory", OPTIONS), ("gloo", OPTIONS), ("shared memory", OPTIONS[:2])],
+    [
+        ("shared memory", OPTIONS),
+        pytest.param("gloo", OPTIONS, marks=LONG),
+        pytest.param("shared memory", OPTIONS[:2], marks=LONG),
+    ],
     ids=["shared memory", "gloo", "beats as usual"],
 )
 def test_a_rank_that_finishes_while_others_wait_for_it_fails_the_job_in_time(

@@ -14,6 +14,7 @@ import pytest
 TWO = ("--nprocs", "2", "--beat-every", "0.2")
 WARM = {"XLA_RUN_PREIMPORT": "torch,jax,torch_xla.core.xla_model,torch.distributed.tensor"}
 GLOO = {**WARM, "XDIST_TRANSPORT": "gloo"}
+LONG = pytest.mark.long
 LOOP = """
 import torch
 import torch_xla.core.xla_model as xm
@@ -33,7 +34,9 @@ def train(before_step=lambda step: None, steps=60):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", ["shared memory", "gloo"])
+@pytest.mark.parametrize(
+    "transport", ["shared memory", pytest.param("gloo", marks=pytest.mark.long)]
+)
 def test_a_rank_asleep_in_python_is_named_with_its_line_and_killed_if_asked(
     run: Callable, transport: str
 ) -> None:
@@ -101,8 +104,8 @@ xm.mark_step()
 @pytest.mark.parametrize(
     ("env", "absent", "words"),
     [
-        (GLOO, 1, r"rank 0 starts its device, where all ranks meet \(train\.py:\d+\)"),
-        (GLOO, 0, r"rank 1 starts its device, where all ranks meet \(train\.py:\d+\)"),
+        pytest.param(*(GLOO, 1, r"rank 0 starts its device, where all ranks"), marks=LONG),
+        pytest.param(*(GLOO, 0, r"rank 1 starts its device, where all ranks"), marks=LONG),
         (WARM, 0, r"rank 1 starts its device, where all ranks meet \(train\.py:\d+\)"),
         (WARM, 1, r"rank 0 waits in all_reduce #1 \(train\.py:\d+\)"),
     ],

@@ -109,7 +109,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("victim", ["caller", "nursery", "agent", "conductor"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "caller",
+        "nursery",
+        *(pytest.param(v, marks=pytest.mark.long) for v in ("agent", "conductor")),
+    ],
+)
 def test_nothing_is_left_whoever_of_an_inherited_family_is_killed(
     start: Callable, victim: str
 ) -> None:

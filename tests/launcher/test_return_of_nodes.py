@@ -37,7 +37,7 @@ def running(nodes: Nodes, way: Way, body: str, *options: str) -> tuple[Any, Any]
     return jobs
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("in_order", [pytest.param(False, marks=pytest.mark.long), True])
 def test_connections_that_are_ended_on_the_way_lose_no_line_and_repeat_none(
     nodes: Nodes, way: Way, in_order: bool
 ) -> None:

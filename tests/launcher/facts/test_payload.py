@@ -115,6 +115,7 @@ def test_functions_of_a_module_that_no_search_finds_go_by_value(tmp_path, monkey
     assert in_a_fresh_process(payload.dumps(partial), tmp_path) == 10
 
 
+@pytest.mark.long
 def test_modules_of_a_class_of_their_own_go_by_name(tmp_path):
     data = run_script(
         """

@@ -103,7 +103,7 @@ for step in range(10_000):
 """
 
 
-@pytest.mark.parametrize("size", [10, 5_000_000])
+@pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.long), 5_000_000])
 def test_a_host_that_is_killed_in_an_all_reduce_is_named(
     on_hosts: Callable, pod: Pod, size: int
 ) -> None:

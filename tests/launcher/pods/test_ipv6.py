@@ -60,6 +60,7 @@ def told(folder: Path) -> set[str]:
     return {json.loads((folder / f"rank{rank}").read_text()) for rank in range(4)}
 
 
+@pytest.mark.long
 def test_nodes_come_and_their_ranks_meet(start: Callable, pod: Pod, tmp_path: Path) -> None:
     hosts = TwoHosts(start, pod, tmp_path / "shared")
     head, node = (job.end() for job in hosts.both(FACTS))
@@ -89,6 +90,7 @@ def test_ranks_exchange_over_every_transport(
     assert ended.code == 0 and ended.out.count("sum 4.0") == 4, ended.err
 
 
+@pytest.mark.long
 def test_scripts_that_nobody_leads_meet(start: Callable, pod: Pod) -> None:
     hosts = list(pod.hosts.values())
     names = ",".join(host.address for host in hosts)

@@ -61,7 +61,7 @@ def expected(two_hosts: TwoHosts, found: list[tuple[str, ...]]) -> list[tuple[st
     return found
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("name", ["a", pytest.param("b", marks=pytest.mark.long)])
 def test_a_link_that_is_down_for_a_while_changes_no_loss(
     two_hosts: TwoHosts, pod: Pod, undisturbed: list, name: str
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_link_that_stays_down_ends_both_sides_in_time(two_hosts: TwoHosts, pod
     assert f":{two_hosts.port} was lost: {why}" in ended[1].err
 
 
-@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("names", ["ab", pytest.param("ba", marks=pytest.mark.long)])
 def test_a_way_that_is_cut_in_one_direction_ends_both_sides_in_time(
     two_hosts: TwoHosts, pod: Pod, names: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_way_that_is_cut_in_one_direction_ends_both_sides_in_time(
     assert f":{two_hosts.port} was lost: " in ended[1].err
 
 
-@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("names", ["ab", pytest.param("ba", marks=pytest.mark.long)])
 def test_a_way_that_was_cut_in_one_direction_for_a_while_is_no_loss(
     two_hosts: TwoHosts, pod: Pod, names: str
 ) -> None:

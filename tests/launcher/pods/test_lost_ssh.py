@@ -61,7 +61,7 @@ def test_an_ssh_that_is_killed_is_made_anew_and_no_line_is_lost(on_hosts: Callab
     assert len(re.findall(r"^host [ab] is back after \d\.\d s$", ended.err, re.M)) == 2, ended.err
 
 
-@pytest.mark.parametrize("names", ["b", "ab"])
+@pytest.mark.parametrize("names", [pytest.param("b", marks=pytest.mark.long), "ab"])
 def test_links_that_are_down_for_a_while_lose_no_line(
     on_hosts: Callable, pod: Pod, names: str
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from torch_xdist.system import process_tree
 
-GONE_S = 5.0
+# What is claimed is 5 s; a slow machine gets more.
+GONE_S = 15.0
 SPAWN = """
 from torch_xdist.launcher.ways_in.spawn import spawn
 def up(rank):
