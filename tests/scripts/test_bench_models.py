@@ -16,6 +16,7 @@ def bench(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
 
 
+@pytest.mark.long
 def test_peers_train_by_turns_and_the_table_has_ratios(tmp_path: Path) -> None:
     plot = tmp_path / "models.svg"
     ended = bench("mnist", "--peers", "eager", "--rounds", "1", "--plot", str(plot))

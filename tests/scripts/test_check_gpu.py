@@ -100,9 +100,7 @@ def test_a_part_holds_on_a_cpu(name, scripts_on_path):
     assert told.get("held") or told.get("left_out"), told
 
 
-@pytest.mark.parametrize(
-    "name", ["vit_b", *(pytest.param(n, marks=LONG) for n in ("gpt2", "resnet50", "bert_large"))]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG) for name in PARAMETERS])
 def test_a_model_by_hand_in_jax_computes_what_eager_torch_does(name, scripts_on_path, monkeypatch):
     import jax_models
 

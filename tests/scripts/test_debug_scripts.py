@@ -37,6 +37,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.long
 def test_a_run_is_noted_packed_and_keeps_its_exit_code(tmp_path):
     folder, archive = tmp_path / "results", tmp_path / "run.tar.gz"
     words = ["--outdir", folder, "--outfile", archive, "--", sys.executable, "-c", TRAINING]

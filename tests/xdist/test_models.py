@@ -38,8 +38,8 @@ def cuts() -> int:
     return sum(met.counter_value(n) or 0 for n in met.counter_names() if n.startswith("Cut."))
 
 
-# The two that compile longest, and one of three recurrent ones.
-LONG = {"resnet18", "gru"}
+# Those that compile longest, and one of three recurrent ones.
+LONG = {"resnet18", "digits", "gru"}
 
 
 @pytest.mark.parametrize(

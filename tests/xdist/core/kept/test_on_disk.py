@@ -101,6 +101,7 @@ def test_a_program_whose_key_is_another_is_found_by_jaxs(first_run, tmp_path):
     assert (found["Hit"], found["Miss"], found["lowered"]) == (missed, 0, 0)
 
 
+@pytest.mark.long
 def test_damaged_entries_are_compiled_and_counted(first_run, tmp_path):
     home, missed = first_run
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
