@@ -17,7 +17,7 @@ import jax
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs import program
+from torch_xdist.core.programs import program, program_words
 from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import analysis, cuts, reports
@@ -63,7 +63,7 @@ class Graph:
         scalars = [(slot, self._fixed(slot, row)) for slot, row in rows if slot in self.scalars]
         types = types_of(self.entries)
         parts = [
-            *(program.describe(row) for _, row in rows),
+            *(program_words.describe(row) for _, row in rows),
             repr([types[slot] for slot in self.leaves]),
             repr((self.leaves, self.outs, scalars, self.donated)),
             repr(sorted((slot, tiling.text) for slot, tiling in self.tilings.items())),

@@ -8,6 +8,7 @@ where they stand in one program and nothing of size t x s is kept between progra
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -145,7 +146,7 @@ def _whole_by_cudnn(
     is_causal: bool, scale: float, query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
     """Of [b, t, heads, d]; JAX has no gradient for an odd t, so one more is passed over."""
-    named = {"is_causal": is_causal, "scale": scale, "implementation": "cudnn"}
+    named: Any = {"is_causal": is_causal, "scale": scale, "implementation": "cudnn"}
     b, t = query.shape[:2]
     if t % 2 == 0:
         return jax.nn.dot_product_attention(query, key, value, **named)

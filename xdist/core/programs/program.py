@@ -4,14 +4,13 @@ A cut asks `prepare` for a launch, `find` for its program (which compiles where 
 `execute` for the results. Until `execute` nothing has happened that could not be done again.
 """
 
-import hashlib
 import itertools
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 
 from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.kept import program_key
-from torch_xdist.core.programs import aliases, collective_program, memory_bounds, refused_dtypes
+from torch_xdist.core.programs import collective_program, memory_bounds, refused_dtypes
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -34,11 +33,12 @@ from torch_xdist.core.programs.jax_internals import (
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
+from torch_xdist.core.programs.program_words import call, digest, fingerprint
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
-from torch_xdist.core.trace.plans import PLANS, Plan
-from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of, types_of
+from torch_xdist.core.trace.plans import PLANS
+from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.progress import PROGRESS
 
@@ -244,7 +244,7 @@ def make(launch: Launch) -> Program:
         executable=_executable(launch, step, calls, manual, locations),
         outs=outs,
         fingerprint=fingerprint(entries),
-        collectives=_digest(call for call, _ in calls) if calls else "",
+        collectives=digest(call for call, _ in calls) if calls else "",
         rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
         scalars=(len(floats), len(ints)),
@@ -297,7 +297,7 @@ def _executable(
         over: Mapping[int, int] = {}
         if launch.device.choices.pairs_aliases:
             given = [*itertools.compress(launch.leaves, launch.mask)]
-            over = aliases.pairs(launch.entries, given, launch.outs)
+            over = donation.pairs(launch.entries, given, launch.outs)
         return collective_program.executable(
             step, calls, launch.device.jax, locations, launch.device.peers, over
         )
@@ -338,35 +338,6 @@ def lowered(launch: Launch) -> Any:
     global_state.follow_torch(launch.device.choices)
     program = make(launch)
     return program.executable.lower(signature(launch, program))
-
-
-def fingerprint(entries: Sequence[Entry]) -> str:
-    """The hash of a graph: of all it computes, whatever its runtime scalars are."""
-    return _digest(describe(row) for _, row in rows_of(entries))
-
-
-def _digest(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
-
-
-def describe(row: Row) -> str:
-    """One row in words, the same on every rank that records the same."""
-    return f"{_words(row[0])} {row[1:]}"
-
-
-def _words(static: Any) -> str:
-    """A plan with its arguments, among which those of control flow have plans of their own."""
-    if isinstance(static, Plan):
-        named = tuple(sorted(static.kwargs.items()))
-        return f"{static!r} {_words(static.args)} {_words(named)}"
-    if isinstance(static, tuple | list):
-        return f"({', '.join(map(_words, static))})"
-    return repr(static)
-
-
-def call(plan: Plan) -> str:
-    """A collective in words, the same on every rank that records the same."""
-    return f"{plan!r} {plan.args[-1]}".removeprefix("xla.")
 
 
 def signature(launch: Launch, program: Program) -> tuple[Any, ...]:

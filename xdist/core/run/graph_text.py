@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torch_xdist import settings
-from torch_xdist.core.programs import program
+from torch_xdist.core.programs import program, program_words
 from torch_xdist.core.programs.hlo_text import hlo_text, module_text, optimized_text
 from torch_xdist.core.programs.jax_internals import proto_of_module, shardings_in_hlo
 from torch_xdist.core.programs.locations import op_name
@@ -296,7 +296,7 @@ def block(
     return (
         f"{named}TensorsGraphInfo:\n{lines}\n"
         f"Root Hashes: ({of_roots})\n\n## BEGIN_GRAPH\n{graph}\n"
-        f"Graph Hash: {program.fingerprint(tape.entries)}\n\n## END_GRAPH\n\n"
+        f"Graph Hash: {program_words.fingerprint(tape.entries)}\n\n## END_GRAPH\n\n"
     )
 
 
@@ -307,7 +307,7 @@ def root_hashes(tape: Tape, roots: Sequence[int]) -> list[str]:
         if isinstance(entry, TensorType):
             found[slot] = repr(entry)
     for start, row in rows_of(tape.entries):
-        words = [program.describe(row[:1]), *(found[operand] for operand in row[1:])]
+        words = [program_words.describe(row[:1]), *(found[operand] for operand in row[1:])]
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
         for offset in range(len(row[0].types)):
             found[start + offset] = digest

@@ -27,10 +27,14 @@ def read(array: Any) -> tuple[np.ndarray, bool]:
         return np.asarray(array), False
     if not isinstance(array, jax.Array):
         return copied()
-    if array.nbytes <= _SMALL_BYTES or platforms.of(array.device.platform).is_host:
+    if array.nbytes <= _SMALL_BYTES or platforms.of(_platform(array)).is_host:
         return copied()[0], False
     other: Any = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
     return other._single_device_array_to_np_array_did_copy()
+
+
+def _platform(array: Any) -> str:
+    return array.device.platform
 
 
 def writable(array: np.ndarray) -> np.ndarray:

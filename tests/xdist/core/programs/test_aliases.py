@@ -12,8 +12,9 @@ import torch.nn.functional as F
 import torch_xla
 from torch_xdist import platforms
 from torch_xdist.core.devices import device as devices_here
-from torch_xdist.core.programs import aliases, program
+from torch_xdist.core.programs import program
 from torch_xdist.core.programs.jax_internals import alias
+from torch_xdist.core.trace import donation
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
@@ -58,7 +59,7 @@ def test_what_is_updated_gives_its_place_to_what_it_becomes(name):
     outs = sorted({value.slot for value in program.live_values(tape)} - tape.buffers.keys())
     launch = program.prepare(tape, devices_here.device_at(0), outs, may_donate=True)
     given = [*compress(launch.leaves, launch.mask)]
-    found = aliases.pairs(launch.entries, given, launch.outs)
+    found = donation.pairs(launch.entries, given, launch.outs)
     places = {id(tape.buffers[slot]): place for place, slot in enumerate(given)}
     after = [t.value.slot for t in held(model, optimizer)]
     assert [launch.outs[found[places[address]]] for address in before] == after
