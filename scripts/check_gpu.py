@@ -2,10 +2,11 @@
 
     scripts/check_gpu [--minutes 9] [--only PART,...] [--rehearse]
 
-Each part runs in a process of its own within its share of the time, the most important first; what
-a part needs less goes to those after it. A part that crashes or hangs costs itself alone, and what
-it had told by then stands in the document. Progress goes to stderr. `--rehearse` runs the same on
-a CPU with tiny sizes. The exit code is 0 where every part ran and held, else 1.
+Each part runs in a process of its own within its share of the time; what a part needs less goes to
+those after it. Parts that measure neither time nor free memory run beside each other, one for every
+four cores. A part that crashes or hangs costs itself alone, and what it had told by then stands in
+the document. Progress goes to stderr. `--rehearse` runs the same on a CPU with tiny sizes. The exit
+code is 0 where every part ran and held, else 1.
 """
 
 import argparse
@@ -25,39 +26,41 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = ("gpt2", "resnet50", "vit_b", "bert_large")
 
 
 class Part(NamedTuple):
-    """A function of a module of gpu_parts, and its weight when the time is shared out."""
+    """A function of a module of gpu_parts.
+
+    Attributes:
+        weight: when the time is shared out.
+        is_beside: others may run at the same time.
+    """
 
     name: str
     module: str
     weight: float
+    is_beside: bool = False
 
     def run(self, place: Any) -> None:
         module = __import__(f"gpu_parts.{self.module}", fromlist=["it"])
-        if self.module == "models":
-            module.measure(place, self.name)
-        else:
-            getattr(module, self.name)(place)
+        getattr(module, self.name)(place)
 
 
 # The first one is the ground of all: without it nothing else is tried.
 PARTS = (
     Part("facts", "first", 3),
-    Part("quickstart", "first", 5),
-    Part("attention", "numbers", 4),
-    Part("tf32", "numbers", 2),
-    Part("convolutions", "numbers", 3),
-    Part("amp", "numbers", 3),
-    Part("dlpack", "memory", 2),
-    Part("transfers", "memory", 5),
-    Part("memory", "memory", 2),
-    Part("full", "memory", 2),
-    *(Part(name, "models", 12) for name in MODELS),
-    Part("core_tests", "first", 12),
-    Part("sweep", "first", 24),
+    Part("quickstart", "first", 5, True),
+    Part("attention", "numbers", 4, True),
+    Part("tf32", "numbers", 4, True),
+    Part("convolutions", "numbers", 4, True),
+    Part("amp", "numbers", 3, True),
+    Part("dlpack", "memory", 2, True),
+    Part("core_tests", "first", 24, True),
+    Part("sweep", "first", 24, True),
+    Part("transfers", "memory", 6),
+    Part("memory", "memory", 3),
+    Part("full", "memory", 4),
+    Part("models", "models", 60),
 )
 # No part needs less, and none begins without it.
 LEAST_S = 5.0
@@ -66,9 +69,21 @@ GRACE_S = 5.0
 _LAST_LINES = 5
 
 
-def share_s(parts: Sequence[Part], left_s: float) -> float:
-    """The seconds of the first of these parts, when so many are left for all of them."""
-    return max(0.0, left_s - GRACE_S) * parts[0].weight / sum(part.weight for part in parts)
+def stages_of(parts: Sequence[Part]) -> list[list[Part]]:
+    """What runs one after another: the facts, what may run beside each other, each other part."""
+    beside = sorted((part for part in parts if part.is_beside), key=lambda part: -part.weight)
+    alone = [[part] for part in parts if not part.is_beside]
+    first = [stage for stage in alone if stage[0].name == "facts"]
+    return [*first, *([beside] if beside else []), *(s for s in alone if s not in first)]
+
+
+def weight_of(stage: Sequence[Part], lanes: int) -> float:
+    return max(*(part.weight for part in stage), sum(part.weight for part in stage) / lanes)
+
+
+def share_s(weights: Sequence[float], left_s: float) -> float:
+    """The seconds of the first of these, when so many are left for all of them."""
+    return max(0.0, left_s - GRACE_S) * weights[0] / sum(weights)
 
 
 def environment(rehearses: bool) -> dict[str, str]:
@@ -180,24 +195,65 @@ def _show(outcome: Outcome, line: str) -> None:
         print(f"  {line}", file=sys.stderr, flush=True)
 
 
+Run = Callable[[Part, float], dict[str, Any]]
+
+
 def run_all(
-    parts: Sequence[Part], minutes: float, command: Sequence[str], env: Mapping[str, str]
+    parts: Sequence[Part],
+    minutes: float,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    lanes: int = 1,
 ) -> dict[str, Any]:
-    """The document: of each part what it found, or why it did not run."""
+    """The document: of each part what it found, or why it did not run.
+
+    Args:
+        lanes: how many parts run at a time, of those that may.
+    """
     deadline = time.monotonic() + 60 * minutes
     told: dict[str, Any] = {}
     blocked = ""
-    for number, part in enumerate(parts):
-        limit_s = share_s(parts[number:], deadline - time.monotonic())
+
+    def run(part: Part, limit_s: float) -> dict[str, Any]:
         if blocked or limit_s < LEAST_S * min(1.0, minutes):
-            told[part.name] = {"status": "did not run", "why": blocked or "the time was over"}
-            continue
+            return {"status": "did not run", "why": blocked or "the time was over"}
         print(f"check_gpu: {part.name}, at most {limit_s:.0f} s", file=sys.stderr, flush=True)
         words = [*command, "--part", part.name, "--limit-s", str(limit_s)]
-        told[part.name] = in_a_process(words, env, limit_s)
-        print(f"check_gpu: {part.name}: {told[part.name]['status']}", file=sys.stderr, flush=True)
-        if part.name == "facts" and told[part.name]["status"] != "ok":
+        found = in_a_process(words, env, limit_s)
+        print(f"check_gpu: {part.name}: {found['status']}", file=sys.stderr, flush=True)
+        return found
+
+    stages = stages_of(parts)
+    weights = [weight_of(stage, lanes) for stage in stages]
+    for number, stage in enumerate(stages):
+        limit_s = share_s(weights[number:], deadline - time.monotonic())
+        told.update(run_stage(stage, limit_s, lanes, run))
+        if told.get("facts", {"status": "ok"})["status"] != "ok":
             blocked = "facts: the device is not there"
+    return {part.name: told[part.name] for part in parts}
+
+
+def run_stage(stage: Sequence[Part], limit_s: float, lanes: int, run: Run) -> dict[str, Any]:
+    """Run these beside each other; each gets its share of what the stage has left."""
+    deadline, waiting, told = time.monotonic() + limit_s, deque(stage), {}
+    lock = threading.Lock()
+
+    def lane() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                weights = [part.weight for part in waiting]
+                part = waiting.popleft()
+            left_s = deadline - time.monotonic()
+            at_once = min(lanes, len(weights))
+            told[part.name] = run(part, min(1, at_once * weights[0] / sum(weights)) * left_s)
+
+    threads = [threading.Thread(target=lane) for _ in range(min(lanes, len(stage)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return told
 
 
@@ -233,8 +289,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="for all parts (9)")
     parser.add_argument("--only", default="", metavar="PART,...", help="these parts alone")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny sizes")
-    for hidden, kind in (("--part", str), ("--peer", str), ("--tell", int), ("--limit-s", float)):
+    for hidden, kind in (("--part", str), ("--tell", int), ("--limit-s", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     parts = chosen_parts(parser, options.only)
     if options.minutes <= 0:
@@ -245,12 +302,13 @@ def main() -> int:
     if options.peer:
         from gpu_parts import models
 
-        print(json.dumps(models.figures(parts[0].name, options.peer, options.rehearse)), flush=True)
+        print(json.dumps(models.figures(*options.peer, options.rehearse)), flush=True)
         return 0
     started = time.monotonic()
     command = [sys.executable, str(Path(__file__).resolve())]
     command += ["--rehearse"] if options.rehearse else []
-    told = run_all(parts, options.minutes, command, environment(options.rehearse))
+    lanes = max(1, len(os.sched_getaffinity(0)) // 4)
+    told = run_all(parts, options.minutes, command, environment(options.rehearse), lanes)
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rehearsed_on_a_cpu": options.rehearse,

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +22,13 @@ from typing import Any, NamedTuple
 from gpu_parts.place import Place
 
 SCRIPT = Path(__file__).resolve().parents[1] / "check_gpu.py"
-# In order of importance.
-PEERS = ("xdist", "eager", "jax", "inductor")
+MODELS = ("gpt2", "resnet50", "vit_b", "bert_large")
+# In order of importance: of all models first these peers, then those.
+TURNS = (("xdist", "jax"), ("eager",), ("inductor",))
 # When the time is shared out: of these, eager torch has nothing to compile.
-_WEIGHT = {"xdist": 3, "eager": 1, "jax": 3, "inductor": 3}
+_WEIGHT = {"xdist": 3, "jax": 3, "eager": 1, "inductor": 3}
+# How many processes there are at a time.
+_AHEAD = 4
 LOGS = SCRIPT.parents[1] / "runs" / "check_gpu"
 ROUNDS = 3
 # A round is about so long.
@@ -38,45 +41,54 @@ _SLOWEST = 25
 Launch = Callable[[], Any]
 
 
-def measure(place: Place, model: str) -> None:
-    """All peers of one model, each within its share of the time."""
-    found: dict[str, dict[str, Any]] = {}
+def models(place: Place, names: Sequence[str] = MODELS) -> None:
+    """All peers of these models, each within its share of the time, what counts most first."""
+    turns = deque((name, peer) for peers in TURNS for name in names for peer in peers)
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    started: deque[_Peer] = deque()
     with contextlib.ExitStack() as stack:
-        # All import and make the model beside each other; the device is the one's whose turn it is.
-        waiting = {peer: stack.enter_context(_Peer(model, peer, place.rehearses)) for peer in PEERS}
-        for process in waiting.values():
-            process.wait_until_ready(place.left_s / 3)
-        left = sum(_WEIGHT.values())
-        for peer, process in waiting.items():
-            told = process.told(place.left_s * _WEIGHT[peer] / left)
-            left -= _WEIGHT[peer]
+        weights = [_WEIGHT[peer] for _, peer in turns]
+        for number, (name, peer) in enumerate([*turns]):
+            # The next ones import and make their models; the device is the one's whose turn it is.
+            while turns and len(started) < _AHEAD:
+                started.append(stack.enter_context(_Peer(*turns.popleft(), place.rehearses)))
+            process = started.popleft()
+            limit_s = place.left_s * weights[number] / sum(weights[number:])
+            process.wait_until_ready(limit_s / 2)
+            told = process.told(limit_s)
             if "why" in told:
-                place.left_out(peer, told["why"])
+                place.left_out(f"{name}, {peer}", told["why"])
             else:
-                found[peer] = told
-                place.found(peer, told)
-    place.need("the device's own steps ran", "xdist" in found, ", ".join(found))
-    if "xdist" in found:
-        compare(place, found)
+                found[name][peer] = told
+                place.found(f"{name}, {peer}", told)
+    for name, of_peers in found.items():
+        place.need(f"{name}: the device's own steps ran", "xdist" in of_peers, ", ".join(of_peers))
+        if "xdist" in of_peers:
+            compare(place, name, of_peers)
 
 
-def compare(place: Place, found: dict[str, dict[str, Any]]) -> None:
+def compare(place: Place, name: str, found: dict[str, dict[str, Any]]) -> None:
     """The device's figures by those of the others, and the aims that they are held against."""
     ours = found["xdist"]
     ratios = {p: round(ours["step_ms"] / f["step_ms"], 3) for p, f in found.items()}
-    place.found("step time / peer's", ratios)
+    place.found(f"{name}: step time / peer's", ratios)
     for peer, figures in found.items():
         apart = abs(figures["first_loss"] - ours["first_loss"]) / abs(ours["first_loss"])
         place.need(
-            f"the first loss is {peer}'s", apart < 0.02, [ours["first_loss"], figures["first_loss"]]
+            f"{name}: the first loss is {peer}'s",
+            apart < 0.02,
+            [ours["first_loss"], figures["first_loss"]],
         )
     if "eager" in ratios:
-        place.need_on_gpu("not slower than eager torch", lambda: ratios["eager"] <= 1.0, ratios)
+        place.need_on_gpu(
+            f"{name}: not slower than eager torch", lambda: ratios["eager"] <= 1.0, ratios
+        )
     if "jax" in ratios:
-        place.need_on_gpu("within 5 % of JAX", lambda: ratios["jax"] <= 1.05, ratios)
+        place.need_on_gpu(f"{name}: within 5 % of JAX", lambda: ratios["jax"] <= 1.05, ratios)
     busy = ours.get("busy_share")
     if busy is not None:
-        place.need_on_gpu("the device is busy for 95 % of the time", lambda: busy >= 0.95, busy)
+        words = f"{name}: the device is busy for 95 % of the time"
+        place.need_on_gpu(words, lambda: busy >= 0.95, busy)
 
 
 class _Peer:
@@ -85,7 +97,7 @@ class _Peer:
     def __init__(self, model: str, peer: str, rehearses: bool) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
         self.log = LOGS / f"{model}-{peer}.log"
-        words = ["--peer", peer, "--only", model, *(["--rehearse"] * rehearses)]
+        words = ["--peer", model, peer, *(["--rehearse"] * rehearses)]
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), *words],

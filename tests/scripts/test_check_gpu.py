@@ -91,7 +91,8 @@ LONG = pytest.mark.long
     [
         pytest.param("attention", marks=LONG),
         pytest.param("convolutions", marks=LONG),
-        *("tf32", "amp", "dlpack", "transfers", "memory"),
+        pytest.param("models", marks=LONG),
+        *("tf32", "amp", "dlpack", "transfers", "memory", "full"),
     ],
 )
 def test_a_part_holds_on_a_cpu(name, scripts_on_path):
@@ -141,16 +142,32 @@ def test_a_part_that_crashes_or_hangs_costs_itself_alone(check, tmp_path, monkey
 
 
 def test_time_that_a_part_does_not_need_goes_to_those_after_it(check):
-    parts = parts_named(check, "facts", "quickstart")
-    assert check.share_s(parts, 85.0) == pytest.approx(80 * 3 / 8)
-    assert check.share_s(parts[1:], 84.0) == pytest.approx(79)
-    assert check.share_s(parts[1:], 3.0) == 0
+    assert check.share_s([3, 5], 85.0) == pytest.approx(80 * 3 / 8)
+    assert check.share_s([5], 84.0) == pytest.approx(79)
+    assert check.share_s([5], 3.0) == 0
+
+
+def test_what_measures_no_time_runs_beside_each_other_and_the_rest_alone(check):
+    stages = check.stages_of(parts_named(check, "facts", "models", "amp", "sweep", "full"))
+    names = [[part.name for part in stage] for stage in stages]
+    assert names == [["facts"], ["sweep", "amp"], ["full"], ["models"]]
+    assert [check.weight_of(stages[1], lanes) for lanes in (1, 2, 4)] == [27, 24, 24]
+
+
+@pytest.mark.parametrize(("lanes", "first"), [(1, 24), (2, 27)])
+def test_parts_of_a_stage_share_its_time_by_weight_and_lanes(check, lanes, first):
+    parts = sorted(parts_named(check, "sweep", "amp"), key=lambda part: -part.weight)
+    told = check.run_stage(parts, 27.0, lanes, lambda part, limit_s: {"limit_s": limit_s})
+    found = [told[part.name]["limit_s"] for part in parts]
+    # What the first one leaves goes to the second.
+    assert found[0] == pytest.approx(first, abs=1)
+    assert found[1] == pytest.approx(27, abs=1)
 
 
 @pytest.mark.long
 def test_where_no_gpu_is_every_other_part_says_that_it_did_not_run():
     done = subprocess.run(
-        [SCRIPTS / "check_gpu", "--only", "facts,gpt2,sweep", "--minutes", "2"],
+        [SCRIPTS / "check_gpu", "--only", "facts,models,sweep", "--minutes", "2"],
         capture_output=True,
         text=True,
         timeout=100,
@@ -159,7 +176,7 @@ def test_where_no_gpu_is_every_other_part_says_that_it_did_not_run():
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert told["rehearsed_on_a_cpu"] is False and told["parts"]["facts"]["status"] == "failed"
-    for name in ("gpt2", "sweep"):
+    for name in ("models", "sweep"):
         why = {"status": "did not run", "why": "facts: the device is not there"}
         assert told["parts"][name] == why
 
