@@ -342,10 +342,12 @@ PROBES = (
     ),
     *_each(
         "jaxlib.mlir.ir",
-        "Location Block BoolAttr DenseElementsAttr DictAttr FlatSymbolRefAttr InsertionPoint Module"
-        " RankedTensorType StringAttr SymbolTable TupleType",
+        "Location ArrayAttr Block BoolAttr DenseElementsAttr DictAttr FlatSymbolRefAttr"
+        " InsertionPoint IntegerAttr IntegerType.get_signless Module RankedTensorType StringAttr"
+        " SymbolTable TupleType",
         _PROGRAMS,
     ),
+    Probe("jaxlib.version.__version_info__", _PROGRAMS),
     *_each(
         "jaxlib.mlir.dialects.stablehlo",
         "ConstantOp CustomCallOp DotDimensionNumbers.get DotGeneralOp DynamicBroadcastInDimOp"

@@ -343,5 +343,5 @@ def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
     try:
         return piece.read(buffer)
     except (RuntimeError, ValueError) as error:
-        memory_bounds.raise_if_exhausted(error, buffer.device)
+        memory_bounds.raise_if_exhausted(error, getattr(buffer, "device", None))
         raise shared_memory.error_behind(error) or error from None
