@@ -34,6 +34,11 @@ def ids(files):
 
 
 @pytest.mark.parametrize("file", TEXT, ids=ids(TEXT))
+def test_no_merge_was_left_half_done(file):
+    assert not re.search(r"^(<{7} |={7}$|>{7} )", file.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", TEXT, ids=ids(TEXT))
 def test_no_machine_path_and_no_registry_is_named(file):
     text = file.read_text()
     assert not MACHINE_PATHS.search(text)

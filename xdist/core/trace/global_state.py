@@ -32,6 +32,8 @@ _tracing = getattr(config, "trace_context", None)
 of_plan = torch.get_default_dtype
 
 
+# For whose programs all is set.
+_followed: list[Choices | None] = [None]
 # Whether the user has said by torch_xla's names how exact products are: then torch's do not.
 _is_said = [False]
 
@@ -47,6 +49,10 @@ def follow_torch(choices: Choices) -> None:
     JAX takes TF32 for what is float32 unless it is told otherwise; torch only for convolutions.
     Parts of a sum may be rounded to halves before they are added, as in torch, by flags as well.
     """
+    # Of other platforms' programs no flag decides, and each step asks.
+    if choices is _followed[0] and not choices.has_tf32:
+        return
+    _followed[0] = choices
     forms.choose(choices)
     positions.count_narrowly(choices.counts_narrowly)
     exactness.round_products(_rounded() if choices.rounds_products else ())
@@ -89,4 +95,4 @@ def of_program(choices: Choices | None = None) -> Any:
         follow_torch(choices)
     tracing = _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     products = exactness.of_convolutions(), exactness.rounded_products()
-    return tracing, products, positions.are_narrow(), forms.chosen().name
+    return tracing, products, forms.chosen()
