@@ -8,5 +8,5 @@ from torch_xdist.ops import forms
 def test_a_programs_key_says_for_which_platform_its_forms_are() -> None:
     # That of GPUs sets JAX's precision for the process as well.
     for name in ("tpu", "cpu"):
-        assert name in global_state.of_program(platforms.CHOICES[name])
+        assert platforms.CHOICES[name] in global_state.of_program(platforms.CHOICES[name])
         assert forms.chosen() is platforms.CHOICES[name]
