@@ -18,10 +18,9 @@ from pathlib import Path
 
 import torch
 
-from gpu_parts.place import Place
+from gpu_parts.place import LOGS, Place
 
 ROOT = Path(__file__).resolve().parents[2]
-LOGS = ROOT / "runs" / "check_gpu"
 _PACKAGES = re.compile(r"(torch|triton|numpy|jax.*|nvidia-(cudnn|nccl|cublas|cuda-runtime).*)\Z")
 _SMI = "name,driver_version,memory.total,power.limit,clocks.max.sm"
 _VERDICT = re.compile(r"(tests/\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)")

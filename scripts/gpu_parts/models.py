@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_parts.place import Place
+from gpu_parts.place import LOGS, Place
 
 SCRIPT = Path(__file__).resolve().parents[1] / "check_gpu.py"
 MODELS = ("gpt2", "resnet50", "vit_b", "bert_large")
@@ -29,7 +29,6 @@ TURNS = (("xdist", "jax"), ("eager",), ("inductor",))
 _WEIGHT = {"xdist": 3, "jax": 3, "eager": 1, "inductor": 3}
 # How many processes there are at a time.
 _AHEAD = 4
-LOGS = SCRIPT.parents[1] / "runs" / "check_gpu"
 ROUNDS = 3
 # A round is about so long.
 _ROUND_S = 1.0

@@ -6,7 +6,11 @@ What a part told before it crashed or ran out of time is kept.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+# What the processes of parts print, each in a file of its own.
+LOGS = Path(__file__).resolve().parents[2] / "runs" / "check_gpu"
 
 Tell = Callable[[dict[str, Any]], None]
 

@@ -32,8 +32,6 @@ _tracing = getattr(config, "trace_context", None)
 of_plan = torch.get_default_dtype
 
 
-# For whose programs all is set.
-_followed: list[Choices | None] = [None]
 # Whether the user has said by torch_xla's names how exact products are: then torch's do not.
 _is_said = [False]
 
@@ -50,9 +48,8 @@ def follow_torch(choices: Choices) -> None:
     Parts of a sum may be rounded to halves before they are added, as in torch, by flags as well.
     """
     # Of other platforms' programs no flag decides, and each step asks.
-    if choices is _followed[0] and not choices.has_tf32:
+    if choices is forms.chosen() and not choices.has_tf32:
         return
-    _followed[0] = choices
     forms.choose(choices)
     positions.count_narrowly(choices.counts_narrowly)
     exactness.round_products(_rounded() if choices.rounds_products else ())
