@@ -47,9 +47,6 @@ def follow_torch(choices: Choices) -> None:
     JAX takes TF32 for what is float32 unless it is told otherwise; torch only for convolutions.
     Parts of a sum may be rounded to halves before they are added, as in torch, by flags as well.
     """
-    # Of other platforms' programs no flag decides, and each step asks.
-    if choices is forms.chosen() and not choices.has_tf32:
-        return
     forms.choose(choices)
     positions.count_narrowly(choices.counts_narrowly)
     exactness.round_products(_rounded() if choices.rounds_products else ())
@@ -88,8 +85,11 @@ def of_program(choices: Choices | None = None) -> Any:
     JAX keys its own programs by it. Where a release of JAX has it no more, it is the precision of
     matrix products alone, the one of these that this package lets users choose.
     """
-    if choices is not None:
+    chosen = forms.chosen()
+    # Each step asks, and of other platforms' programs no flag decides.
+    if choices is not None and (choices is not chosen or choices.has_tf32):
         follow_torch(choices)
+        chosen = choices
     tracing = _tracing() if _tracing is not None else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     products = exactness.of_convolutions(), exactness.rounded_products()
-    return tracing, products, forms.chosen()
+    return tracing, products, chosen
