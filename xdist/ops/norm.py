@@ -26,19 +26,6 @@ def _moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     return mean, jnp.square(x - mean).mean(axes, keepdims=True)
 
 
-def _moments_at_once(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """`_moments` in one pass, over distances from the mean of the first of n samples.
-
-    The square of the mean distance, which is subtracted, is at most n times the variance, as that
-    sample is part of it: no more is lost than n times float32's precision.
-    """
-    near = x[:1].mean(axes, keepdims=True)
-    apart = x - near
-    mean, square = (part.mean(axes, keepdims=True) for part in (apart, jnp.square(apart)))
-    # `maximum` keeps nan.
-    return near + mean, jnp.maximum(square - jnp.square(mean), 0)
-
-
 def _saved_dtype(input: jax.Array, *others: _Maybe) -> jnp.dtype:
     """The dtype of the parameters, where there are any."""
     return next((other.dtype for other in others if other is not None), input.dtype)
@@ -60,7 +47,9 @@ def _scaled(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array:
     return x if bias is None else x + widened(bias)
 
 
-# Batch norm: statistics per channel, which is dimension 1; input [n, c, ...].
+# Batch norm: statistics per channel, which is dimension 1; input [n, c, ...]. They are [c] from the
+# first: XLA would update a weight in the shape of [1, c, 1, 1] that its gradient comes from, and
+# copy it for that.
 
 
 def _channel_axes(x: jax.Array) -> tuple[int, ...]:
@@ -77,16 +66,36 @@ def _scaled_per_channel(x: jax.Array, weight: _Maybe, bias: _Maybe) -> jax.Array
     return x if bias is None else x + _per_channel(bias, x)
 
 
+def _channel_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance [c]."""
+    axes = _channel_axes(x)
+    mean = x.mean(axes)
+    return mean, jnp.square(x - _per_channel(mean, x)).mean(axes)
+
+
+def _moments_at_once(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`_channel_moments` in one pass, over distances from the mean of the first of n samples.
+
+    The square of the mean distance, which is subtracted, is at most n times the variance, as that
+    sample is part of it: no more is lost than n times float32's precision.
+    """
+    axes = _channel_axes(x)
+    near = x[:1].mean(axes)
+    apart = x - _per_channel(near, x)
+    mean, square = apart.mean(axes), jnp.square(apart).mean(axes)
+    # `maximum` keeps nan.
+    return near + mean, jnp.maximum(square - jnp.square(mean), 0)
+
+
 def _normalise_by_batch(
     input: jax.Array, weight: _Maybe, bias: _Maybe, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The output, mean [c], 1 / standard deviation [c] and biased variance [c]."""
     x = widened(input)
-    moments = _moments_at_once if forms.chosen().reads_once else _moments
-    mean, var = moments(x, _channel_axes(x))
+    mean, var = (_moments_at_once if forms.chosen().reads_once else _channel_moments)(x)
     invstd = lax.rsqrt(var + eps)
-    out = _scaled_per_channel((x - mean) * invstd, weight, bias)
-    return out, mean.reshape(-1), invstd.reshape(-1), var.reshape(-1)
+    normal = (x - _per_channel(mean, x)) * _per_channel(invstd, x)
+    return _scaled_per_channel(normal, weight, bias), mean, invstd, var
 
 
 def _normalise_by_running(
@@ -226,12 +235,12 @@ def _statistics(
     train: bool,
     eps: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and 1 / standard deviation that the forward pass used, in the rank of `x`."""
+    """Mean and 1 / standard deviation [c] that the forward pass used."""
     if train and save_mean is not None and save_invstd is not None:
-        return _unrounded(save_mean, x, _channel_axes(x)), _per_channel(save_invstd, x)
+        return _unrounded(save_mean, x, _channel_axes(x)).reshape(-1), widened(save_invstd)
     if running_mean is None or running_var is None:
         raise NotImplementedError("batch norm backward: no statistics of the forward pass")
-    return _per_channel(running_mean, x), lax.rsqrt(_per_channel(running_var, x) + eps)
+    return widened(running_mean), lax.rsqrt(widened(running_var) + eps)
 
 
 @lowers("aten.native_batch_norm_backward.default")
@@ -250,19 +259,18 @@ def native_batch_norm_backward(
     x, grad = widened(input), widened(grad_out)
     axes = _channel_axes(x)
     mean, invstd = _statistics(x, running_mean, running_var, save_mean, save_invstd, train, eps)
-    centred = x - mean
-    grad_sum = grad.sum(axes, keepdims=True)
-    product_sum = (grad * centred).sum(axes, keepdims=True)
-    scale = _scaled_per_channel(invstd, weight, None)
+    centred = x - _per_channel(mean, x)
+    grad_sum, product_sum = grad.sum(axes), (grad * centred).sum(axes)
+    scale = _per_channel(_scaled(invstd, weight, None), x)
     if train:
         count = max(math.prod(x.shape) // max(x.shape[1], 1), 1)
         slope = product_sum * invstd * invstd / count
-        grad_input = (grad - grad_sum / count - centred * slope) * scale
+        shift = _per_channel(grad_sum / count, x)
+        grad_input = (grad - shift - centred * _per_channel(slope, x)) * scale
     else:
         grad_input = grad * scale
-    grad_weight = (product_sum * invstd).reshape(-1) if output_mask[1] else None
-    grad_bias = grad_sum.reshape(-1) if output_mask[2] else None
-    return grad_input if output_mask[0] else None, grad_weight, grad_bias
+    results = grad_input, product_sum * invstd, grad_sum
+    return tuple(one if asked else None for one, asked in zip(results, output_mask))  # type: ignore[return-value]
 
 
 @lowers("aten.batch_norm_backward.default")
