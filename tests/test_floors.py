@@ -54,6 +54,7 @@ CORE = [
     "sharding",
     "disk_cache",
     "kept",
+    "rows",
     "programs",
     "tapes",
     "run",

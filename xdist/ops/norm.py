@@ -94,8 +94,9 @@ def _normalise_by_batch(
     x = widened(input)
     mean, var = (_moments_at_once if forms.chosen().reads_once else _channel_moments)(x)
     invstd = lax.rsqrt(var + eps)
-    normal = (x - _per_channel(mean, x)) * _per_channel(invstd, x)
-    return _scaled_per_channel(normal, weight, bias), mean, invstd, var
+    scale = _scaled(invstd, weight, None)
+    shift = -mean * scale if bias is None else widened(bias) - mean * scale
+    return x * _per_channel(scale, x) + _per_channel(shift, x), mean, invstd, var
 
 
 def _normalise_by_running(

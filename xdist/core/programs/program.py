@@ -20,7 +20,7 @@ import numpy as np
 
 from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.kept import program_key
-from torch_xdist.core.programs import collective_program, memory_bounds, refused_dtypes
+from torch_xdist.core.programs import collective_program, memory_bounds
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -35,6 +35,7 @@ from torch_xdist.core.programs.manual_region import interpret_regions, manual_sl
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.programs.program_words import call, digest, fingerprint
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
+from torch_xdist.core.rows import aliases, refused_dtypes, relu_masks
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
 from torch_xdist.core.trace.plans import PLANS
@@ -224,6 +225,7 @@ def make(launch: Launch) -> Program:
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
     seeds = seeds_of(entries)
+    computed = relu_masks.by_operands(entries) if launch.device.choices.reads_once else entries
 
     # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
@@ -231,9 +233,9 @@ def make(launch: Launch) -> Program:
         env.update(zip(held, kept))
         feed = ScalarFeed(floats, ints, seeds)
         if manual:
-            interpret_regions(entries, env, feed, layout, manual, scope)
+            interpret_regions(computed, env, feed, layout, manual, scope)
         else:
-            interpret(entries, env, feed, scope, is_traced=True)
+            interpret(computed, env, feed, scope, is_traced=True)
         return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)
@@ -297,7 +299,7 @@ def _executable(
         over: Mapping[int, int] = {}
         if launch.device.choices.pairs_aliases:
             given = [*itertools.compress(launch.leaves, launch.mask)]
-            over = donation.pairs(launch.entries, given, launch.outs)
+            over = aliases.pairs(launch.entries, given, launch.outs)
         return collective_program.executable(
             step, calls, launch.device.jax, locations, launch.device.peers, over
         )

@@ -6,7 +6,7 @@ import torch
 import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import platforms
 from torch_xdist.core.devices import device, steps
-from torch_xdist.core.programs import refused_dtypes
+from torch_xdist.core.rows import refused_dtypes
 from torch_xdist.errors import UnsupportedDtypeError
 
 
