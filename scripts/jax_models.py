@@ -101,10 +101,12 @@ def convolution(p: Params, name: str, x: jax.Array, stride: int, padding: Any) -
 
 
 def batch_norm(p: Params, name: str, x: jax.Array) -> jax.Array:
-    """In training; the running statistics are computed by none of the results, so by nobody."""
+    """In training; the statistics of this batch are left in `p`, where `step_of` finds them."""
     wide = x.astype(jnp.float32)
     mean = wide.mean((0, 1, 2))
     variance = jnp.square(wide).mean((0, 1, 2)) - jnp.square(mean)
+    count = wide.size // wide.shape[-1]
+    p[f"{name}.running_mean"], p[f"{name}.running_var"] = mean, variance * (count / (count - 1))
     scale = p[f"{name}.weight"] * jax.lax.rsqrt(variance + 1e-5)
     return (wide * scale + (p[f"{name}.bias"] - mean * scale)).astype(HALF)
 
@@ -143,18 +145,22 @@ def step_of(
     """What launches one step of AdamW and returns its loss, and what reads that."""
     model, inputs, target = made
     params = {n: jnp.asarray(t.detach().numpy()) for n, t in model.named_parameters()}
+    running = {n: jnp.asarray(t.numpy()) for n, t in model.named_buffers() if t.is_floating_point()}
     if inputs.dim() == 4:
         inputs = inputs.permute(0, 2, 3, 1)
     x, wanted = jnp.asarray(inputs.numpy()), jnp.asarray(target.numpy())
 
-    def loss_of(p: Params, x: jax.Array, wanted: jax.Array) -> jax.Array:
-        logits = FORWARD[name](p, x, measured.heads).astype(jnp.float32)
+    def loss_of(p: Params, x: jax.Array, wanted: jax.Array) -> tuple[jax.Array, Params]:
+        with_statistics = dict(p)
+        logits = FORWARD[name](with_statistics, x, measured.heads).astype(jnp.float32)
         chosen = jnp.take_along_axis(logits, wanted[..., None], -1)[..., 0]
-        return (jax.nn.logsumexp(logits, -1) - chosen).mean()
+        loss = (jax.nn.logsumexp(logits, -1) - chosen).mean()
+        return loss, {n: with_statistics[n] for n in running}
 
     def update(state: Any, x: jax.Array, wanted: jax.Array) -> Any:
-        p, m, v, count = state
-        loss, grads = jax.value_and_grad(loss_of)(p, x, wanted)
+        p, m, v, count, seen = state
+        (loss, new), grads = jax.value_and_grad(loss_of, has_aux=True)(p, x, wanted)
+        seen = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, seen, new)
         count = count + 1
         m = jax.tree.map(lambda m, g: BETAS[0] * m + (1 - BETAS[0]) * g, m, grads)
         v = jax.tree.map(lambda v, g: BETAS[1] * v + (1 - BETAS[1]) * g * g, v, grads)
@@ -164,10 +170,11 @@ def step_of(
             whole = EPS * jnp.sqrt(1 - BETAS[1] ** count)
             return (p * (1 - LR * DECAY) - LR * scale * m / (jnp.sqrt(v) + whole)).astype(p.dtype)
 
-        return (jax.tree.map(moved, p, m, v), m, v, count), loss
+        return (jax.tree.map(moved, p, m, v), m, v, count, seen), loss
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    state: Any = (params, zeros, jax.tree.map(jnp.zeros_like, params), jnp.float32(0))
+    squares = jax.tree.map(jnp.zeros_like, params)
+    state: Any = (params, zeros, squares, jnp.float32(0), running)
     compiled = jax.jit(update, donate_argnums=0)
 
     def step() -> Any:

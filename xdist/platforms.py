@@ -28,8 +28,8 @@ class Choices(NamedTuple):
             float32 in between XLA would store that.
         has_cudnn: convolutions of planes are cuDNN's, which has channels last: those of 1x1 kernels
             and of halves are asked for as what they are.
-        reads_once: batch norm's statistics are taken in one pass over its input, and the gradient of
-            a ReLU after it reads that too, not ReLU's result.
+        reads_once: batch norm's statistics are taken in one pass over its input, and the gradient
+            of a ReLU after it reads that too, not ReLU's result.
         pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
         combines: its compiler makes few collectives of many small ones, without a copy.

@@ -57,14 +57,14 @@ def parts_named(check, *names):
     return [part for part in check.PARTS if part.name in names]
 
 
-def rehearsed(name, limit_s=60.0):
+def rehearsed(name, limit_s=60.0, **options):
     """What a part tells in this process, as its own one's parent keeps it."""
     check = sys.modules.get("check_gpu_of_tests") or _loaded()
     outcome = check.Outcome()
     from gpu_parts.place import Place
 
     place = Place(lambda message: outcome.take(json.dumps(message, default=str)), True, limit_s)
-    next(part for part in check.PARTS if part.name == name).run(place)
+    next(part for part in check.PARTS if part.name == name).run(place, **options)
     return outcome.document("", 0.0, limit_s)
 
 
@@ -91,7 +91,6 @@ LONG = pytest.mark.long
     [
         pytest.param("attention", marks=LONG),
         pytest.param("convolutions", marks=LONG),
-        pytest.param("models", marks=LONG),
         *("tf32", "amp", "dlpack", "transfers", "memory", "full"),
     ],
 )
@@ -99,6 +98,15 @@ def test_a_part_holds_on_a_cpu(name, scripts_on_path):
     told = rehearsed(name)
     assert told["status"] == "ok", told
     assert told.get("held") or told.get("left_out"), told
+
+
+@pytest.mark.long
+def test_each_peer_of_a_model_tells_its_step(check, scripts_on_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", check.environment(True)["PYTHONPATH"])
+    told = rehearsed("models", 200.0, names=["vit_b"])
+    assert told["status"] == "ok", told
+    found = [f"vit_b, {peer}" for peer in ("xdist", "jax", "eager", "inductor")]
+    assert {*found} <= told["found"].keys(), told
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG) for name in PARAMETERS])

@@ -74,13 +74,15 @@ def _channel_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _moments_at_once(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`_channel_moments` in one pass, over distances from the mean of the first of n samples.
+    """`_channel_moments` in one pass, over distances from one element of each channel.
 
-    The square of the mean distance, which is subtracted, is at most n times the variance, as that
-    sample is part of it: no more is lost than n times float32's precision.
+    The square of the mean distance is subtracted: of an element k standard deviations from the mean
+    k^2 times float32's precision is lost, however large the mean is.
     """
+    if not x.size:
+        return _channel_moments(x)
     axes = _channel_axes(x)
-    near = x[:1].mean(axes)
+    near = x[(0, slice(None), *(0,) * (x.ndim - 2))]
     apart = x - _per_channel(near, x)
     mean, square = apart.mean(axes), jnp.square(apart).mean(axes)
     # `maximum` keeps nan.
