@@ -30,6 +30,7 @@ class Choices(NamedTuple):
             and of halves are asked for as what they are.
         reads_once: batch norm's statistics are taken in one pass over its input, and the gradient
             of a ReLU after it reads that too, not ReLU's result.
+        updates_apart: large parameters are updated by a loop for each: XLA would make one of many.
         pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
         combines: its compiler makes few collectives of many small ones, without a copy.
@@ -49,6 +50,7 @@ class Choices(NamedTuple):
     keeps_halves: bool = False
     has_cudnn: bool = False
     reads_once: bool = False
+    updates_apart: bool = False
     pairs_aliases: bool = False
     has_own_options: bool = False
     combines: bool = False
@@ -76,6 +78,7 @@ CHOICES = {
         keeps_halves=True,
         has_cudnn=True,
         reads_once=True,
+        updates_apart=True,
         pairs_aliases=True,
     ),
     "tpu": Choices(

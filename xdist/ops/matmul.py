@@ -150,7 +150,8 @@ def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
 def addmm(
     self: jax.Array, mat1: jax.Array, mat2: jax.Array, *, beta: Scalar = 1, alpha: Scalar = 1
 ) -> jax.Array:
-    return _plus(self, _mm(mat1, mat2), beta, alpha)
+    is_bias = self.ndim == 1 and _is_one(beta) and _is_one(alpha)
+    return _plus(self, (_rounded_mm if is_bias else _mm)(mat1, mat2), beta, alpha)
 
 
 @lowers("aten.addmm.dtype")
@@ -227,15 +228,18 @@ def addmm_activation(
 
 @lowers("aten.linear.default")
 def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """`input` [..., k] times `weight` [n, k] or [k]: [..., n] or [...]."""
-    of = rounded if bias is None else product
+    """`input` [..., k] times `weight` [n, k] or [k]: [..., n] or [...].
+
+    A bias is added in the dtype of the product: on GPUs that of halves, whose kernels add it before
+    they round, and where XLA takes others it is rounded twice, as by torch.compile.
+    """
     if naming.is_asked() and weight.ndim == 2:
         with naming.part("permute"):
             weight = weight.T
         with naming.part("mm" if bias is None else "addmm"):
-            out = of(input, weight, ((input.ndim - 1,), (0,)))
+            out = rounded(input, weight, ((input.ndim - 1,), (0,)))
             return out if bias is None else out + bias.astype(out.dtype)
-    out = of(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+    out = rounded(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
     return out if bias is None else out + bias.astype(out.dtype)
 
 

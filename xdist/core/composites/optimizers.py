@@ -23,9 +23,12 @@ from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace import watch
 from torch_xdist.core.trace.plans import NOTHING, PLANS, Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
+from torch_xdist.ops import forms
 from torch_xdist.releases import patches
 
 _multi_tensor_adam = torch_adam._multi_tensor_adam
+# Elements of a parameter: a GPU updates so many in some microseconds.
+_LARGE = 1 << 18
 
 
 def register() -> None:
@@ -190,8 +193,26 @@ def _update(form: _Form, *args: Any) -> list[Any]:
     lists = [arrays[i : i + form.members] for i in range(0, len(arrays), form.members)]
     # Traced once for all parameters of a shape, whose equations JAX then copies.
     update = jax.jit(functools.partial(_update_one, form), inline=True)
-    updated = [update(members, scalars) for members in zip(*lists)]
+    alone = _alone(scalars) if forms.chosen().updates_apart else None
+    updated = [
+        update(members, alone if alone and _is_large(members[0]) else scalars)
+        for members in zip(*lists)
+    ]
     return [value for result in zip(*updated) for value in result]
+
+
+def _alone(scalars: Sequence[Any]) -> Sequence[Any]:
+    """The scalars as arrays of their own: XLA does not make one loop of two for them.
+
+    Out of one array, which is what a program is fed with, it would: of as many large parameters as
+    its kernels take, and those are slower than one for each.
+    """
+    return jax.lax.optimization_barrier([x.astype(np.float32) for x in scalars])
+
+
+def _is_large(parameter: Any) -> bool:
+    """Whether what is computed in float32 takes longer than it takes to launch it."""
+    return parameter.size >= _LARGE and parameter.dtype.itemsize <= 4
 
 
 def _update_one(form: _Form, members: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
