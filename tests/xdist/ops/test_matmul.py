@@ -1,5 +1,6 @@
 """Matrix products as BLAS and torch define them."""
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -160,10 +161,14 @@ def test_gpus_are_asked_for_products_of_halves_as_halves(dtype: torch.dtype) -> 
     assert products_in(programs(torch.bmm, a.expand(2, 32, 16), b.expand(2, 16, 48))) == [name] * 3
     given = a.reshape(2, 16, 16), b.T.contiguous()
     assert products_in(programs(F.linear, *given)) == [name] * 3
-    # What a bias is added to is rounded after it.
-    with_bias = programs(F.linear, *given, torch.ones(48, dtype=dtype))
-    assert sorted(products_in(with_bias)) == sorted([name, name, "f32"])
-    assert products_in(programs(torch.addmm, b[0], a, b))[0] == "f32"
+    # Its kernels add a bias before they round.
+    bias = torch.ones(48, dtype=dtype)
+    assert products_in(programs(F.linear, *given, bias)) == [name] * 3
+    assert products_in(programs(torch.addmm, bias, a, b)) == [name] * 3
+    # More than a bias is added in float32.
+    assert products_in(programs(torch.addmm, torch.ones(32, 48, dtype=dtype), a, b))[0] == "f32"
+    scaled = functools.partial(torch.addmm, alpha=2)
+    assert products_in(programs(scaled, bias, a, b))[0] == "f32"
 
 
 def test_small_products_and_other_dtypes_are_as_elsewhere() -> None:

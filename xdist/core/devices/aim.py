@@ -11,6 +11,7 @@ import jax
 
 from torch_xdist import platforms, world
 from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.system.rank import Rank
 
@@ -48,3 +49,4 @@ def _choose(targets: Sequence[jax.Device]) -> None:
     for device in devices_here.started():
         platform = targets[0].platform if targets else device.jax.platform
         device.choices = platforms.of(platform)
+        global_state.follow_torch(device.choices)

@@ -7,6 +7,7 @@ lost then. So a large program asks first whether there is room for it.
 
 import contextlib
 import functools
+import gc
 import re
 from typing import Any
 
@@ -64,7 +65,8 @@ def check(program: Program, jax_device: Any) -> None:
 def make_room(program: Program) -> None:
     """Raise OutOfMemoryError where a device is too full for one more run of a program.
 
-    What runs meanwhile is waited for first: it may give memory back.
+    What runs meanwhile is waited for first, and then garbage is collected: both may give memory
+    back.
     """
     asked, jax_device = program.asks_bytes, program.asks_of
     if _is_room(asked, jax_device):
@@ -73,6 +75,8 @@ def make_room(program: Program) -> None:
         # What failed is told to whoever reads it.
         with contextlib.suppress(RuntimeError):
             array.block_until_ready()
+    if not _is_room(asked, jax_device):
+        gc.collect()
     if not _is_room(asked, jax_device):
         stats = _stats(jax_device)
         raise OutOfMemoryError(

@@ -34,11 +34,14 @@ of_plan = torch.get_default_dtype
 
 # Whether the user has said by torch_xla's names how exact products are: then torch's do not.
 _is_said = [False]
+# Whether it is what torch's flags of a GPU say.
+_is_torchs = [False]
 
 
 def say_products(is_said: bool) -> None:
     """Whether JAX's setting of products is the user's own word, also on a GPU."""
     _is_said[0] = is_said
+    _is_torchs[0] = False
 
 
 def follow_torch(choices: Choices) -> None:
@@ -52,9 +55,13 @@ def follow_torch(choices: Choices) -> None:
     exactness.round_products(_rounded() if choices.rounds_products else ())
     if not choices.has_tf32:
         exactness.choose_for_convolutions(None)
+        if _is_torchs[0]:
+            _is_torchs[0] = False
+            jax.config.update("jax_default_matmul_precision", None)
         return
     if not _is_said[0]:
         wanted = "high" if _allows(torch.backends.cuda.matmul) else "highest"
+        _is_torchs[0] = True
         if jax.config.jax_default_matmul_precision != wanted:  # type: ignore[attr-defined]
             jax.config.update("jax_default_matmul_precision", wanted)
     allowed = _allows(torch.backends.cudnn.conv)  # type: ignore[attr-defined]

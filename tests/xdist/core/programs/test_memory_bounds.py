@@ -80,6 +80,7 @@ def held(in_use, limit=100):
     return {"bytes_in_use": in_use, "bytes_limit": limit}
 
 
+@pytest.mark.on_cpu
 def test_a_large_program_asks_for_room_and_a_small_one_does_not():
     large, small, here = Sized(), Sized(), Sized()
     memory_bounds.check(large, Gpu({"bytes_limit": 1000}))
@@ -97,6 +98,8 @@ def test_a_device_that_is_too_full_is_told_before_anything_is_written_over():
     room_on(held(95))
     # What ran meanwhile gave memory back.
     room_on(held(96), held(90))
+    # Or what only the garbage collector found.
+    room_on(held(96), held(96), held(90))
     room_on(None)
     words = "CUDA:0: Out of memory: the program needs 5 bytes .* 96 of 100 are held; delete"
     with pytest.raises(OutOfMemoryError, match=words):
@@ -107,6 +110,7 @@ def ask(program, jax_device):
     program.asks_bytes, program.asks_of = 9 * (program.rows > 2), jax_device
 
 
+@pytest.mark.on_cpu
 def test_a_step_without_room_leaves_its_operands_and_others_are_read(monkeypatch):
     monkeypatch.setattr(memory_bounds, "check", ask)
     monkeypatch.setattr(memory_bounds, "_stats", lambda device: held(99))

@@ -204,6 +204,7 @@ def hlo(function, dtype):
     return str(torch_xla._XLAC._get_xla_tensors_hlo([function(x, y)]))
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("name", NO_LESS | LESS)
 def test_only_what_is_exact_or_rounded_once_stays_in_halves(halves_stay, name, monkeypatch):
     function = (NO_LESS | LESS)[name]

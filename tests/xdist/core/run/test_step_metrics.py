@@ -91,6 +91,7 @@ def test_a_cut_waits_for_its_trace():
     assert total("DeviceLockWait") == 1 and 0 < waited_ns < 1e9
 
 
+@pytest.mark.on_cpu
 def test_a_program_takes_until_the_host_sees_it_done():
     x = torch.ones(1500, 1500, device="xla")
     torch_xla.sync(wait=True)

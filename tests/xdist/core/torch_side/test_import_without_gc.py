@@ -1,5 +1,6 @@
-"""Importing torch_xla costs few garbage collections, and leaves the collector as it was."""
+"""Importing torch_xla costs few garbage collections, and afterwards there are fewer."""
 
+import json
 import subprocess
 import sys
 
@@ -33,3 +34,21 @@ def test_the_collector_rests_while_the_core_is_imported(before: str, is_on: bool
     assert state == [str(is_on), "True"], done.stderr
     # 193 where it does not rest.
     assert int(during) < 50
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", [10_000, "others"]),
+        ("gc.set_threshold(2000, 10, 0)", [10_000, 10, 0]),
+        ("gc.set_threshold(900, 5, 7)", [900, 5, 7]),
+        ("gc.set_threshold(0)", [0, "others"]),
+    ],
+)
+def test_collections_are_rarer_where_the_user_has_not_said_how_many(before, after) -> None:
+    code = f"import gc; {before}\nhad = gc.get_threshold()\nimport torch_xla\n"
+    code += "print(list(gc.get_threshold()), list(had))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    now, had = (json.loads(part + "]") for part in done.stdout.strip().split("]")[:2])
+    expected = [after[0], *had[1:]] if "others" in after else after
+    assert now == expected, done.stderr
