@@ -133,10 +133,11 @@ def test_ranks_give_memory_back_that_all_of_them_together_would_lay_out_otherwis
 @pytest.mark.long
 def test_gradients_travel_while_those_of_layers_before_are_made(compiler):
     with aim.at(devices(V5E), ranks=True):
-        layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]
+        # Of gradients that fit in a chip's vector memory the compiler makes no chains.
+        layers = [torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)]
         model = torch.nn.Sequential(*layers).to("xla").bfloat16()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        rows = torch.zeros(2048, 1024, dtype=torch.bfloat16).to("xla")
+        rows = torch.zeros(8192, 2048, dtype=torch.bfloat16).to("xla")
         steps.sync()
         model(rows).square().mean().backward()
         xm.optimizer_step(optimizer)
