@@ -8,6 +8,10 @@ import pytest
 import torch
 
 import torch_xla
+from torch_xdist import platforms
+from torch_xdist.core.composites import optimizers
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.programs import program
 from torch_xdist.core.run import cuts
 from torch_xla.amp import syncfree
 
@@ -149,3 +153,45 @@ def train_in_turns(device: str) -> list[torch.Tensor]:
 def test_parameters_at_different_step_counts_are_updated_as_on_the_cpu():
     for ours, theirs in zip(train_in_turns("xla"), train_in_turns("cpu")):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_large_parameters_that_are_updated_apart_become_the_same(dtype, monkeypatch) -> None:
+    def trained() -> list[torch.Tensor]:
+        program.PROGRAMS.clear()
+        model = model_on("xla").to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            step(model, optimizer)
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    # Of the weights of `model_on` the first one is large.
+    monkeypatch.setattr(optimizers, "_LARGE", 20)
+    together = trained()
+    monkeypatch.setattr(here, "choices", here.choices._replace(updates_apart=True))
+    torch.testing.assert_close(trained(), together, rtol=1e-6, atol=1e-6)
+
+
+def test_their_scalars_are_no_places_of_one_array_then(monkeypatch) -> None:
+    def text() -> str:
+        # Nothing that an earlier test made may be taken.
+        program.PROGRAMS.clear()
+        model = model_on("xla")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        step(model, optimizer)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return str(torch_xla._XLAC._get_xla_tensors_hlo([*model.parameters()]))
+
+    torch_xla.device()
+    here = devices_here.device_at(0)
+    monkeypatch.setattr(optimizers, "_LARGE", 20)
+    assert "opt-barrier(" not in text()
+    monkeypatch.setattr(here, "choices", here.choices._replace(updates_apart=True))
+    assert text().count("opt-barrier(") == 1
+    monkeypatch.setattr(optimizers, "_LARGE", 25)
+    assert "opt-barrier(" not in text()
+    assert [name for name, x in platforms.CHOICES.items() if x.updates_apart] == ["cuda"]

@@ -71,6 +71,21 @@ def test_a_gpu_rounds_convolutions_alone_unless_told_otherwise(on_gpu):
     assert products_and_convolutions() == ("HIGHEST", "DEFAULT")
 
 
+def test_what_its_flags_say_of_products_ends_with_its_programs():
+    precision.choose("default")
+    global_state.say_products(False)
+    with aim.at([Gpu()]):
+        assert products_and_convolutions()[0] == "HIGHEST"
+        assert jax.config.jax_default_matmul_precision == "highest"
+    assert jax.config.jax_default_matmul_precision is None
+    # Not what the user has said meanwhile.
+    with aim.at([Gpu()]):
+        precision.choose("high")
+        global_state.say_products(True)
+    assert jax.config.jax_default_matmul_precision == "high"
+    global_state.say_products(False)
+
+
 def test_a_gpu_does_as_torchs_flags_of_tf32_say(on_gpu):
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = False
