@@ -27,8 +27,10 @@ def by_parts(entries: Sequence[Entry]) -> Sequence[Entry]:
         stack = rows.get(row[1]) if row[0].name == _PERMUTE else None
         if stack is not None and stack[0].name == _STACK:
             both = stack[0], row[0]
+            if both not in plans:
+                plans[both] = _permuted(*both)
             changed = changed or list(entries)
-            changed[slot] = (plans.setdefault(both, _permuted(*both)), *stack[1:])
+            changed[slot] = (plans[both], *stack[1:])
     return changed or entries
 
 
@@ -42,6 +44,5 @@ def _permuted(stack: Plan, permute: Plan) -> Plan:
         return jnp.stack([part.transpose(of_parts) for part in parts], dims.index(along))
 
     # Of this program alone: no row of a tape has it.
-    name = "permuted stack"
-    args = stack.args[0]
-    return Plan(name, None, args, {}, stack.operand_types, permute.types, SINGLE, lowering=compute)
+    types = stack.operand_types, permute.types
+    return Plan("permuted stack", None, stack.args[0], {}, *types, SINGLE, lowering=compute)
