@@ -40,9 +40,10 @@ def test_the_collector_rests_while_the_core_is_imported(before: str, is_on: bool
     ("before", "after"),
     [
         ("", [10_000, "others"]),
-        ("gc.set_threshold(2000, 10, 0)", [10_000, 10, 0]),
         ("gc.set_threshold(900, 5, 7)", [900, 5, 7]),
-        ("gc.set_threshold(0)", [0, "others"]),
+        # Python 3.14's, and none at all.
+        pytest.param("gc.set_threshold(2000, 10, 0)", [10_000, 10, 0], marks=pytest.mark.long),
+        pytest.param("gc.set_threshold(0)", [0, "others"], marks=pytest.mark.long),
     ],
 )
 def test_collections_are_rarer_where_the_user_has_not_said_how_many(before, after) -> None:

@@ -60,7 +60,7 @@ def free_port():
         return str(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("init", ["xla", pytest.param("env", marks=pytest.mark.long)])
 def test_data_parallel_training_in_threads_equals_one_process(init, monkeypatch):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
