@@ -53,9 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _is_a_long_case(item: pytest.Item) -> bool:
     """Whether it is one of several cases of a test, and marked as long by itself."""
-    is_own = any(node is item for node, _ in item.iter_markers_with_node("long"))
-    of_all = {mark.name for mark in getattr(getattr(item, "function", None), "pytestmark", ())}
-    return is_own and "long" not in of_all
+    marks = sum(node is item for node, _ in item.iter_markers_with_node("long"))
+    of_all = getattr(getattr(item, "function", None), "pytestmark", ())
+    return marks > sum(mark.name == "long" for mark in of_all)
 
 
 @pytest.fixture(autouse=True, scope="module")
