@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from pod import Pod
 
 XLA_RUN = (sys.executable, "-m", "torch_xdist.launcher")
@@ -36,6 +37,7 @@ def test_the_profiles_of_ranks_of_other_hosts_are_brought_here(on_hosts: Callabl
     assert job.end().code == 0
 
 
+@pytest.mark.long
 def test_a_job_of_another_machine_is_profiled_from_here(pod: Pod, tmp_path: Path) -> None:
     name, script = f"far{os.getpid()}", tmp_path / "train.py"
     script.write_text("import os, sys, time\nRANK, FOLDER = 0, sys.argv[1]\n" + UP + MULTIPLIES)

@@ -198,7 +198,10 @@ def test_a_spare_that_cannot_be_reached_either_ends_the_job(begun: Callable, thr
     ("options", "world", "told"),
     [
         (("--hosts", "a,b,c", "--spares", "1"), 4, "spare c takes its place"),
-        (("--hosts", "a,b", "--min-hosts", "1"), 2, "the job goes on with 1 of 2 hosts"),
+        pytest.param(
+            *(("--hosts", "a,b", "--min-hosts", "1"), 2, "the job goes on with 1 of 2 hosts"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_training_goes_on_from_its_checkpoint_with_the_same_losses(
