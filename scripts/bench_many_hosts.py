@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """What the head of a job of many hosts costs, and how soon it acts: real messages, no real ranks.
 
-    scripts/bench_many_hosts.py [--nodes 1024] [--ranks 8] [--seconds 20] [--ends fail,flood,vanish]
+    scripts/bench_many_hosts.py [--nodes 1024] [--ranks 8] [--settle 5] [--seconds 20]
+                                [--ends fail,flood,vanish]
 
 Node 0 is a real `xla-run --nnodes` with real processes (`sleep`), the others are connections of
 `simulated_nodes.py`, which prove the secret, seal, say hello, start, beat and end as nodes do. One
@@ -110,7 +111,9 @@ def steady(head: psutil.Process, seconds: float) -> tuple[float, float]:
     return used_s / took_s, most / 1e6
 
 
-def measured(way: str, nodes: int, ranks: int, seconds: float, folder: Path) -> dict[str, Any]:
+def measured(
+    way: str, nodes: int, ranks: int, settle_s: float, seconds: float, folder: Path
+) -> dict[str, Any]:
     """One job, from its start to its end."""
     port = free_port()
     env = {**os.environ, "XLA_RUN_SECRET": secrets.token_hex(16), "TMPDIR": str(folder)}
@@ -127,6 +130,8 @@ def measured(way: str, nodes: int, ranks: int, seconds: float, folder: Path) -> 
         started_s = simulators.wait("started", nodes - 1)
         met_core_s = sum(psutil.Process(head.pid).cpu_times()[:2])
         connected_s = simulators.wait("connected", _SIMULATORS)
+        # What all hosts tell of their start is heard first.
+        time.sleep(settle_s)
         core, memory_mb = steady(psutil.Process(head.pid), seconds)
         if way == "flood":
             simulators.order(do="flood", node=1, seconds=_FLOOD_S)
@@ -159,12 +164,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--ranks", type=int, default=8, help="of every node")
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds before that")
     parser.add_argument("--seconds", type=float, default=20.0, help="of steady state")
     parser.add_argument("--ends", default=",".join(_FAULTS))
     asked = parser.parse_args()
     for way in asked.ends.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            found = measured(way, asked.nodes, asked.ranks, asked.seconds, Path(folder))
+            found = measured(
+                way, asked.nodes, asked.ranks, asked.settle, asked.seconds, Path(folder)
+            )
             print(json.dumps(found), flush=True)
 
 

@@ -17,7 +17,7 @@ def measured(*words: str) -> list[dict[str, float]]:
 
 
 def test_a_job_of_many_nodes_meets_and_ends_in_each_way() -> None:
-    found = measured("--nodes", "100", "--ranks", "4", "--seconds", "1")
+    found = measured("--nodes", "100", "--ranks", "4", "--settle", "0", "--seconds", "1")
     assert [(one["end"], one["code"]) for one in found] == [
         *(("fail", 1), ("flood", 1), ("vanish", 73)),
     ]
@@ -26,7 +26,9 @@ def test_a_job_of_many_nodes_meets_and_ends_in_each_way() -> None:
 # The bounds are what a job of this size may take anywhere, not what it takes here.
 @pytest.mark.long
 def test_a_job_of_a_thousand_nodes_meets_and_is_judged_in_time() -> None:
-    (found,) = measured("--nodes", "1024", "--ranks", "8", "--seconds", "5", "--ends", "flood")
+    (found,) = measured(
+        "--nodes", "1024", "--ranks", "8", "--settle", "0", "--seconds", "5", "--ends", "flood"
+    )
     assert found["code"] == 1
     assert found["memory_mb"] < 1000
     assert found["rendezvous_s"] < 60 and found["verdict_s"] < 30
