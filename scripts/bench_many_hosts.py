@@ -164,8 +164,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--ranks", type=int, default=8, help="of every node")
-    parser.add_argument("--settle", type=float, default=5.0, help="seconds before that")
     parser.add_argument("--seconds", type=float, default=20.0, help="of steady state")
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds before these begin")
     parser.add_argument("--ends", default=",".join(_FAULTS))
     asked = parser.parse_args()
     for way in asked.ends.split(","):

@@ -41,9 +41,9 @@ class Part(NamedTuple):
     weight: float
     is_beside: bool = False
 
-    def run(self, place: Any, **options: Any) -> None:
+    def run(self, place: Any) -> None:
         module = __import__(f"gpu_parts.{self.module}", fromlist=["it"])
-        getattr(module, self.name)(place, **options)
+        getattr(module, self.name)(place)
 
 
 # The first one is the ground of all: without it nothing else is tried.

@@ -1,5 +1,6 @@
 """The check of a GPU: rehearsed here on a CPU, and what it does about parts that fail."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -57,14 +58,12 @@ def parts_named(check, *names):
     return [part for part in check.PARTS if part.name in names]
 
 
-def rehearsed(name, limit_s=60.0, **options):
+def rehearsed(run, limit_s=60.0):
     """What a part tells in this process, as its own one's parent keeps it."""
-    check = sys.modules.get("check_gpu_of_tests") or _loaded()
-    outcome = check.Outcome()
+    outcome = (sys.modules.get("check_gpu_of_tests") or _loaded()).Outcome()
     from gpu_parts.place import Place
 
-    place = Place(lambda message: outcome.take(json.dumps(message, default=str)), True, limit_s)
-    next(part for part in check.PARTS if part.name == name).run(place, **options)
+    run(Place(lambda message: outcome.take(json.dumps(message, default=str)), True, limit_s))
     return outcome.document("", 0.0, limit_s)
 
 
@@ -94,8 +93,9 @@ LONG = pytest.mark.long
         *("tf32", "amp", "dlpack", "transfers", "memory", "full"),
     ],
 )
-def test_a_part_holds_on_a_cpu(name, scripts_on_path):
-    told = rehearsed(name)
+def test_a_part_holds_on_a_cpu(name, check, scripts_on_path):
+    (part,) = parts_named(check, name)
+    told = rehearsed(part.run)
     assert told["status"] == "ok", told
     assert told.get("held") or told.get("left_out"), told
 
@@ -103,7 +103,9 @@ def test_a_part_holds_on_a_cpu(name, scripts_on_path):
 @pytest.mark.long
 def test_each_peer_of_a_model_tells_its_step(check, scripts_on_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", check.environment(True)["PYTHONPATH"])
-    told = rehearsed("models", 200.0, names=["vit_b"])
+    from gpu_parts import models
+
+    told = rehearsed(functools.partial(models.models, names=["vit_b"]), 200.0)
     assert told["status"] == "ok", told
     found = [f"vit_b, {peer}" for peer in ("xdist", "jax", "eager", "inductor")]
     assert {*found} <= told["found"].keys(), told
