@@ -16,12 +16,15 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 12
@@ -57,18 +60,30 @@ def instructions(tree: Path, layers: int, form: str) -> int:
         command += [f"--callgrind-out-file={counts}", sys.executable, "-P", "-W", "ignore"]
         command += [__file__, "--layers", str(layers), "--in-valgrind", form]
         paths = os.pathsep.join([str(tree / "src"), str(tree / "scripts")])
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             # Names hash alike in both trees.
             env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
         )
+        errors = to_the_end(process)
         dump = counts.with_name("counts.1-01")
         found = dump.exists() and re.search(r"^totals: (\d+)", dump.read_text(), re.MULTILINE)
         if not found:
-            raise SystemExit(f"bench_instructions: {tree}: nothing was counted\n{done.stderr}")
+            raise SystemExit(f"bench_instructions: {tree}: nothing was counted\n{errors}")
         return int(found[1]) // STEPS
+
+
+def to_the_end(process: "subprocess.Popen[str]") -> str:
+    """What it says on stderr; an order that comes at a bad moment leaves callgrind stopped."""
+    while True:
+        try:
+            return process.communicate(timeout=5)[1]
+        except subprocess.TimeoutExpired:
+            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                process.send_signal(signal.SIGCONT)
 
 
 def count_steps(layers: int, foreach: bool | None) -> None:

@@ -79,7 +79,10 @@ def phases(chosen: Sequence[str]) -> list[Phase]:
 
 
 def launcher_parts() -> dict[str, list[str]]:
-    """Jobs over hosts in halves, what runs other jobs, and the folders of the launcher's parts."""
+    """Jobs over hosts, what runs other jobs, and the folders of the launcher, in shares of each.
+
+    Three lanes end at about the same time where what they still take is small.
+    """
     inside = ROOT / "tests" / "launcher"
     folders = [
         f"tests/launcher/{folder.name}"
@@ -92,13 +95,17 @@ def launcher_parts() -> dict[str, list[str]]:
     jobs = [f"tests/launcher/{path.name}" for path in sorted(inside.glob("test_*.py"))]
     jobs = [path for path in jobs if path not in WITH_THEM]
     parts = {
-        "pods": over_hosts[::2],
-        "more-pods": [*over_hosts[1::2], *WITH_THEM],
-        "jobs": jobs[::2],
-        "more-jobs": jobs[1::2],
-        "launcher": folders,
+        "clusters": WITH_THEM,
+        **_shares("pods", over_hosts, 3),
+        **_shares("jobs", jobs, 4),
+        **_shares("launcher", folders, 2),
     }
     return _existing(parts)
+
+
+def _shares(name: str, paths: Sequence[str], count: int) -> dict[str, Sequence[str]]:
+    """Every `count`-th path in each, called "pods-1", "pods-2"."""
+    return {f"{name}-{first + 1}": paths[first::count] for first in range(count)}
 
 
 def _existing(parts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_three(lanes, tmp_p
     for folder in ("tests/xdist/core", "tests/xdist/kernels", "tests/launcher/head"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / lanes.OVER_HOSTS).mkdir()
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d", "e"):
         (tmp_path / lanes.OVER_HOSTS / f"test_{name}.py").touch()
         (tmp_path / "tests/launcher" / f"test_{name}.py").touch()
     (tmp_path / lanes.WITH_THEM[0]).touch()
@@ -42,14 +42,19 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_three(lanes, tmp_p
     first, last = lanes.phases(["-x"])
     rest = ["tests", *(f"--ignore={path}" for path in ignored)]
     assert (first.lanes, first.parts) == (2, {**named, "rest": rest})
+    tests = {name: f"tests/launcher/test_{name}.py" for name in ("a", "b", "c", "d", "e")}
     assert (last.lanes, last.parts) == (
         3,
         {
-            "pods": [f"{lanes.OVER_HOSTS}/test_a.py", f"{lanes.OVER_HOSTS}/test_c.py"],
-            "more-pods": [f"{lanes.OVER_HOSTS}/test_b.py", lanes.WITH_THEM[0]],
-            "jobs": ["tests/launcher/test_a.py", "tests/launcher/test_c.py"],
-            "more-jobs": ["tests/launcher/test_b.py"],
-            "launcher": ["tests/launcher/head"],
+            "clusters": [lanes.WITH_THEM[0]],
+            "pods-1": [f"{lanes.OVER_HOSTS}/test_a.py", f"{lanes.OVER_HOSTS}/test_d.py"],
+            "pods-2": [f"{lanes.OVER_HOSTS}/test_b.py", f"{lanes.OVER_HOSTS}/test_e.py"],
+            "pods-3": [f"{lanes.OVER_HOSTS}/test_c.py"],
+            "jobs-1": [tests["a"], tests["e"]],
+            "jobs-2": [tests["b"]],
+            "jobs-3": [tests["c"]],
+            "jobs-4": [tests["d"]],
+            "launcher-1": ["tests/launcher/head"],
         },
     )
 
