@@ -1,16 +1,18 @@
 """A TCP connection between two processes that know one secret: each proves it, then seals.
 
-The side that listens (the head) greets with a nonce. The other one (a node) answers with a nonce of
-its own and a proof, and only then the head gives its proof and the job's name. A proof is the
-HMAC-SHA256, under the secret, of who gives it, the version of this protocol and both nonces: it is
-good for this connection and this direction alone, and the secret itself is never sent. Everything
-before the proofs has a fixed small size, and nothing of it is parsed but a magic word, a version
-and a name.
+The side that listens (the head) greets with a nonce; where it has a key pair, all that follows is
+inside TLS (`tls`). The other one (a node) answers with a nonce of its own and a proof, and only
+then the head gives its proof and the job's name. A proof is the HMAC-SHA256, under the secret, of
+who gives it, the version of this protocol, both nonces and the head's certificate: it is good for
+this connection and this direction alone, and the secret itself is never sent. Whoever puts himself
+between, or says for the head that it has no key pair, makes both proofs wrong. Everything before
+the proofs has a small size, and nothing of it is parsed here but a magic word, a version and a
+name.
 
-From then on bytes travel in records: a length, an HMAC-SHA256 of a counter, the length and the
-bytes, and the bytes. The two directions have keys of their own, made of the secret and both nonces.
-A record that was altered, left out, repeated or moved ends the connection, before anything in it is
-read. Records are authenticated, not encrypted.
+A head without a key pair seals records from then on: a length, an HMAC-SHA256 of a counter, the
+length and the bytes, and the bytes. The two directions have keys of their own, made of the secret
+and both nonces. Such records are authenticated, not encrypted. In both forms one that was altered,
+left out, repeated or moved ends the connection, before anything in it is read.
 """
 
 import contextlib
@@ -21,13 +23,16 @@ import struct
 import time
 from dataclasses import dataclass
 
+from torch_xdist.launcher import tls
 from torch_xdist.launcher.facts.errors import AuthError, HostError, PreflightError
+from torch_xdist.launcher.tls import KeyPair, Tls
 from torch_xdist.system.errors import FrameError
 
-VERSION = 1
+VERSION = 2
 LEAST_SECRET_BYTES = 16
 _MAGIC = b"xla-run nodes\r\n\0"
-_HELLO = struct.Struct("!16sH32s")
+# The word, 1 for TLS, the version, the nonce.
+_HELLO = struct.Struct("!16sBB32s")
 _NONCE_BYTES = _PROOF_BYTES = 32
 _HEAD = struct.Struct("!I32s")
 _COUNTED = struct.Struct("!QI")
@@ -35,6 +40,10 @@ MOST_RECORD_BYTES = 1 << 20
 # Copied sooner than two calls of hmac's are made.
 _SMALL_BYTES = 4096
 _YES, _NO = b"+", b"-"
+# Of a record of TLS: its kind, the version, and how many bytes follow; and the most that may.
+_TLS_HEAD = struct.Struct("!BHH")
+_TLS_KINDS = range(20, 24)
+_MOST_TLS_BYTES = (1 << 14) + 256
 
 
 class Sealer:
@@ -93,31 +102,40 @@ class Sealed:
     """A connection whose other side has proven the secret: what is read and written goes here."""
 
     job_id: str
-    opener: Opener
-    sealer: Sealer
+    opener: Opener | Tls
+    sealer: Sealer | Tls
 
 
-def as_head(sock: socket.socket, secret: bytes, job_id: str, limit_s: float) -> Sealed:
+def as_head(
+    sock: socket.socket, secret: bytes, job_id: str, limit_s: float, pair: KeyPair | None = None
+) -> Sealed:
     """The head's part, with whoever has connected.
+
+    Args:
+        pair: under which all is encrypted; None: it is authenticated alone.
 
     Raises:
         AuthError: it does not know the secret.
         HostError: it is no node, or took longer than the limit.
         PreflightError: it speaks another version of this.
     """
-    end_s = time.monotonic() + limit_s
+    wire = _Wire(sock, limit_s)
     ours = os.urandom(_NONCE_BYTES)
-    _send(sock, _HELLO.pack(_MAGIC, VERSION, ours), end_s)
-    theirs = _greeting(sock, end_s)
-    proof = _exactly(sock, _PROOF_BYTES, end_s)
-    if not hmac.compare_digest(proof, _derived(secret, "node", ours, theirs)):
-        with contextlib.suppress(OSError):
-            _send(sock, _NO, end_s)
+    wire.send(_HELLO.pack(_MAGIC, pair is not None, VERSION, ours))
+    if pair is not None:
+        wire.encrypt(pair.accepting())
+    _, theirs = wire.greeting()
+    facts = (ours, theirs, pair.digest if pair else b"")
+    if not hmac.compare_digest(wire.exactly(_PROOF_BYTES), _derived(secret, "node", *facts)):
+        with contextlib.suppress(HostError):
+            wire.send(_NO)
         raise AuthError("it does not know the secret of this job (XLA_RUN_SECRET)")
     name = job_id.encode()
     answer = _YES + bytes([len(name)]) + name
-    _send(sock, answer + _derived(secret, "head", ours, theirs, name), end_s)
-    to_head, to_node = (_derived(secret, f"from {who}", ours, theirs, name) for who in _SIDES)
+    wire.send(answer + _derived(secret, "head", *facts, name))
+    if wire.tls is not None:
+        return Sealed(job_id, wire.tls, wire.tls)
+    to_head, to_node = (_derived(secret, f"from {who}", *facts, name) for who in _SIDES)
     return Sealed(job_id, Opener(to_head), Sealer(to_node))
 
 
@@ -132,24 +150,29 @@ def as_node(sock: socket.socket, secret: bytes, limit_s: float) -> Sealed:
         HostError: it is no head, or took longer than the limit.
         PreflightError: it speaks another version of this.
     """
-    end_s = time.monotonic() + limit_s
-    theirs = _greeting(sock, end_s)
+    wire = _Wire(sock, limit_s)
+    is_encrypted, theirs = wire.greeting()
+    if is_encrypted:
+        wire.encrypt(tls.connecting())
     ours = os.urandom(_NONCE_BYTES)
-    proof = _derived(secret, "node", theirs, ours)
-    _send(sock, _HELLO.pack(_MAGIC, VERSION, ours) + proof, end_s)
-    if _exactly(sock, 1, end_s) != _YES:
+    facts = (theirs, ours, wire.tls.seen() if wire.tls else b"")
+    hello = _HELLO.pack(_MAGIC, is_encrypted, VERSION, ours)
+    wire.send(hello + _derived(secret, "node", *facts))
+    if wire.exactly(1) != _YES:
         raise AuthError(
             "it refuses this node: XLA_RUN_SECRET is another one there; set the same on all nodes"
         )
-    name = _exactly(sock, _exactly(sock, 1, end_s)[0], end_s)
-    proof = _exactly(sock, _PROOF_BYTES, end_s)
-    if not hmac.compare_digest(proof, _derived(secret, "head", theirs, ours, name)):
+    name = wire.exactly(wire.exactly(1)[0])
+    if not hmac.compare_digest(wire.exactly(_PROOF_BYTES), _derived(secret, "head", *facts, name)):
         raise AuthError(
             "it does not know the secret of this job, so it is not node 0 of it; see what listens "
             "there, and set the same XLA_RUN_SECRET on all nodes"
         )
-    to_head, to_node = (_derived(secret, f"from {who}", theirs, ours, name) for who in _SIDES)
-    return Sealed(name.decode("ascii", "replace"), Opener(to_node), Sealer(to_head))
+    job_id = name.decode("ascii", "replace")
+    if wire.tls is not None:
+        return Sealed(job_id, wire.tls, wire.tls)
+    to_head, to_node = (_derived(secret, f"from {who}", *facts, name) for who in _SIDES)
+    return Sealed(job_id, Opener(to_node), Sealer(to_head))
 
 
 def rank_secret(secret: bytes, job_id: str, attempt: int, salt: bytes) -> bytes:
@@ -157,8 +180,16 @@ def rank_secret(secret: bytes, job_id: str, attempt: int, salt: bytes) -> bytes:
     return _hmac(secret, "ranks", job_id.encode(), str(attempt).encode(), salt)
 
 
-def _derived(secret: bytes, label: str, of_head: bytes, of_node: bytes, name: bytes = b"") -> bytes:
-    return _hmac(secret, label, VERSION.to_bytes(2, "big"), of_head, of_node, name)
+def _derived(
+    secret: bytes,
+    label: str,
+    of_head: bytes,
+    of_node: bytes,
+    certificate: bytes,
+    name: bytes = b"",
+) -> bytes:
+    version = VERSION.to_bytes(2, "big")
+    return _hmac(secret, label, version, of_head, of_node, certificate, name)
 
 
 def _hmac(secret: bytes, label: str, *parts: bytes) -> bytes:
@@ -177,42 +208,82 @@ def _mark(key: bytes, count: int, data: bytes | memoryview) -> bytes:
     return made.digest()
 
 
-def _greeting(sock: socket.socket, end_s: float) -> bytes:
-    """The nonce of a greeting; who begins otherwise is not read further."""
-    magic = _exactly(sock, len(_MAGIC), end_s)
-    if magic != _MAGIC:
-        raise HostError(f"it is no xla-run: it says {magic!r}")
-    _, version, nonce = _HELLO.unpack(magic + _exactly(sock, _HELLO.size - len(magic), end_s))
-    if version != VERSION:
-        raise PreflightError(
-            f"it speaks version {version} of the protocol between nodes, and here is version "
-            f"{VERSION}; install the same torch-xdist on all nodes"
-        )
-    return bytes(nonce)
+class _Wire:
+    """A socket until both sides have proven the secret: a stranger keeps nobody waiting.
 
+    It reads no byte more than it is asked for, or than are in the record of TLS that has them: what
+    comes later belongs to whoever gets the socket.
+    """
 
-def _send(sock: socket.socket, data: bytes, end_s: float) -> None:
-    sock.settimeout(max(0.01, end_s - time.monotonic()))
-    try:
-        sock.sendall(data)
-    except OSError as error:
-        raise HostError(f"it has hung up ({error.strerror or error})") from None
+    def __init__(self, sock: socket.socket, limit_s: float) -> None:
+        self._sock, self._end_s = sock, time.monotonic() + limit_s
+        self._opened = b""
+        self.tls: Tls | None = None
 
+    def encrypt(self, end: Tls) -> None:
+        """Shake hands; all that follows is inside."""
+        ours, is_done = end.shaken()
+        self.send(ours)
+        while not is_done:
+            ours, is_done = end.shaken(self._record())
+            self.send(ours)
+        self.tls = end
 
-def _exactly(sock: socket.socket, size: int, end_s: float) -> bytes:
-    """So many bytes, all of them before the time is over; a stranger keeps nobody waiting."""
-    data = b""
-    while len(data) < size:
-        sock.settimeout(max(0.01, end_s - time.monotonic()))
+    def send(self, data: bytes) -> None:
+        """All of it, or a HostError."""
+        self._sock.settimeout(max(0.01, self._end_s - time.monotonic()))
         try:
-            more = sock.recv(size - len(data))
-        except TimeoutError:
-            raise HostError("it says nothing, or not enough") from None
+            self._sock.sendall(self.tls.sealed(data) if self.tls else data)
         except OSError as error:
             raise HostError(f"it has hung up ({error.strerror or error})") from None
-        if not more:
-            raise HostError("it has hung up")
-        data += more
-        if time.monotonic() > end_s:
-            raise HostError("it says nothing, or not enough")
-    return data
+
+    def exactly(self, size: int) -> bytes:
+        """So many bytes, all of them before the time is over."""
+        if self.tls is None:
+            return self._read(size)
+        while len(self._opened) < size:
+            try:
+                self._opened += self.tls.opened(self._record())
+            except FrameError as error:
+                raise HostError(f"it says {error}") from None
+        found, self._opened = self._opened[:size], self._opened[size:]
+        return found
+
+    def greeting(self) -> tuple[bool, bytes]:
+        """Whether all that follows is encrypted, and the nonce; of others no more is read."""
+        magic = self.exactly(len(_MAGIC))
+        if magic != _MAGIC:
+            raise HostError(f"it is no xla-run: it says {magic!r}")
+        rest = self.exactly(_HELLO.size - len(magic))
+        _, is_encrypted, version, nonce = _HELLO.unpack(magic + rest)
+        if version != VERSION:
+            raise PreflightError(
+                f"it speaks version {version} of the protocol between nodes, and here is version "
+                f"{VERSION}; install the same torch-xdist on all nodes"
+            )
+        return bool(is_encrypted), bytes(nonce)
+
+    def _record(self) -> bytes:
+        """The next record of TLS, closed."""
+        head = self._read(_TLS_HEAD.size)
+        kind, _, size = _TLS_HEAD.unpack(head)
+        if kind not in _TLS_KINDS or size > _MOST_TLS_BYTES:
+            raise HostError(f"it is no xla-run: it says {head!r}")
+        return head + self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            self._sock.settimeout(max(0.01, self._end_s - time.monotonic()))
+            try:
+                more = self._sock.recv(size - len(data))
+            except TimeoutError:
+                raise HostError("it says nothing, or not enough") from None
+            except OSError as error:
+                raise HostError(f"it has hung up ({error.strerror or error})") from None
+            if not more:
+                raise HostError("it has hung up")
+            data += more
+            if time.monotonic() > self._end_s:
+                raise HostError("it says nothing, or not enough")
+        return data

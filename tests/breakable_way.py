@@ -23,6 +23,8 @@ class Way:
         """Where it begins."""
         self.made = 0
         """How many connections there were."""
+        self.passed = bytearray()
+        """All that went over it."""
         self._lock = threading.Lock()
         self._socks: list[socket.socket] = []
         self._is_open = threading.Event()
@@ -83,5 +85,6 @@ class Way:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._is_open.wait()
+                self.passed += data
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)

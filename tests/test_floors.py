@@ -225,6 +225,7 @@ def test_the_launcher_loads_neither_torch_nor_jax(module):
 PROCESSES = [
     "facts",
     "named_option",
+    "tls",
     "sealed",
     "replay",
     "connection",

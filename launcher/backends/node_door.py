@@ -15,6 +15,7 @@ from typing import Protocol
 from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.facts.errors import DuplicateJobError, HostError, LauncherError
 from torch_xdist.launcher.sealed import as_head, as_node
+from torch_xdist.launcher.tls import key_pair
 from torch_xdist.system import addresses
 from torch_xdist.system.frames import Message
 
@@ -60,6 +61,7 @@ class Door:
                 f"node 0 is there already, at {name}:{port}; give every node its own --node-rank"
             )
         self._listener = _listening(own, port, name)
+        self._pair = key_pair(warn)
         if not own:
             warn(f"{name} is no address of this machine; listening at all that it has")
         threading.Thread(target=self._accept, daemon=True, name="node-door").start()
@@ -87,7 +89,7 @@ class Door:
     def _meet(self, sock: socket.socket, address: str) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sealed = as_head(sock, self._secret, self._job_id, _MEET_S)
+            sealed = as_head(sock, self._secret, self._job_id, _MEET_S, self._pair)
             line = Connection.over(sock, sealed)
             self._admit(_introduced(line), line, address)
         except (LauncherError, OSError, ValueError) as error:

@@ -58,6 +58,14 @@ def test_connections_that_are_ended_on_the_way_lose_no_line_and_repeat_none(
     assert len(re.findall(rf"^{where} is back after \d\.\d s$", node.err, re.M)) == 3
 
 
+def test_who_listens_on_the_way_reads_no_line(nodes: Nodes, way: Way) -> None:
+    head, node = ends(*running(nodes, way, counting(0, 30)))
+    assert (head.code, node.code) == (0, 0), head.err + node.err
+    assert lines_of(head.out, 3) == [*range(30)]
+    assert b"xla-run nodes" in way.passed and len(way.passed) > 3000
+    assert b"line" not in way.passed
+
+
 def test_silence_is_waited_for_up_to_the_limit_of_a_new_connection(nodes: Nodes, way: Way) -> None:
     jobs = running(nodes, way, COUNTS, *SOON)
     way.close()

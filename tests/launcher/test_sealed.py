@@ -17,7 +17,7 @@ from torch_xdist.system.errors import FrameError
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 LIMIT_S = 5.0
-HELLO = struct.Struct("!16sH32s")
+HELLO = struct.Struct("!16sBB32s")
 
 
 class Wire:
@@ -63,7 +63,7 @@ def test_both_sides_that_know_the_secret_can_talk(wires: Callable) -> None:
 def test_the_secret_and_the_keys_are_never_sent(wires: Callable) -> None:
     wire = wires()
     node = wire.as_node()
-    wire.head.sendall(HELLO.pack(b"xla-run nodes\r\n\0", sealed.VERSION, b"n" * 32))
+    wire.head.sendall(HELLO.pack(b"xla-run nodes\r\n\0", 0, sealed.VERSION, b"n" * 32))
     said = wire.head.recv(4096)
     wire.head.close()
     with pytest.raises(HostError, match="it has hung up"):
@@ -83,7 +83,7 @@ def test_a_node_without_the_secret_is_refused_by_the_head_and_told(wires: Callab
 def test_a_head_without_the_secret_is_refused_by_the_node(wires: Callable) -> None:
     wire = wires()
     node = wire.as_node()
-    wire.head.sendall(HELLO.pack(b"xla-run nodes\r\n\0", sealed.VERSION, b"n" * 32))
+    wire.head.sendall(HELLO.pack(b"xla-run nodes\r\n\0", 0, sealed.VERSION, b"n" * 32))
     wire.head.recv(4096)
     wire.head.sendall(b"+\x03job" + b"p" * 32)
     with pytest.raises(AuthError, match="it does not know the secret of this job, so it is not no"):
@@ -124,7 +124,7 @@ def test_the_proof_of_a_node_is_good_for_one_connection_alone(wires: Callable) -
 def test_a_node_that_is_sent_its_own_proof_does_not_take_it(wires: Callable) -> None:
     wire = wires()
     node = wire.as_node()
-    wire.head.sendall(HELLO.pack(b"xla-run nodes\r\n\0", sealed.VERSION, b"n" * 32))
+    wire.head.sendall(HELLO.pack(b"xla-run nodes\r\n\0", 0, sealed.VERSION, b"n" * 32))
     proof = wire.head.recv(4096)[-32:]
     wire.head.sendall(b"+\x00" + proof)
     with pytest.raises(AuthError, match="it does not know the secret"):
@@ -145,8 +145,8 @@ def test_another_version_of_the_protocol_is_named(wires: Callable, side: str) ->
     wire = wires()
     asked = wire.as_head() if side == "head" else wire.as_node()
     other = wire.node if side == "head" else wire.head
-    other.sendall(HELLO.pack(b"xla-run nodes\r\n\0", 9, b"n" * 32))
-    told = "it speaks version 9 of the protocol between nodes, and here is version 1; install the"
+    other.sendall(HELLO.pack(b"xla-run nodes\r\n\0", 0, 9, b"n" * 32))
+    told = "it speaks version 9 of the protocol between nodes, and here is version 2; install the"
     with pytest.raises(PreflightError, match=told):
         asked.result(10)
 

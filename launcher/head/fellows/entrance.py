@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import AuthError, HostError, LauncherError
 from torch_xdist.launcher.sealed import Sealed, as_head, as_node
+from torch_xdist.launcher.tls import key_pair
 from torch_xdist.system import addresses
 from torch_xdist.system.frames import Frame, Link
 
@@ -33,7 +34,7 @@ _NAME = "hosts"
 
 
 class SealedLink(Link):
-    """Frames in records that only the two ends can make."""
+    """Frames that only the two ends can make, or open."""
 
     def __init__(self, sock: socket.socket, sealed: Sealed) -> None:
         super().__init__(sock, MOST_BYTES, 0)
@@ -72,6 +73,7 @@ class Entrance:
     ) -> None:
         self._part, self._secret = part, secret
         self._believed, self._warn = believed, warn
+        self._pair = key_pair(warn) if secret else None
         self._turn = threading.Lock()
         self._inside: Counter[str] = Counter()
         self._told: set[str] = set()
@@ -106,7 +108,7 @@ class Entrance:
                     del self._inside[address]
 
     def _proven(self, sock: socket.socket) -> Link:
-        return SealedLink(sock, as_head(sock, self._secret, _NAME, _PROOF_S))
+        return SealedLink(sock, as_head(sock, self._secret, _NAME, _PROOF_S, self._pair))
 
     def _listed(self, sock: socket.socket, address: str) -> Link:
         known = self._addresses()

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from torch_xdist.launcher import tls
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import AuthError
 from torch_xdist.launcher.head.fellows import entrance
 from torch_xdist.launcher.head.fellows.links import FellowLinks
 from torch_xdist.launcher.on_host.coordinator import free_port
-from torch_xdist.launcher.sealed import as_head, as_node
+from torch_xdist.launcher.sealed import _Wire, as_head, as_node
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import encode
 
@@ -121,8 +122,12 @@ def test_who_has_the_secret_and_says_what_is_no_message_is_let_go(fellow: Callab
 
 def test_another_version_of_the_proof_is_refused(fellow: Callable) -> None:
     first = fellow(0, SECRET)
-    hello = struct.pack("!16sH32s", b"xla-run nodes\r\n\0", 99, bytes(32))
-    knocks(first.port, hello + bytes(32))
+    hello = struct.pack("!16sBB32s", b"xla-run nodes\r\n\0", 1, 99, bytes(32))
+    with socket.create_connection(("127.0.0.1", first.port), 5) as sock:
+        wire = _Wire(sock, 5)
+        wire.greeting()
+        wire.encrypt(tls.connecting())
+        wire.send(hello + bytes(32))
     assert "it speaks version 99 of the protocol" in first.hears(op="note")["text"]
     all_come(fellow, first, SECRET)
 

@@ -1,0 +1,176 @@
+"""TLS 1.3 between hosts, under a key pair that the listening side makes for its job.
+
+Nobody signs the certificate, and nobody is asked about it: the other side takes any, and both prove
+their secret together with the certificate that they see (`sealed`). Whoever puts one of his own
+between them has another proof to give, and cannot.
+
+Python's ssl uses key pairs and makes none. The `openssl` beside it does, which machines have that
+have ssh, and every environment of conda; the private key goes through a pipe into this process's
+memory, and into no file.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from torch_xdist.launcher.facts.errors import HostError
+from torch_xdist.system.errors import FrameError
+
+_MAKE = (
+    *("req", "-x509", "-batch", "-config", "/dev/stdin", "-subj", "/CN=xla-run"),
+    *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "3650"),
+    *("-keyout", "/dev/stdout", "-out", "/dev/stdout"),
+)
+# A machine may have no configuration of its own, without which `req` does nothing.
+_CONFIGURATION = b"[req]\ndistinguished_name=name\n[name]\n"
+_MAKE_S = 20.0
+_READ_BYTES = 1 << 16
+
+
+class KeyPair:
+    """A private key and a certificate that are made here, and end with this process.
+
+    Attributes:
+        digest: the SHA-256 of the certificate.
+
+    Raises:
+        HostError: there is no openssl here that makes one.
+    """
+
+    def __init__(self) -> None:
+        pem = _made()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Nobody comes back to a session, and nothing is sent that was not asked for.
+        self._context.num_tickets = 0
+        memory = os.memfd_create("xla-run")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(pem)
+            self._context.load_cert_chain(f"/proc/self/fd/{memory}")
+        except ssl.SSLError as error:
+            raise HostError(f"openssl made no key pair: {_why(error)}") from None
+        finally:
+            os.close(memory)
+        certificate = pem[pem.index(b"-----BEGIN CERTIFICATE-----") :].decode()
+        self.digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).digest()
+
+    def accepting(self) -> "Tls":
+        """The end that listens, of one connection."""
+        return Tls(self._context, is_server=True)
+
+
+def key_pair(warn: Callable[[str], None]) -> KeyPair | None:
+    """A pair for what listens here; where none can be made, it is said what that means."""
+    try:
+        return KeyPair()
+    except HostError as error:
+        warn(f"warning: {error}; what hosts say to each other is authenticated, not encrypted")
+        return None
+
+
+def connecting() -> "Tls":
+    """The end that has called, of one connection; whose certificate it sees is `seen`."""
+    return Tls(_trusting(), is_server=False)
+
+
+@functools.cache
+def _trusting() -> ssl.SSLContext:
+    """Takes any certificate: the proofs say whether it is the right one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+class Tls:
+    """One end of an encrypted connection, as bytes in and bytes out; others move them."""
+
+    def __init__(self, context: ssl.SSLContext, *, is_server: bool) -> None:
+        self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._came, self._goes, server_side=is_server)
+        # What is read and what is written are two threads' in some processes.
+        self._turn = threading.Lock()
+
+    def shaken(self, data: bytes = b"") -> tuple[bytes, bool]:
+        """A step of the handshake: what the other side is to get, and whether that was the last.
+
+        Raises:
+            HostError: the other side is no end of a handshake.
+        """
+        self._came.write(data)
+        is_done = False
+        try:
+            self._object.do_handshake()
+            is_done = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            why = (error.reason or str(error)).lower().replace("_", " ")
+            raise HostError(
+                f"it is no xla-run: it begins no encrypted connection ({why})"
+            ) from None
+        return self._goes.read(), is_done
+
+    def seen(self) -> bytes:
+        """The SHA-256 of the other side's certificate."""
+        return hashlib.sha256(self._object.getpeercert(binary_form=True) or b"").digest()
+
+    def sealed(self, data: bytes | memoryview) -> bytes:
+        """The bytes as the other side can open them."""
+        with self._turn:
+            if data:
+                self._object.write(data)
+            return self._goes.read()
+
+    def opened(self, data: bytes) -> bytes:
+        """The bytes of all records that `data` completes.
+
+        Raises:
+            FrameError: a record is not the next one that the other side has sealed.
+        """
+        found = []
+        with self._turn:
+            self._came.write(data)
+            try:
+                with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                    while piece := self._object.read(_READ_BYTES):
+                        found.append(piece)
+            except ssl.SSLError as error:
+                raise FrameError(
+                    f"a record without the seal of this connection ({_why(error)}); somebody on "
+                    "the way has changed, repeated or left out something"
+                ) from None
+        return b"".join(found)
+
+
+def _why(error: ssl.SSLError) -> str:
+    """OpenSSL's own word for it."""
+    return (error.reason or str(error)).lower().replace("_", " ")
+
+
+def _made() -> bytes:
+    """A private key and its certificate, as PEM."""
+    # An environment of conda has its own, also where it was not activated.
+    beside = os.path.dirname(sys.executable)
+    tool = shutil.which("openssl") or shutil.which("openssl", path=beside)
+    if not tool:
+        raise HostError("there is no openssl here to make a key pair with")
+    try:
+        done = subprocess.run(
+            [tool, *_MAKE], input=_CONFIGURATION, capture_output=True, timeout=_MAKE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        told = getattr(error, "stderr", b"") or b""
+        last = told.decode(errors="replace").strip().rpartition("\n")[2]
+        raise HostError(f"openssl made no key pair: {last or error}") from None
+    if b"-----BEGIN CERTIFICATE-----" not in done.stdout:
+        raise HostError(f"openssl made no key pair: it gave {len(done.stdout)} bytes")
+    return done.stdout
