@@ -55,7 +55,7 @@ class KeyPair:
             with open(memory, "wb", closefd=False) as file:
                 file.write(pem)
             self._context.load_cert_chain(f"/proc/self/fd/{memory}")
-        except ssl.SSLError as error:
+        except OSError as error:  # ssl's own are among them
             raise HostError(f"openssl made no key pair: {_why(error)}") from None
         finally:
             os.close(memory)
@@ -151,9 +151,9 @@ class Tls:
         return b"".join(found)
 
 
-def _why(error: ssl.SSLError) -> str:
-    """OpenSSL's own word for it."""
-    return (error.reason or str(error)).lower().replace("_", " ")
+def _why(error: OSError) -> str:
+    """OpenSSL's own word for it, where it has one."""
+    return (getattr(error, "reason", "") or str(error)).lower().replace("_", " ")
 
 
 def _made() -> bytes:
