@@ -17,7 +17,6 @@ import torch_xla
 from torch_xdist import platforms
 from torch_xdist.ahead import step
 from torch_xdist.core.devices import aim
-from torch_xdist.core.devices import device as devices_here
 from torch_xdist.ops import conv_rules
 from torch_xdist.ops.conv import convolution_backward
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
@@ -347,10 +346,8 @@ def test_sequences_and_volumes_stay_products_on_gpus() -> None:
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 @pytest.mark.parametrize("options", [{}, {"stride": 2}, {"groups": 2}, {"padding": 1}])
-def test_values_as_a_gpu_computes_them_are_torchs(kernel, options, monkeypatch) -> None:
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    monkeypatch.setattr(here, "choices", here.choices._replace(has_cudnn=True))
+def test_values_as_a_gpu_computes_them_are_torchs(kernel, options, choose) -> None:
+    choose(has_cudnn=True)
     x, w, bias = arrays((3, 4, 7, 6), (6, 4 // options.get("groups", 1), *kernel), 6)
     both(lambda *a: F.conv2d(*a, **options), x, w)
     both(lambda *a: F.conv2d(*a, **options), x, w, bias)

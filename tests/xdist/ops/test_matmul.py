@@ -14,7 +14,6 @@ import torch_xla
 from torch_xdist import platforms
 from torch_xdist.ahead import step
 from torch_xdist.core.devices import aim
-from torch_xdist.core.devices import device as devices_here
 from torch_xdist.ops import exactness
 
 A, B = torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 2, 8).reshape(4, 2)
@@ -197,10 +196,10 @@ def test_here_they_are_summed_and_rounded_as_before() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_their_values_are_torchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    monkeypatch.setattr(here, "choices", here.choices._replace(rounds_products=True))
+def test_their_values_are_torchs(
+    dtype: torch.dtype, choose: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(rounds_products=True)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(2, 32, 32, generator=generator).to(dtype) for _ in range(2))
     both(torch.bmm, a, b)

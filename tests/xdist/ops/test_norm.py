@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 from devices_agree import both, served_by_cpu
 
-import torch_xla
 from torch_xdist import platforms
-from torch_xdist.core.devices import device as devices_here
 
 
 def normal(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -117,10 +115,8 @@ def test_evaluation_stays_on_the_device() -> None:
 
 
 @pytest.fixture
-def in_one_pass(monkeypatch):
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    monkeypatch.setattr(here, "choices", here.choices._replace(reads_once=True))
+def in_one_pass(choose):
+    choose(reads_once=True)
 
 
 @pytest.mark.parametrize("samples", [1, 4])

@@ -6,20 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import torch_xla
 from torch_xdist import platforms
-from torch_xdist.core.devices import device as devices_here
 from torch_xdist.ops import positions
 
 NAN = float("nan")
 
 
 @pytest.fixture
-def narrow(monkeypatch):
+def narrow(choose):
     """The device of this process counts as a TPU does."""
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    monkeypatch.setattr(here, "choices", here.choices._replace(counts_narrowly=True))
+    choose(counts_narrowly=True)
     yield
     positions.count_narrowly(False)
 

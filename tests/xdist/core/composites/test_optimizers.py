@@ -10,7 +10,6 @@ import torch
 import torch_xla
 from torch_xdist import platforms
 from torch_xdist.core.composites import optimizers
-from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import cuts
 from torch_xla.amp import syncfree
@@ -156,7 +155,9 @@ def test_parameters_at_different_step_counts_are_updated_as_on_the_cpu():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_large_parameters_that_are_updated_apart_become_the_same(dtype, monkeypatch) -> None:
+def test_large_parameters_that_are_updated_apart_become_the_same(
+    dtype, choose, monkeypatch
+) -> None:
     def trained() -> list[torch.Tensor]:
         program.PROGRAMS.clear()
         model = model_on("xla").to(dtype)
@@ -165,16 +166,14 @@ def test_large_parameters_that_are_updated_apart_become_the_same(dtype, monkeypa
             step(model, optimizer)
         return [parameter.detach().cpu() for parameter in model.parameters()]
 
-    torch_xla.device()
-    here = devices_here.device_at(0)
     # Of the weights of `model_on` the first one is large.
     monkeypatch.setattr(optimizers, "_LARGE", 20)
     together = trained()
-    monkeypatch.setattr(here, "choices", here.choices._replace(updates_apart=True))
+    choose(updates_apart=True)
     torch.testing.assert_close(trained(), together, rtol=1e-6, atol=1e-6)
 
 
-def test_their_scalars_are_no_places_of_one_array_then(monkeypatch) -> None:
+def test_their_scalars_are_no_places_of_one_array_then(choose, monkeypatch) -> None:
     def text() -> str:
         # Nothing that an earlier test made may be taken.
         program.PROGRAMS.clear()
@@ -186,11 +185,9 @@ def test_their_scalars_are_no_places_of_one_array_then(monkeypatch) -> None:
         optimizer.step()
         return str(torch_xla._XLAC._get_xla_tensors_hlo([*model.parameters()]))
 
-    torch_xla.device()
-    here = devices_here.device_at(0)
     monkeypatch.setattr(optimizers, "_LARGE", 20)
     assert "opt-barrier(" not in text()
-    monkeypatch.setattr(here, "choices", here.choices._replace(updates_apart=True))
+    choose(updates_apart=True)
     assert text().count("opt-barrier(") == 1
     monkeypatch.setattr(optimizers, "_LARGE", 25)
     assert "opt-barrier(" not in text()

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import torch_xla
 from torch_xdist import platforms
-from torch_xdist.core.devices import device as devices_here
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32,
@@ -183,10 +182,8 @@ def all_pairs(dtype):
 
 
 @pytest.fixture
-def halves_stay(monkeypatch):
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    monkeypatch.setattr(here, "choices", here.choices._replace(keeps_halves=True))
+def halves_stay(choose):
+    choose(keeps_halves=True)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -93,11 +93,8 @@ def test_running_statistics_and_weights_with_channels_last_keep_theirs():
 
 
 @pytest.fixture
-def paired(monkeypatch):
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    chosen = here.choices._replace(pairs_aliases=True)
-    monkeypatch.setattr(here, "choices", chosen)
+def paired(choose):
+    choose(pairs_aliases=True)
     program.PROGRAMS.clear()
     yield
     program.PROGRAMS.clear()

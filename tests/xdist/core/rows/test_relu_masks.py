@@ -12,10 +12,8 @@ from torch_xdist.core.trace.trace import rows_of
 
 
 @pytest.fixture
-def reads_once(monkeypatch):
-    torch_xla.device()
-    here = devices_here.device_at(0)
-    monkeypatch.setattr(here, "choices", here.choices._replace(reads_once=True))
+def reads_once(choose):
+    choose(reads_once=True)
     program.PROGRAMS.clear()
     yield
     program.PROGRAMS.clear()
