@@ -245,7 +245,7 @@ def test_a_node_that_was_lost_may_come_again_for_the_next_attempt(nodes: Nodes) 
         if os.environ["XLA_RUN_ATTEMPT"] == "0":
             time.sleep(200)
     """
-    head, node = nodes.running(body, "--max-restarts", "1")
+    head, node = nodes.running(body, "--max-restarts", "1", "--reconnect-within", "5")
     node.process.kill()
     node.process.wait()
     shown(head, "restart 1 of 1")

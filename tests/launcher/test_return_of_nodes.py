@@ -126,10 +126,10 @@ def forget_ranks(nodes: Nodes) -> None:
 def test_a_new_process_takes_the_place_of_one_that_has_no_connection(
     nodes: Nodes, way: Way
 ) -> None:
-    options = (*SOON, "--max-restarts", "1")
+    options = (*SOON, "--reconnect-within", "15", "--max-restarts", "1")
     jobs = running(nodes, way, WAITS, *options)
     way.close()
-    shown(jobs[0], "lost (no word from it for 2 s), waiting up to 28 s", 10)
+    shown(jobs[0], "lost (no word from it for 2 s), waiting up to 13 s", 10)
     forget_ranks(nodes)
     since_s = time.monotonic()
     again = nodes.node(1, WAITS, *options)
