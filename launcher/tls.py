@@ -9,7 +9,6 @@ have ssh, and every environment of conda; the private key goes through a pipe in
 memory, and into no file.
 """
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -31,7 +30,8 @@ _MAKE = (
 # A machine may have no configuration of its own, without which `req` does nothing.
 _CONFIGURATION = b"[req]\ndistinguished_name=name\n[name]\n"
 _MAKE_S = 20.0
-_READ_BYTES = 1 << 16
+# The most that one has.
+_RECORD_BYTES = 1 << 14
 
 
 class KeyPair:
@@ -140,9 +140,11 @@ class Tls:
         with self._turn:
             self._came.write(data)
             try:
-                with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-                    while piece := self._object.read(_READ_BYTES):
-                        found.append(piece)
+                # Looked for first: to ask for what is not there costs as much as a record.
+                while self._came.pending or self._object.pending():
+                    found.append(self._object.read(_RECORD_BYTES))
+            except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                pass
             except ssl.SSLError as error:
                 raise FrameError(
                     f"a record without the seal of this connection ({_why(error)}); somebody on "
