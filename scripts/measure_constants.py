@@ -101,14 +101,19 @@ def line_us() -> tuple[float, str]:
 
 
 def send_us() -> tuple[float, str]:
-    """Of an order to one host, as a stop is: encoding, seal and write."""
+    """Of an order to one host, as a stop is: encoding, encryption and write."""
     from torch_xdist.launcher.connection import Connection
-    from torch_xdist.launcher.sealed import Opener, Sealed, Sealer
+    from torch_xdist.launcher.sealed import as_head, as_node
+    from torch_xdist.launcher.tls import KeyPair
 
-    order, pairs = {"op": "stop", "signal": 15, "grace_s": 2.0}, []
+    order, pair, secret = {"op": "stop", "signal": 15, "grace_s": 2.0}, KeyPair(), b"s" * 32
+    pairs = []
     for _ in range(200):
         ours, theirs = socket.socketpair()
-        pairs.append((Connection.over(ours, Sealed("j", Opener(b"k"), Sealer(b"k"))), theirs))
+        node = threading.Thread(target=as_node, args=(theirs, secret, 60.0))
+        node.start()
+        pairs.append((Connection.over(ours, as_head(ours, secret, "j", 60.0, pair)), theirs))
+        node.join()
 
     def send() -> None:
         for connection, _ in pairs:
