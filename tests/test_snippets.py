@@ -37,6 +37,7 @@ def test_a_snippet_is_valid_python(name, code):
 @pytest.mark.parametrize(("name", "code"), RUN, ids=[name for name, _ in RUN])
 def test_a_snippet_runs(name, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
     names = {"__name__": name}
     exec(compile(code, name, "exec"), names)
     # Its functions hold its names, and so its pending tensors, of which some can only be shown.
@@ -55,6 +56,16 @@ def test_a_snippet_with_four_devices_in_one_process_runs(name, code, tmp_path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_of_the_script_of_the_page_on_pods_prints_what_the_page_says(capsys, monkeypatch):
+    page = (ROOT / "docs" / "pods.md").read_text()
+    script = re.search(r"```python\n(.*?)```", page, re.S)[1]
+    monkeypatch.setattr(sys, "argv", ["train.py", "21"])
+    exec(compile(script, "train.py", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["step 0 loss 0.0268", "step 20 loss 0.0000"]
+    assert all(f"[a/0] {line}\n" in page for line in printed)
 
 
 def test_the_script_of_the_launching_page_prints_what_the_page_says(tmp_path):
