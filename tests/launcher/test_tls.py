@@ -129,44 +129,47 @@ def test_another_secret_is_told_on_both_sides(
         node.result(10)
 
 
+class Stranger:
+    """Speaks with a head as a node, and with a node as a head."""
+
+    def __init__(self, between: Callable, pool: ThreadPoolExecutor, pair: KeyPair) -> None:
+        to_node, to_head = between(), between()
+        self._head = pool.submit(as_head, to_head.head, SECRET, "job", LIMIT_S, pair)
+        self._node = pool.submit(as_node, to_node.node, SECRET, LIMIT_S)
+        self.near = sealed._Wire(to_node.head, LIMIT_S)
+        self.far = sealed._Wire(to_head.node, LIMIT_S)
+
+    def is_refused_by_both(self) -> None:
+        """He passes on what the node proves, and what the head says of it."""
+        self.far.send(self.near.exactly(HELLO_BYTES + 32))
+        with pytest.raises(AuthError, match="it does not know the secret"):
+            self._head.result(10)
+        self.near.send(self.far.exactly(1))
+        with pytest.raises(AuthError, match="it refuses this node"):
+            self._node.result(10)
+
+
+@pytest.fixture
+def stranger(between: Callable, pool: ThreadPoolExecutor, pair: KeyPair) -> Stranger:
+    return Stranger(between, pool, pair)
+
+
 def test_whoever_is_between_with_a_certificate_of_his_own_is_refused(
-    between: Callable, pool: ThreadPoolExecutor, pair: KeyPair
+    stranger: Stranger, pool: ThreadPoolExecutor
 ) -> None:
-    """He opens what each side says, and seals it for the other: there are two handshakes."""
-    his = KeyPair()
-    to_node, to_head = between(), between()
-    head = pool.submit(as_head, to_head.head, SECRET, "job", LIMIT_S, pair)
-    node = pool.submit(as_node, to_node.node, SECRET, LIMIT_S)
-    near, far = sealed._Wire(to_node.head, LIMIT_S), sealed._Wire(to_head.node, LIMIT_S)
-    near.send(far.exactly(HELLO_BYTES))
-    far_end, near_end = pool.submit(far.encrypt, tls.connecting()), his.accepting()
-    near.encrypt(near_end)
+    stranger.near.send(stranger.far.exactly(HELLO_BYTES))
+    far_end = pool.submit(stranger.far.encrypt, tls.connecting())
+    stranger.near.encrypt(KeyPair().accepting())
     far_end.result(10)
-    far.send(near.exactly(HELLO_BYTES + 32))
-    with pytest.raises(AuthError, match="it does not know the secret"):
-        head.result(10)
-    near.send(far.exactly(1))
-    with pytest.raises(AuthError, match="it refuses this node"):
-        node.result(10)
+    stranger.is_refused_by_both()
 
 
-def test_whoever_says_for_the_head_that_it_encrypts_nothing_is_noticed(
-    between: Callable, pool: ThreadPoolExecutor, pair: KeyPair
-) -> None:
-    to_node, to_head = between(), between()
-    head = pool.submit(as_head, to_head.head, SECRET, "job", LIMIT_S, pair)
-    node = pool.submit(as_node, to_node.node, SECRET, LIMIT_S)
-    near, far = sealed._Wire(to_node.head, LIMIT_S), sealed._Wire(to_head.node, LIMIT_S)
-    greeting = far.exactly(HELLO_BYTES)
+def test_whoever_says_for_the_head_that_it_encrypts_nothing_is_noticed(stranger: Stranger) -> None:
+    greeting = stranger.far.exactly(HELLO_BYTES)
     assert greeting[16] == 1
-    near.send(greeting[:16] + b"\0" + greeting[17:])
-    far.encrypt(tls.connecting())
-    far.send(near.exactly(HELLO_BYTES + 32))
-    with pytest.raises(AuthError, match="it does not know the secret"):
-        head.result(10)
-    near.send(far.exactly(1))
-    with pytest.raises(AuthError, match="it refuses this node"):
-        node.result(10)
+    stranger.near.send(greeting[:16] + b"\0" + greeting[17:])
+    stranger.far.encrypt(tls.connecting())
+    stranger.is_refused_by_both()
 
 
 @pytest.mark.parametrize("how", ["altered", "repeated", "left out", "moved", "plain"])
