@@ -135,11 +135,8 @@ def as_head(
     wire.send(answer + _derived(secret, "head", *facts, name))
     if wire.tls is not None:
         return Sealed(job_id, wire.tls, wire.tls)
-    to_head, to_node = (_derived(secret, f"from {who}", *facts, name) for who in _SIDES)
+    to_head, to_node = _keys(secret, *facts, name)
     return Sealed(job_id, Opener(to_head), Sealer(to_node))
-
-
-_SIDES = ("node", "head")
 
 
 def as_node(sock: socket.socket, secret: bytes, limit_s: float) -> Sealed:
@@ -171,8 +168,13 @@ def as_node(sock: socket.socket, secret: bytes, limit_s: float) -> Sealed:
     job_id = name.decode("ascii", "replace")
     if wire.tls is not None:
         return Sealed(job_id, wire.tls, wire.tls)
-    to_head, to_node = (_derived(secret, f"from {who}", *facts, name) for who in _SIDES)
+    to_head, to_node = _keys(secret, *facts, name)
     return Sealed(job_id, Opener(to_node), Sealer(to_head))
+
+
+def _keys(secret: bytes, *facts: bytes) -> tuple[bytes, bytes]:
+    """Of the records to the head, and of those to the node, where nothing is encrypted."""
+    return _derived(secret, "from node", *facts), _derived(secret, "from head", *facts)
 
 
 def rank_secret(secret: bytes, job_id: str, attempt: int, salt: bytes) -> bytes:
