@@ -40,10 +40,6 @@ MOST_RECORD_BYTES = 1 << 20
 # Copied sooner than two calls of hmac's are made.
 _SMALL_BYTES = 4096
 _YES, _NO = b"+", b"-"
-# Of a record of TLS: its kind, the version, and how many bytes follow; and the most that may.
-_TLS_HEAD = struct.Struct("!BHH")
-_TLS_KINDS = range(20, 24)
-_MOST_TLS_BYTES = (1 << 14) + 256
 
 
 class Sealer:
@@ -267,11 +263,8 @@ class _Wire:
 
     def _record(self) -> bytes:
         """The next record of TLS, closed."""
-        head = self._read(_TLS_HEAD.size)
-        kind, _, size = _TLS_HEAD.unpack(head)
-        if kind not in _TLS_KINDS or size > _MOST_TLS_BYTES:
-            raise HostError(f"it is no xla-run: it says {head!r}")
-        return head + self._read(size)
+        head = self._read(tls.HEAD_BYTES)
+        return head + self._read(tls.bytes_after(head))
 
     def _read(self, size: int) -> bytes:
         data = b""

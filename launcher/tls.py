@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -30,8 +31,12 @@ _MAKE = (
 # A machine may have no configuration of its own, without which `req` does nothing.
 _CONFIGURATION = b"[req]\ndistinguished_name=name\n[name]\n"
 _MAKE_S = 20.0
-# The most that one has.
-_RECORD_BYTES = 1 << 14
+# The most that a record has, and by how much that grows when it is closed.
+_RECORD_BYTES, _MORE_BYTES = 1 << 14, 256
+# Its kind, the version, and how many bytes follow.
+_HEAD = struct.Struct("!BHH")
+_KINDS = range(20, 24)
+HEAD_BYTES = _HEAD.size
 
 
 class KeyPair:
@@ -90,6 +95,18 @@ def _trusting() -> ssl.SSLContext:
     return context
 
 
+def bytes_after(head: bytes) -> int:
+    """How many bytes of a record follow its first `HEAD_BYTES`.
+
+    Raises:
+        HostError: they begin no record.
+    """
+    kind, _, size = _HEAD.unpack(head)
+    if kind not in _KINDS or size > _RECORD_BYTES + _MORE_BYTES:
+        raise HostError(f"it is no xla-run: it says {head!r}")
+    return int(size)
+
+
 class Tls:
     """One end of an encrypted connection, as bytes in and bytes out; others move them."""
 
@@ -113,9 +130,8 @@ class Tls:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            why = (error.reason or str(error)).lower().replace("_", " ")
             raise HostError(
-                f"it is no xla-run: it begins no encrypted connection ({why})"
+                f"it is no xla-run: it begins no encrypted connection ({_why(error)})"
             ) from None
         return self._goes.read(), is_done
 
