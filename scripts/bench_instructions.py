@@ -29,6 +29,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 12
 FORMS = {"default": None, "foreach=False": False}
+LOOK_S = 5.0
 
 
 def main() -> None:
@@ -80,7 +81,7 @@ def to_the_end(process: "subprocess.Popen[str]") -> str:
     """What it says on stderr; an order that comes at a bad moment leaves callgrind stopped."""
     while True:
         try:
-            return process.communicate(timeout=5)[1]
+            return process.communicate(timeout=LOOK_S)[1]
         except subprocess.TimeoutExpired:
             if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
                 process.send_signal(signal.SIGCONT)

@@ -205,3 +205,11 @@ def test_the_clock_says_when_a_worker_ended(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "bench_clock: a worker ended with code 3" in done.stderr
+
+
+def test_a_callgrind_that_was_left_stopped_goes_on(monkeypatch):
+    script = load("bench_instructions")
+    monkeypatch.setattr(script, "LOOK_S", 0.2)
+    stops = "import os, signal, sys; os.kill(os.getpid(), signal.SIGSTOP); sys.stderr.write('on')"
+    process = subprocess.Popen([sys.executable, "-c", stops], stderr=subprocess.PIPE, text=True)
+    assert script.to_the_end(process) == "on" and process.returncode == 0
