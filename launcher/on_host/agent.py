@@ -270,8 +270,8 @@ class Agent:
                 continue
             if message["op"] == "finished":
                 self._digest.finish(rank.rank, time.monotonic())
-            if message["op"] == "failed" and message.get("traceback"):
-                self._pump.note(rank.rank, message["traceback"])
+            if message["op"] == "failed":
+                rank.traceback = message.get("traceback", "")
             self._stream.send({**message, "rank": rank.rank}, blobs[0] if blobs else b"")
         if not is_open:
             self._forget(rank.link.fileno())
@@ -315,6 +315,8 @@ class Agent:
         """Its pipe has been read to the end, or somebody else keeps it open."""
         del self._told_at_s[rank.rank]
         rank.told = True
+        # Behind what it has printed.
+        self._pump.note(rank.rank, rank.take_traceback())
         self._beside.profiles.ended(rank.rank)
         if rank.program and rank.code == 0:
             self._digest.finish(rank.rank, time.monotonic())
@@ -322,12 +324,7 @@ class Agent:
         elif (error := rank.told_error()) is not None:
             facts = {"kind": "exception", "exit_code": rank.code, **error}
             self._stream.send({"op": "failed", "rank": rank.rank, **facts})
-        facts = {
-            "code": rank.code,
-            "stopped": rank.stopped,
-            "oom": rank.was_killed() and self._oom.killed(),
-            "tail": self._pump.tail(rank.rank),
-        }
+        facts = {**rank.end_facts(self._oom), "tail": self._pump.tail(rank.rank)}
         self._stream.send({"op": "ended", "rank": rank.rank, **facts})
         self._check_all_ended()
 
@@ -403,6 +400,8 @@ class Agent:
         self._sweep()
         process_tree.reap()
         if self._pump is not None:
+            for rank in self._ranks.values():
+                self._pump.note(rank.rank, rank.take_traceback())
             self._pump.close(_LOG_WAIT_S)
         if self._own_logs is not None:
             self._own_logs.close()

@@ -81,7 +81,8 @@ class Pump:
 
     def note(self, rank: int, text: str) -> None:
         """Write into a rank's log file what it did not print itself; never blocks."""
-        self._files.write(rank, text.encode(errors="replace"), may_wait=False)
+        if text:
+            self._files.write(rank, text.encode(errors="replace"), may_wait=False)
 
     def is_drained(self, rank: int) -> bool:
         """Whether all that a rank wrote has been read: no pipe of it is open."""

@@ -23,7 +23,7 @@ class StartedRank:
 
     `stacks` is a memory file into which its faulthandler writes when it gets STACK_SIGNAL.
     `program` says that it runs no Python of ours. `stopped`: we have sent it a signal. `ended`: its
-    process is over; `told`: the head knows.
+    process is over; `told`: the head knows. `traceback`: what its log gets at its end.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class StartedRank:
     told: bool = False
     stopped: bool = False
     code: int = 0
+    traceback: str = ""
     _stacks_from: int = field(default=0, repr=False)
 
     def signal(self, number: int) -> None:
@@ -56,6 +57,16 @@ class StartedRank:
         send(number)
         # A stopped process takes no signal but SIGKILL until it is continued.
         send(signal.SIGCONT)
+
+    def take_traceback(self) -> str:
+        """That of its exception, once; "" afterwards."""
+        text, self.traceback = self.traceback, ""
+        return text
+
+    def end_facts(self, oom: "OomWatch") -> dict[str, int | bool]:
+        """How its process has ended."""
+        killed = self.was_killed() and oom.killed()
+        return {"code": self.code, "stopped": self.stopped, "oom": killed}
 
     def was_killed(self) -> bool:
         """Whether a SIGKILL ended it that was not ours."""

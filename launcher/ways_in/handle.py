@@ -1,6 +1,7 @@
 """The caller's end of a job that `spawn` has started: its output, its results, its stop."""
 
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ from torch_xdist.system import process
 from torch_xdist.system.frames import Frame, Link, Message
 from torch_xdist.system.process import Child
 
+# A signal that comes just before the main thread waits is not heard until the wait is over.
+_LONGEST_WAIT_S = 0.5
 _ERRORS: dict[int, type[LauncherError]] = {
     error.exit_code: error for error in (RendezvousError, HangError)
 }
@@ -109,10 +112,18 @@ class Handle:
 
     def _wait(self, timeout: float | None = None) -> None:
         """Until the job is over, or `timeout` s have passed; one thread alone reads the socket."""
-        if self._watcher is not None:
-            self._watcher.join(timeout)
-        else:
-            self._take_all(None if timeout is None else time.monotonic() + timeout)
+        until_s = math.inf if timeout is None else time.monotonic() + timeout
+        is_waiting = True
+        while is_waiting:
+            now_s = time.monotonic()
+            next_s = min(until_s, now_s + _LONGEST_WAIT_S)
+            if self._watcher is not None:
+                self._watcher.join(max(0.0, next_s - now_s))
+                is_waiting = self._watcher.is_alive()
+            else:
+                self._take_all(next_s)
+                is_waiting = self._end is None
+            is_waiting = is_waiting and time.monotonic() < until_s
 
     def _close(self) -> None:
         self._link.close()

@@ -40,3 +40,12 @@ def test_an_order_to_start_that_comes_after_the_stop_starts_nothing() -> None:
         agent._obey({"op": "start", "ranks": [{"rank": 0}]}, b"")
         assert not agent._ranks and not agent._held
         nursery.wait()
+
+
+def test_the_traceback_stands_in_the_log_behind_what_the_rank_has_printed(start: Callable) -> None:
+    # More than is read at once; the news of the error come over another way, and sooner.
+    body = "os.write(1, (b'x' * 99 + b'\\n') * 9000); raise ValueError('bad batch')"
+    ended = start(body, "--nprocs", "1", "--log-dir", "logs", "--tee", "none").end()
+    assert ended.code == 1
+    log = next(ended.folder.glob("logs/*/attempt-0/rank-*.log"))
+    assert log.read_text().rstrip().endswith("ValueError: bad batch")

@@ -77,7 +77,11 @@ def test_two_hosts_train_to_the_same_losses_as_one(on_hosts: Callable, start: Ca
         ended = begin(DIGITS, *options).end(limit_s=280)
         assert ended.code == 0, ended.err
         told.append(last_loss_and_share(ended.out, "(?:a/)?0"))
-    assert told[0] == told[1]
+    (loss, share), (loss_here, share_here) = told
+    assert loss == loss_here
+    # Large sums are added first inside each host (docs/collectives.md): of 320 images one that is
+    # as near to two digits may change sides.
+    assert abs(float(share) - float(share_here)) < 1.5 * 100 / 320
 
 
 def test_nothing_that_is_secret_stands_on_a_command_line(on_hosts: Callable) -> None:

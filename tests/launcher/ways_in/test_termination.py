@@ -59,6 +59,23 @@ def test_the_ranks_of_a_script_that_is_told_to_end_save_first(start: Callable, s
     assert (job.folder / "saved0").exists() and (job.folder / "saved1").exists()
 
 
+@pytest.mark.parametrize("script", [JOINED, "spawn(work, nprocs=2, join=False).join()"])
+def test_a_signal_that_interrupts_no_wait_is_heard_all_the_same(
+    start: Callable, script: str
+) -> None:
+    # As one that comes between the last look for signals and the wait: another thread gets it.
+    tell = """def tell():
+        while not {"up0", "up1"} < set(os.listdir(os.environ["FOLDER"])):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Thread(target=tell, daemon=True).start()
+    """
+    ended = start(SPAWN.format(rank=SAVES.strip(), script=tell + script)).end(30)
+    assert ended.code == -signal.SIGTERM
+    assert all(ended.folder.joinpath(f"saved{rank}").exists() for rank in (0, 1))
+
+
 def test_a_signal_to_all_processes_of_a_script_is_one_request(start: Callable) -> None:
     # As Slurm and systemd do it: also the conductor, the agent, the nursery and the ranks.
     job = up(start, SAVES)
