@@ -33,10 +33,10 @@ PARTS = {
     "ranks": ("tests/xdist/ranks",),
     "sweep": ("tests/xdist/test_op_sweep.py",),
     "scripts": ("tests/scripts", "tests/test_snippets.py"),
-    "training": tuple(f"tests/xdist/{name}" for name in ("kernels", "replay", "training")),
-    "sharded": tuple(
-        f"tests/xdist/{name}" for name in ("checkpoint", "export", "sharded_checkpoint", "spmd")
-    ),
+    "training": ("tests/xdist/training",),
+    "saving": tuple(f"tests/xdist/{name}" for name in ("checkpoint", "sharded_checkpoint")),
+    "spmd": ("tests/xdist/spmd", "tests/xdist/export"),
+    "kernels": ("tests/xdist/kernels", "tests/xdist/replay"),
 }
 # Jobs over several hosts, and others that have several of their own.
 OVER_HOSTS = "tests/launcher/pods"
