@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from torch_xdist.launcher.sealed import Sealed
+from torch_xdist.launcher.facts.errors import HostError
+from torch_xdist.launcher.sealed import Opener, Sealed, Sealer
+from torch_xdist.launcher.tls import Tls
 from torch_xdist.system import frames
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Decoder, Frame
@@ -36,14 +38,25 @@ class Connection:
 
     Args:
         sealed: of a socket, whose other side has begun by its proof; None: pipes.
+        tls: what is said in pipes is inside it, once both ends have shaken hands; None: nothing is.
         awaits_mark: whether the other side was started, and begins with the mark.
     """
 
     def __init__(
-        self, read_fd: int, write_fd: int, sealed: Sealed | None = None, *, awaits_mark: bool
+        self,
+        read_fd: int,
+        write_fd: int,
+        sealed: Sealed | None = None,
+        *,
+        tls: Tls | None = None,
+        awaits_mark: bool,
     ) -> None:
         self.read_fd, self.write_fd, self.sealed = read_fd, write_fd, sealed
         self._awaits_mark, self._noise, self._tail = awaits_mark, b"", b""
+        self._opener: Opener | Tls | None = sealed.opener if sealed else tls
+        self._sealer: Sealer | Tls | None = sealed.sealer if sealed else tls
+        self._shaking = tls if tls is not None and not tls.is_shaken else None
+        self._held: list[bytes | memoryview] = []
         self._decoder = Decoder()
         self._out = memoryview(b"")
         self.frames: deque[Frame] = deque()
@@ -105,13 +118,19 @@ class Connection:
         if not data:
             return False
         self._tail = (self._tail + data[-len(LAST_WORD) :])[-len(LAST_WORD) :]
-        self._take(self.sealed.opener.opened(data) if self.sealed else data)
+        self._take(data)
         return True
 
     def put(self, data: bytes | memoryview) -> None:
         """Bytes to be written before all that is put later."""
-        sealed = self.sealed.sealer.sealed(data) if self.sealed else data
-        self._out = memoryview(b"".join((self._out, sealed)) if self._out else sealed)
+        if self._shaking is not None:
+            self._held.append(data)
+        else:
+            self.put_open(self._sealer.sealed(data) if self._sealer else data)
+
+    def put_open(self, data: bytes | memoryview) -> None:
+        """Likewise, for whoever reads it before anything is sealed."""
+        self._out = memoryview(b"".join((self._out, data)) if self._out else data)
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Write a message at once, before a stream has this connection.
@@ -179,7 +198,26 @@ class Connection:
                     raise FrameError(f"{len(self._noise)} bytes came, and no agent among them")
                 return
             self._noise, self._awaits_mark = before, False
+        if self._shaking is not None:
+            data = self._shaken(self._shaking, data)
+        elif self._opener is not None:
+            data = self._opener.opened(data)
         self.frames += self._decoder.feed(data)
+
+    def _shaken(self, tls: Tls, data: bytes) -> bytes:
+        """What has come inside, after a step of the handshake; then what was held goes out."""
+        try:
+            ours, is_done = tls.shaken(data)
+        except HostError as error:
+            raise FrameError(str(error)) from None
+        self.put_open(ours)
+        if not is_done:
+            return b""
+        self._shaking = None
+        for held in self._held:
+            self.put(held)
+        self._held.clear()
+        return tls.opened(b"")
 
 
 def _is_readable(fd: int, limit_s: float) -> bool:

@@ -27,6 +27,7 @@ from torch_xdist.launcher.connection import LAST_WORD, MARK, Connection
 from torch_xdist.launcher.replay import Replay
 from torch_xdist.launcher.sealed import Sealed
 from torch_xdist.launcher.stream_loop import Descriptors
+from torch_xdist.launcher.tls import Tls
 from torch_xdist.system import frames
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Frame, Message
@@ -54,14 +55,21 @@ class PipeStream:
         read_fd, write_fd: the pipes, which then belong to this object.
         is_head: whether the other side is the one that was started.
         sealed: of a connection, whose other side has begun by its proof; None: pipes.
+        tls: inside which pipes carry what is said; None: they carry it as it is.
     """
 
     def __init__(
-        self, read_fd: int, write_fd: int, *, is_head: bool, sealed: Sealed | None = None
+        self,
+        read_fd: int,
+        write_fd: int,
+        *,
+        is_head: bool,
+        sealed: Sealed | None = None,
+        tls: Tls | None = None,
     ) -> None:
         awaits_mark = is_head and sealed is None
         self.line: Connection | None = Connection(
-            read_fd, write_fd, sealed, awaits_mark=awaits_mark
+            read_fd, write_fd, sealed, tls=tls, awaits_mark=awaits_mark
         )
         """The connection, until `start` and between `resume` and its end."""
         self._first_line = self.line
@@ -76,8 +84,9 @@ class PipeStream:
         self._is_told_silent = False
         self.is_lost = False
         """Whether the other side, or its last connection, was silent for too long."""
-        if not is_head and sealed is None:
-            self.send_bytes(MARK)
+        # In TLS it came before the handshake.
+        if not is_head and sealed is None and tls is None:
+            self.send_open(MARK)
 
     @classmethod
     def over(cls, line: Connection, *, came: int = 0) -> "PipeStream":
@@ -166,10 +175,10 @@ class PipeStream:
         """Nothing more is expected: from now on the end of the connection is that of the stream."""
         self._is_parting = True
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_open(self, data: bytes) -> None:
         """Bytes that are no message, before `start`: what is read before anybody knows of any."""
         assert self.line is not None
-        self.line.put(data)
+        self.line.put_open(data)
 
     def silent_s(self) -> float:
         """For how long the other side has said nothing, once it has; without a connection: ever."""
@@ -267,7 +276,7 @@ class PipeStream:
         due_s = math.inf if line.is_stuck or self._is_mute else self._next_here_s
         if line.has_begun:
             due_s = min(due_s, self._heard_s + self._lost_s)
-            if self._within_s and not self._is_told_silent:
+            if not self._is_told_silent:
                 due_s = min(due_s, self._heard_s + self._doubtful_s)
         return due_s
 
@@ -400,7 +409,7 @@ class PipeStream:
             return ""
         if silent_s >= self._lost_s:
             return self._end_silence(silent_s)
-        if self._within_s and silent_s >= self._doubtful_s and not self._is_told_silent:
+        if silent_s >= self._doubtful_s and not self._is_told_silent:
             self._is_told_silent = True
             self._trouble = f"no word from it for {silent_s:.0f} s"
         return ""

@@ -2,7 +2,9 @@
 
 Nobody signs the certificate, and nobody is asked about it: the other side takes any, and both prove
 their secret together with the certificate that they see (`sealed`). Whoever puts one of his own
-between them has another proof to give, and cannot.
+between them has another proof to give, and cannot. In pipes that an engine such as srun carries for
+one agent alone, the digest of the certificate comes first, and the agent takes no other (`meet`):
+the engine says who may speak, and whoever listens on its way reads nothing.
 
 Python's ssl uses key pairs and makes none. The `openssl` beside it does, which machines have that
 have ssh, and every environment of conda; the private key goes through a pipe into this process's
@@ -20,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from torch_xdist.launcher.facts.errors import HostError
+from torch_xdist.launcher.facts.errors import AuthError, HostError
 from torch_xdist.system.errors import FrameError
 
 _MAKE = (
@@ -36,6 +38,7 @@ _RECORD_BYTES, _MORE_BYTES = 1 << 14, 256
 # Its kind, the version, and how many bytes follow.
 _HEAD = struct.Struct("!BHH")
 _KINDS = range(20, 24)
+_READ_BYTES = 1 << 16
 HEAD_BYTES = _HEAD.size
 
 
@@ -72,12 +75,14 @@ class KeyPair:
         return Tls(self._context, is_server=True)
 
 
-def key_pair(warn: Callable[[str], None]) -> KeyPair | None:
-    """A pair for what listens here; where none can be made, it is said what that means."""
+def key_pair(
+    warn: Callable[[str], None], means: str = "what hosts say to each other is authenticated"
+) -> KeyPair | None:
+    """A pair for this side of a job; where none can be made, it is said what that means."""
     try:
         return KeyPair()
     except HostError as error:
-        warn(f"warning: {error}; what hosts say to each other is authenticated, not encrypted")
+        warn(f"warning: {error}; {means}, not encrypted")
         return None
 
 
@@ -86,9 +91,38 @@ def connecting() -> "Tls":
     return Tls(_trusting(), is_server=False)
 
 
+def meet(read_fd: int, write_fd: int, digest: bytes) -> "Tls":
+    """The end that was started with a certificate's digest: shake hands over its pipes.
+
+    Raises:
+        AuthError: the other side has another certificate.
+        HostError: it has gone, or is no end of a handshake.
+    """
+    end = connecting()
+    ours, is_done = end.shaken()
+    while not is_done:
+        _write(write_fd, ours)
+        data = os.read(read_fd, _READ_BYTES)
+        if not data:
+            raise HostError("xla-run has gone before the connection was encrypted")
+        ours, is_done = end.shaken(data)
+    if end.seen() != digest:
+        raise AuthError(
+            "it is not the certificate of this job; somebody on the way has put in his own"
+        )
+    _write(write_fd, ours)
+    return end
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 @functools.cache
 def _trusting() -> ssl.SSLContext:
-    """Takes any certificate: the proofs say whether it is the right one."""
+    """Takes any certificate: proofs or its digest say whether it is the right one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -113,6 +147,8 @@ class Tls:
     def __init__(self, context: ssl.SSLContext, *, is_server: bool) -> None:
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._came, self._goes, server_side=is_server)
+        self.is_shaken = False
+        """Whether both ends have shaken hands."""
         # What is read and what is written are two threads' in some processes.
         self._turn = threading.Lock()
 
@@ -123,17 +159,16 @@ class Tls:
             HostError: the other side is no end of a handshake.
         """
         self._came.write(data)
-        is_done = False
         try:
             self._object.do_handshake()
-            is_done = True
+            self.is_shaken = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
             raise HostError(
                 f"it is no xla-run: it begins no encrypted connection ({_why(error)})"
             ) from None
-        return self._goes.read(), is_done
+        return self._goes.read(), self.is_shaken
 
     def seen(self) -> bytes:
         """The SHA-256 of the other side's certificate."""

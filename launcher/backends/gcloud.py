@@ -24,6 +24,7 @@ class Gcloud:
     kills_all = True
     # It asks where the worker is before it begins to log in.
     tries_s: Sequence[float] = (12.0, 20.0)
+    engine = ""
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program, self._places = program[0], list(program[1:])

@@ -3,7 +3,7 @@
 The command (ssh, srun, gcloud) is a `Way`: it runs a program on a host with our pipes attached. The
 control plane travels inside them, so no port is opened, and whoever may run the command may speak
 to the agent. What is run there is the same for every job and holds no secret; what the agent is to
-know comes over its stdin.
+know comes over its stdin. ssh encrypts what it carries; for an engine of the cluster we do.
 """
 
 import collections
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
+from torch_xdist.launcher.backends.engine_pipes import EnginePipes
 from torch_xdist.launcher.backends.last_word import LastWord
 from torch_xdist.launcher.backends.local import startable
 from torch_xdist.launcher.backends.return_to_agent import ReturnToAgent, new_place
@@ -52,6 +53,9 @@ class Way(Protocol):
     tries_s: Sequence[float]
     """How long a try may take to find again what it has started there, the last one for all further
     tries; empty: nothing there lives on without it."""
+
+    engine: str
+    """What carries the pipes, where that is an engine of the cluster (`engine_pipes`); else ""."""
 
     def prepare(self, hosts: Sequence[Host]) -> None:
         """What must be done once before the first agent is started.
@@ -107,6 +111,7 @@ class HostsOverCommand:
         self._inside, self._note = inside, note
         self._way, self._hosts, self._python, self._module = way, list(hosts), python, module
         self.env = startable(env)
+        self._engine: EnginePipes | None = None
 
     def hosts(self) -> Sequence[str]:
         return [host.name for host in self._hosts]
@@ -136,19 +141,22 @@ class HostsOverCommand:
         """
         if host_index == 0:
             self._way.prepare(self._hosts)
+        if self._way.engine and self._engine is None:
+            self._engine = EnginePipes(self._way.engine, self._note)
         first = self.first_line(host_index, job_id, warmth, mark)
-        command = self.command(host_index)
-        host = self._hosts[host_index]
-        return AgentOverCommand(
-            self._way, host, command, self._python, first, self.env, note=self._note
-        )
+        command, host = self.command(host_index), self._hosts[host_index]
+        told = (self._way, host, command, self._python, first, self.env, self._engine)
+        return AgentOverCommand(*told, note=self._note)
 
     def first_line(self, host_index: int, job_id: str, warmth: str, mark: str) -> bytes:
         """What the command reads there: the variables and the arguments of the agent."""
         slots = self._hosts[host_index].slots
         # Hosts may be one machine, where each ends what has its mark.
         argv = ["-P", "-m", self._module, job_id, warmth, f"{mark}.{host_index}", str(slots)]
-        return (json.dumps({"env": self.env, "argv": argv}) + "\n").encode()
+        env = self.env
+        if self._engine is not None:
+            argv, env = [*argv, *self._engine.words], self._engine.open_part(env)
+        return (json.dumps({"env": env, "argv": argv}) + "\n").encode()
 
 
 class AgentOverCommand:
@@ -162,9 +170,11 @@ class AgentOverCommand:
         python: str,
         first: bytes,
         env: Mapping[str, str],
+        engine: EnginePipes | None = None,
         note: Tell = _to_nobody,
     ) -> None:
         self._way, self._host, self._python, self._first = way, host, python, first
+        self._engine = engine
         self._command, self._env, self._note = command, env, note
         self._way_back: ReturnToAgent | None = None
         self._last_word: LastWord | None = None
@@ -176,7 +186,8 @@ class AgentOverCommand:
                 f"{way.advice}"
             ) from error
         self._process = started.process
-        self._stream = PipeStream(started.stdout, started.stdin, is_head=True)
+        tls = engine.accepting() if engine else None
+        self._stream = PipeStream(started.stdout, started.stdin, is_head=True, tls=tls)
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._is_connected = False
         self._said_by = Lines(started.stderr, self._listen)
@@ -185,8 +196,13 @@ class AgentOverCommand:
         """Its stdin and stdout are the control plane; no descriptor can be given to it."""
         index, self._post = int(config["host_index"]), plane.post
         self._index, self._is_connected = index, True
-        self._stream.send_bytes(self._first)
-        within_s, on_trouble, line = 0.0, _unheard, self._stream.line
+        self._stream.send_open(self._first)
+        within_s, line = 0.0, self._stream.line
+        on_trouble: Tell = _unheard
+        if self._engine is not None:
+            self._engine.greet(self._stream, self._env)
+            config = {**config, "lost_s": self._engine.lost_s(config)}
+            on_trouble = self._engine.tell_silence(self._host.name, config["lost_s"])
         if self._way.tries_s and config.get("reconnect_s") and line is not None:
             within_s, config = config["reconnect_s"], {**config, "found_at": new_place()}
             self._way_back = self._way_back_to(config["found_at"])

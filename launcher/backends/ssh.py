@@ -33,6 +33,7 @@ class Ssh:
     kills_all = False
     # A login takes several times the delay of the way, and an interpreter starts there.
     tries_s: Sequence[float] = (5.0, 10.0, 15.0)
+    engine = ""
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = list(program)

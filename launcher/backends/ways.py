@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch_xdist.launcher.backends.gcloud import Gcloud
 from torch_xdist.launcher.backends.over_command import Way
-from torch_xdist.launcher.backends.slurm import Srun, srun_environ
+from torch_xdist.launcher.backends.slurm.srun import Srun, srun_environ
 from torch_xdist.launcher.backends.ssh import Ssh
 from torch_xdist.launcher.facts import settings
 

@@ -206,7 +206,7 @@ def backend_of(
     passed_on = settings.passed_on(settings.environment())
     env = {**passed_on, **job.timeouts.to_environ(), **job.env}
     if job.way == "ray":
-        return OnRay(job, request_of(job), env)
+        return OnRay(job, request_of(job), env, note)
     way = way_of(job.way, job.way_command)
     return HostsOverCommand(way, job.hosts, job.python, env, inside=job.inside, note=note)
 

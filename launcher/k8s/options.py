@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from torch_xdist.launcher.backends import slurm_batch
+from torch_xdist.launcher.backends.slurm import batch as slurm_batch
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.settings import Timeouts

@@ -11,6 +11,7 @@ class Here:
     advice = "see whether this interpreter can be started"
     kills_all = True
     tries_s: Sequence[float] = ()
+    engine = ""
 
     def prepare(self, hosts: Sequence[Host]) -> None:
         pass

@@ -7,12 +7,17 @@ whose end it knows that the head is gone. To a head elsewhere: stdin and stdout 
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from torch_xdist.launcher.connection import MARK
+from torch_xdist.launcher.facts import settings
+from torch_xdist.launcher.facts.errors import LauncherError
 from torch_xdist.launcher.facts.host import VERSION
 from torch_xdist.launcher.on_host.reconnection.resumption import Resumption
 from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.tls import meet
 from torch_xdist.system import addresses
 from torch_xdist.system.frames import Frame, Link, Message
 
@@ -65,16 +70,39 @@ class SocketToHead:
 
 
 class PipesToHead:
-    """The head is elsewhere; stdin and stdout are pipes to it."""
+    """The head is elsewhere; stdin and stdout are pipes to it.
 
-    def __init__(self) -> None:
+    Args:
+        certificate: the digest of the head's, in hexadecimal digits, where all that is said here is
+            inside TLS; "": whoever carries it encrypts it.
+
+    Raises:
+        LauncherError: the other side is not the one with that certificate.
+    """
+
+    def __init__(self, certificate: str = "") -> None:
         read, write = (os.dup(fd) for fd in (0, 1))
         # What is printed here goes to the head as text, on stderr.
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(2, 1)
         os.close(null)
-        self._pipes = PipeStream(read, write, is_head=False)
+        tls = None
+        if certificate:
+            os.write(write, MARK)
+            tls = meet(read, write, bytes.fromhex(certificate))
+        self._pipes = PipeStream(read, write, is_head=False, tls=tls)
+
+    @classmethod
+    def as_told(cls, certificate: Sequence[str]) -> "PipesToHead":
+        """Those of a process that was started with such words, and now has its variables."""
+        try:
+            head = cls(*certificate)
+        except LauncherError as error:
+            sys.exit(f"no way to xla-run: {error}")
+        if certificate and (first := head.config()) is not None:
+            settings.publish(first.message["env"])
+        return head
 
     def config(self) -> Frame | None:
         """Wait for the head's first message; None where it is gone."""

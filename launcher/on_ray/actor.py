@@ -1,9 +1,8 @@
 """What runs on a node of Ray: an actor with an agent as its child.
 
 Its class travels by value, so it needs Python and Ray alone; whether torch-xdist is there is found
-out by the agent. What the agent gets (variables, secrets) comes as an argument of a method, which
-Ray neither logs nor shows. Where the actor ends, however it does, the agent sees the end of its
-stdin and ends its ranks.
+out by the agent. The job's variables and secrets reach the agent over its stdin, in TLS. Where the
+actor ends, however it does, the agent sees the end of its stdin and ends its ranks.
 """
 
 import os

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 from torch_xdist.launcher.backends.backend import Gone, Plane, Send
+from torch_xdist.launcher.backends.engine_pipes import EnginePipes
 from torch_xdist.launcher.backends.local import startable
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.facts.host_list import Host
 from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.on_ray.request import Request
-from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.pipe_stream import PipeStream, Tell
 from torch_xdist.system.errors import FrameError
 from torch_xdist.system.frames import Link, Message
 from torch_xdist.system.process import Child
@@ -41,10 +42,12 @@ class OnRay:
         request: what Ray is asked for.
         python: the interpreter on the nodes; "": that of Ray's own workers.
         env: variables for the agents, and so for all that they start.
+        note: shows a line; from any thread.
     """
 
-    def __init__(self, job: Job, request: Request, env: Mapping[str, str]) -> None:
-        self._job, self._request, self.env = job, request, startable(env)
+    def __init__(self, job: Job, request: Request, env: Mapping[str, str], note: Tell) -> None:
+        self._job, self._request, self.env, self._note = job, request, startable(env), note
+        self._engine: EnginePipes | None = None
         self._driver: _Driver | None = None
 
     def hosts(self) -> Sequence[str]:
@@ -68,17 +71,27 @@ class OnRay:
         if host_index == 0 or self._driver is None:
             until_s = time.monotonic() + self._job.timeouts.rendezvous_s * _BEFORE_THE_HEAD
             self._driver = _Driver(self._request, until_s, self._job.python)
+        if self._engine is None:
+            self._engine = EnginePipes("Ray", self._note)
         # Hosts may be one machine, where each ends what has its mark.
         slots = str(self._job.hosts[host_index].slots)
         argv = ["-P", "-m", _AGENT, job_id, warmth, f"{mark}.{host_index}", slots]
-        return self._driver.agent(host_index, argv, self.env)
+        return self._driver.agent(host_index, argv, self.env, self._engine)
 
 
 class AgentOnRay:
     """An agent of one attempt; its stream is a socket to the driver."""
 
-    def __init__(self, driver: "_Driver", index: int, stream: PipeStream) -> None:
+    def __init__(
+        self,
+        driver: "_Driver",
+        index: int,
+        stream: PipeStream,
+        env: Mapping[str, str],
+        engine: EnginePipes,
+    ) -> None:
         self._driver, self._index, self._stream = driver, index, stream
+        self._env, self._engine = env, engine
         self._is_connected = False
         self.said: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self.why, self.code = "", None
@@ -87,12 +100,15 @@ class AgentOnRay:
     def connect(self, plane: Plane, config: Message, stdin: int | None) -> Send:
         """It is spoken to from when Ray has placed it; what is said before waits."""
         self._is_connected, self._plane = True, plane
-        self._stream.send(config)
+        lost_s = self._engine.lost_s(config)
+        self._engine.greet(self._stream, self._env)
+        self._stream.send({**config, "lost_s": lost_s})
         self._stream.start(
             lambda message, blob: plane.post(self._index, message, blob),
             self._tell_gone,
             beat_s=config["beat_s"],
-            lost_s=config["lost_s"],
+            lost_s=lost_s,
+            on_trouble=self._engine.tell_silence(f"node{self._index}", lost_s),
         )
         self._driver.hear()
         return self._stream.send
@@ -184,13 +200,16 @@ class _Driver:
         )
         self._keeper.start()
 
-    def agent(self, index: int, argv: Sequence[str], env: Mapping[str, str]) -> AgentOnRay:
+    def agent(
+        self, index: int, argv: Sequence[str], env: Mapping[str, str], engine: EnginePipes
+    ) -> AgentOnRay:
         ours, theirs = socket.socketpair()
-        told = {"index": index, "argv": [*argv], "env": {**env}}
+        told = {"index": index, "argv": [*argv, *engine.words], "env": engine.open_part(env)}
         self._link.send(told, descriptors=[theirs.fileno()])
         theirs.close()
         fd = ours.detach()
-        agent = AgentOnRay(self, index, PipeStream(os.dup(fd), fd, is_head=True))
+        stream = PipeStream(os.dup(fd), fd, is_head=True, tls=engine.accepting())
+        agent = AgentOnRay(self, index, stream, env, engine)
         self._agents[index] = agent
         return agent
 

@@ -6,6 +6,7 @@ where nothing is heard any more, so does this process.
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from torch_xdist.system.frames import Message
 
 
 def main() -> None:
-    """`python -m torch_xdist.launcher.preflight.probe`; what it is to find out comes on stdin."""
-    head = PipesToHead()
+    """`python -m ...preflight.probe JOB_ID warm|cold MARK RANKS [CERTIFICATE]`, as of an agent.
+
+    What it is to find out comes over stdin.
+    """
+    head = PipesToHead.as_told(sys.argv[5:])
     frame = head.config()
     if frame is not None:
         Probe(head, frame.message).run()

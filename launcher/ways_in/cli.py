@@ -27,7 +27,7 @@ from click.shell_completion import CompletionItem
 
 from torch_xdist import __version__
 from torch_xdist.launcher.attempts import options as restart_options
-from torch_xdist.launcher.backends import slurm_batch
+from torch_xdist.launcher.backends.slurm import batch as slurm_batch
 from torch_xdist.launcher.facts import cluster, devices, job, settings
 from torch_xdist.launcher.facts.cluster import HostOfMany
 from torch_xdist.launcher.facts.errors import LauncherError, UsageError

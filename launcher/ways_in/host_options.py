@@ -10,7 +10,7 @@ import click
 from torch_xdist.launcher.attempts import options as restart_options
 from torch_xdist.launcher.attempts.options import GoingOn
 from torch_xdist.launcher.backends import introduction, node_door, tpu_vms
-from torch_xdist.launcher.backends.slurm_batch import Batch
+from torch_xdist.launcher.backends.slurm.batch import Batch
 from torch_xdist.launcher.facts import cluster, devices, host_list, settings
 from torch_xdist.launcher.facts.errors import UsageError
 from torch_xdist.launcher.facts.host_list import Host

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 import ray_cluster
 from ray_cluster import Cluster
+from sniffing import sniffed
 
 from torch_xdist.launcher.facts.errors import ExitCode
+from torch_xdist.system import process_tree
 
 WAITS = "say('on%d' % RANK); time.sleep(200)"
 FACTS = """
@@ -150,15 +153,41 @@ def test_an_address_without_a_cluster_is_named(on_ray: Callable) -> None:
     assert "name it by --ray-address or RAY_ADDRESS" in ended.err
 
 
-def test_what_ranks_are_told_is_in_none_of_rays_files(on_ray: Callable, cluster: Cluster) -> None:
+def test_what_ranks_are_told_is_on_no_wire_and_in_none_of_rays_files(
+    on_ray: Callable, cluster: Cluster
+) -> None:
     body = "say('secret%d' % RANK, os.environ['XLA_RUN_SECRET'])\nprint(os.environ['API_KEY'])"
-    ended = on_ray(body, "--env", "API_KEY=opensesame").end()
+    with sniffed() as packets:
+        ended = on_ray(body, "--env", "API_KEY=opensesame").end()
     assert ended.code == 0, ended.err
+    assert ended.out.count("opensesame") == 4
+    carried = b"".join(packets)
+    # The agent's command line is there to be read, and nothing of what it is told.
+    assert b"agent_over_pipes" in carried and b"opensesame" not in carried
     told = [(ended.folder / f"secret{rank}").read_text().encode() for rank in range(4)]
     for path in cluster.folder.rglob("*"):
         if path.is_file():
             held = path.read_bytes()
             assert b"opensesame" not in held and not any(one in held for one in told), path
+
+
+@pytest.mark.long
+def test_a_silence_of_the_driver_is_waited_for(on_ray: Callable) -> None:
+    body = """
+        say("on%d" % RANK)
+        while not os.path.exists(os.path.join(FOLDER, "go")): time.sleep(0.05)
+        print("went on")
+    """
+    options = ("--beat-every", "0.5", "--lost-after", "2", "--reconnect-within", "30")
+    job = all_on(on_ray(body, *options))
+    (driver,) = process_tree.children(job.process.pid)
+    os.kill(driver, signal.SIGSTOP)
+    time.sleep(5)
+    (job.folder / "go").touch()
+    os.kill(driver, signal.SIGCONT)
+    ended = job.end()
+    assert ended.code == 0, ended.err
+    assert "[node1/3] went on" in ended.out
 
 
 # The last one here: this cluster has one node afterwards.

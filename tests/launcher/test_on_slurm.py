@@ -19,6 +19,7 @@ import pytest
 import slurm_cluster
 from digits_job import BODY as DIGITS
 from pod import ROOT
+from sniffing import sniffed
 
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.system import process_tree
@@ -162,6 +163,38 @@ def test_a_killed_srun_loses_its_node(on_slurm: Callable) -> None:
     assert "xla-run: host n2 (ranks 2, 3) was lost: its stream ended" in ended.err
 
 
+def test_a_node_that_is_not_heard_for_a_while_is_no_lost_node(on_slurm: Callable) -> None:
+    body = """
+        say("on%d" % RANK)
+        while not os.path.exists(os.path.join(FOLDER, "go")): time.sleep(0.05)
+        print("went on")
+    """
+    options = ("--beat-every", "0.5", "--lost-after", "2", "--reconnect-within", "30")
+    job = all_on(on_slurm(body, *options))
+    (step,) = (pid for pid in process_tree.children(launcher_of(job)) if "n2" in words_of(pid))
+    # As a link that is cut: TCP loses nothing meanwhile.
+    os.kill(step, signal.SIGSTOP)
+    time.sleep(5)
+    (job.folder / "go").touch()
+    os.kill(step, signal.SIGCONT)
+    ended = job.end()
+    assert ended.code == 0, ended.err
+    assert "[n2/3] went on" in ended.out
+
+
+def test_what_srun_carries_cannot_be_read_along(on_slurm: Callable, tmp_path: Path) -> None:
+    (tmp_path / "variables").write_text("API_KEY=hush-hush-hush\n")
+    body = "print(len(os.environ['API_KEY']), 'a word of a rank')"
+    with sniffed() as packets:
+        ended = on_slurm(body, "--env-file", str(tmp_path / "variables")).end()
+    assert ended.code == 0, ended.err
+    assert ended.out.count("14 a word of a rank") == 4
+    carried = b"".join(packets)
+    # The agent's command line is there to be read, and nothing after it.
+    assert b"agent_over_pipes" in carried
+    assert b"hush-hush" not in carried and b"a word of a rank" not in carried
+
+
 def words_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
@@ -298,7 +331,9 @@ def test_a_job_goes_on_without_a_node_that_fails(on_slurm: Callable, slurm: dict
             say("alive-%d" % RANK, str(time.monotonic()))
             time.sleep(0.02)
     """
-    job = all_on(on_slurm(body, "--min-hosts", "1", before=(*IN_SALLOC, "--no-kill")))
+    # The next attempt waits until nothing of this one can run any more.
+    options = ("--min-hosts", "1", "--reconnect-within", "5", "--lost-after", "5")
+    job = all_on(on_slurm(body, *options, before=(*IN_SALLOC, "--no-kill")))
     with down(slurm, "n2"):
         code = job.process.wait(60)
         assert job.gone(15.0), f"survivors: {job.alive()}"

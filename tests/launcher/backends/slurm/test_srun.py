@@ -12,7 +12,7 @@ import pytest
 
 from torch_xdist.launcher.backends.backend import Plane
 from torch_xdist.launcher.backends.over_command import HostsOverCommand
-from torch_xdist.launcher.backends.slurm import Srun, srun_environ
+from torch_xdist.launcher.backends.slurm.srun import Srun, srun_environ
 from torch_xdist.launcher.facts.errors import HostError
 from torch_xdist.launcher.facts.host_list import Host
 

@@ -34,6 +34,7 @@ class Srun:
     # What srun has started beside itself ends the step after it.
     kills_all = False
     tries_s: Sequence[float] = ()
+    engine = "srun"
 
     def __init__(self, program: Sequence[str], environ: Mapping[str, str]) -> None:
         self._program, self._environ = list(program), environ
