@@ -37,7 +37,7 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_three(lanes, tmp_p
         (tmp_path / lanes.OVER_HOSTS / f"test_{name}.py").touch()
         (tmp_path / "tests/launcher" / f"test_{name}.py").touch()
     (tmp_path / lanes.WITH_THEM[0]).touch()
-    named = {"core": ["tests/xdist/core"], "training": ["tests/xdist/kernels"]}
+    named = {"core": ["tests/xdist/core"], "kernels": ["tests/xdist/kernels"]}
     ignored = ("tests/launcher", "tests/xdist/core", "tests/xdist/kernels")
     first, last = lanes.phases(["-x"])
     rest = ["tests", *(f"--ignore={path}" for path in ignored)]
