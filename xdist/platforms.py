@@ -28,8 +28,12 @@ class Choices(NamedTuple):
             float32 in between XLA would store that.
         has_cudnn: convolutions of planes are cuDNN's, which has channels last: those of 1x1 kernels
             and of halves are asked for as what they are.
+        keeps_groups: convolutions of several groups are XLA's own, not one for each, nor sums of
+            shifted products.
         reads_once: batch norm's statistics are taken in one pass over its input, and the gradient
             of a ReLU after it reads that too, not ReLU's result.
+        spreads_by_phases: the gradient of a maximum over windows that overlap is one sum for each
+            residue of a place by the strides, not one as large as all for each tap.
         updates_apart: large parameters are updated by a loop for each: XLA would make one of many.
         pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
@@ -49,7 +53,9 @@ class Choices(NamedTuple):
     rounds_products: bool = False
     keeps_halves: bool = False
     has_cudnn: bool = False
+    keeps_groups: bool = False
     reads_once: bool = False
+    spreads_by_phases: bool = False
     updates_apart: bool = False
     pairs_aliases: bool = False
     has_own_options: bool = False
@@ -84,6 +90,8 @@ CHOICES = {
     "tpu": Choices(
         "tpu",
         has_pallas=True,
+        keeps_groups=True,
+        spreads_by_phases=True,
         pairs_aliases=True,
         combines=True,
         counts_narrowly=True,

@@ -7,13 +7,13 @@ The core writes its progress into `torch_xdist.progress.PROGRESS`; this only rea
 that module is loaded. Before the first step only the user's line is known.
 """
 
+import contextlib
 import os
 import select
 import sys
 import sysconfig
 import threading
 import time
-from types import FrameType
 from typing import Any
 
 from torch_xdist.launcher.facts.records import MOST_RECENT
@@ -23,6 +23,8 @@ from torch_xdist.system.frames import Link, Message
 # More than so many absent ranks are not told of one by one by each rank that waits for them.
 _MOST_WAITED_FOR = 32
 _LOOK_S = 0.5
+# (file, line) of each frame, the innermost first.
+_Stack = list[tuple[str, int]]
 _stop = threading.Event()
 _recent: list[tuple[int, str]] = []
 _LIBRARIES = tuple(
@@ -54,24 +56,24 @@ def last() -> Message:
 
 def read(main_thread: int) -> dict[str, Any]:
     """`records.Heartbeat` as JSON."""
-    frame = sys._current_frames().get(main_thread)
+    stack = _stack(main_thread)
     progress = _progress()
     if progress is None:
-        return {"state": "outside", "where": line(frame)}
+        return {"state": "outside", "where": _line(stack)}
     seq, mark = int(progress.collective), str(progress.fingerprint)
     if seq and (not _recent or _recent[-1][0] != seq):
         _recent.append((seq, mark))
         del _recent[:-MOST_RECENT]
-    state = _state(progress, frame)
+    state = _state(progress, stack)
     # The core says where the last program was started; a rank in the user's own code is elsewhere.
-    own = line(frame) if state in ("running", "outside", "starting") else ""
+    own = _line(stack) if state in ("running", "outside", "starting") else ""
     return {
         "step": int(progress.step),
         "resumed": progress.resumed,
         "seq": seq,
         "state": state,
         "collective": str(progress.name),
-        "where": own or str(progress.where) or line(frame),
+        "where": own or str(progress.where) or _line(stack),
         "waits_in": str(progress.waits_in),
         "waits_for": list(progress.waits_for[:_MOST_WAITED_FOR]) if state == "waiting" else [],
         "by_all": bool(seq) and _needs_all(),
@@ -84,7 +86,7 @@ def _progress() -> Any:
     return getattr(sys.modules.get("torch_xdist.progress"), "PROGRESS", None)
 
 
-def _state(progress: Any, frame: FrameType | None) -> str:
+def _state(progress: Any, stack: _Stack) -> str:
     """A rank whose innermost Python frame is in jax or in the device waits for its results."""
     # The first run of a program counts as its compilation, until it is known to wait.
     if progress.waits_for:
@@ -93,7 +95,7 @@ def _state(progress: Any, frame: FrameType | None) -> str:
         return "compiling"
     if progress.starting:
         return "starting"
-    if progress.collective and frame is not None and _is_device_code(frame.f_code.co_filename):
+    if progress.collective and stack and _is_device_code(stack[0][0]):
         return "waiting"
     return "running" if progress.step or progress.collective else "outside"
 
@@ -116,14 +118,27 @@ def _is_ours(filename: str) -> bool:
     return os.path.realpath(filename).startswith(folders)
 
 
-def line(frame: FrameType | None) -> str:
+def _stack(thread: int) -> _Stack:
+    """What a thread runs, the innermost first.
+
+    Taken in one go, before anything lets that thread run on: a frame that ends meanwhile may have
+    a neighbour that is none any more (seen with CPython 3.11: a dict).
+    """
+    found: _Stack = []
+    frame = sys._current_frames().get(thread)
+    with contextlib.suppress(AttributeError):
+        while frame is not None:
+            found.append((frame.f_code.co_filename, frame.f_lineno or 0))
+            frame = frame.f_back
+    return found
+
+
+def _line(stack: _Stack) -> str:
     """ "train.py:77": the innermost line of the user's own code on a stack."""
-    while frame is not None:
-        filename = frame.f_code.co_filename
+    for filename, number in stack:
         library = os.path.realpath(filename).startswith(_LIBRARIES)
         if not (library or _is_ours(filename) or filename.startswith("<frozen")):
-            return f"{os.path.basename(filename)}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{os.path.basename(filename)}:{number}"
     return ""
 
 

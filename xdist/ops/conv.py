@@ -7,7 +7,8 @@ one, so it needs no fourth. Each of the three has four forms, chosen by shapes a
 own convolution (of planes; volumes are turned into them). XLA's CPU backend needs the others: its
 grouped convolutions are 10 to 100 times slower than the sums and the parts. There the gradients
 have forms of their own, which `conv_rules.py` chooses. On GPUs 1x1 kernels over planes are cuDNN's
-too: products would have channels first where cuDNN has them last, and transposes around each.
+too: products would have channels first where cuDNN has them last, and transposes around each. TPUs
+have XLA's grouped convolutions: they write out each of the shifted products and parts.
 """
 
 import math
@@ -74,11 +75,12 @@ def _is_cudnns(dtype: jnp.dtype, window: Window) -> bool:
 
 def _is_depthwise(weight_shape: Sequence[int], window: Window) -> bool:
     """One input channel per group, and few enough taps to write them out."""
-    return weight_shape[1] == 1 and math.prod(weight_shape[2:]) <= MOST_TAPS
+    is_few = weight_shape[1] == 1 and math.prod(weight_shape[2:]) <= MOST_TAPS
+    return is_few and not forms.chosen().keeps_groups
 
 
 def _is_split(window: Window) -> bool:
-    return 1 < window.groups <= _MOST_GROUPS
+    return 1 < window.groups <= _MOST_GROUPS and not forms.chosen().keeps_groups
 
 
 def _rounded(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:

@@ -1,8 +1,10 @@
 """The heartbeat of a rank: now and then, and at once where it begins to wait for others."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,3 +57,18 @@ def test_a_rank_that_goes_on_waiting_beats_no_more_often(agent: socket.socket) -
         agent.settimeout(3 * beat._LOOK_S)
         with pytest.raises(TimeoutError):
             link.receive()
+
+
+def test_a_stack_that_changes_under_the_look_ends_no_heartbeat(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What CPython 3.11 was seen to give for the caller of a frame that had just ended.
+    code = SimpleNamespace(co_filename="/home/me/train.py")
+    frame = SimpleNamespace(f_code=code, f_lineno=7, f_back={})
+    main = threading.main_thread().ident
+    monkeypatch.setattr(beat.sys, "_current_frames", lambda: {main: frame})
+    with PROGRESS.wait((1,)):
+        told = Link(agent).receive()
+    assert told is not None and told.message["heartbeat"]["waits_for"] == [1]
+    monkeypatch.setattr(PROGRESS, "where", "")
+    assert beat.read(main)["where"] == "train.py:7"

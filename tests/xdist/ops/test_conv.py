@@ -17,8 +17,8 @@ import torch_xla
 from torch_xdist import platforms
 from torch_xdist.ahead import step
 from torch_xdist.core.devices import aim
-from torch_xdist.ops import conv_rules
-from torch_xdist.ops.conv import convolution_backward
+from torch_xdist.ops import conv_rules, forms
+from torch_xdist.ops.conv import convolution, convolution_backward
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import Window
 from torch_xdist.ops.conv_phases import input_gradient_by_phases
@@ -351,6 +351,26 @@ def test_values_as_a_gpu_computes_them_are_torchs(kernel, options, choose) -> No
     x, w, bias = arrays((3, 4, 7, 6), (6, 4 // options.get("groups", 1), *kernel), 6)
     both(lambda *a: F.conv2d(*a, **options), x, w)
     both(lambda *a: F.conv2d(*a, **options), x, w, bias)
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_groups_as_a_tpu_computes_them_are_torchs(groups, choose) -> None:
+    choose(keeps_groups=True)
+    x, w, _ = arrays((2, 8, 9, 8), (16, 8 // groups, 3, 3), 1)
+    both(lambda *a: F.conv2d(*a, groups=groups, stride=2, padding=1), x, w)
+    x, w, _ = arrays((2, 8, 5, 4), (8, 16 // groups, 3, 3), 1)
+    both(lambda *a: F.conv_transpose2d(*a, groups=groups, stride=2), x, w)
+    x, w, _ = arrays((2, 8, 11), (8, 8 // groups, 3), 1)
+    both(lambda *a: F.conv1d(*a, groups=groups, dilation=2), x, w)
+
+
+def test_a_tpu_keeps_a_convolution_of_groups_one(monkeypatch) -> None:
+    choices = platforms.CHOICES["tpu"]
+    assert choices.keeps_groups
+    monkeypatch.setattr(forms, "_chosen", [choices])
+    x, w = jnp.ones((2, 8, 9, 8)), jnp.ones((8, 1, 3, 3))
+    made = jax.make_jaxpr(lambda *a: convolution(*a, None, (1,), (0,), (1,), False, (0,), 8))
+    assert [e.primitive.name for e in made(x, w).eqns] == ["conv_general_dilated"]
 
 
 def test_convolutions_are_so_on_gpus_alone() -> None:

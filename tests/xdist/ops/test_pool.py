@@ -1,9 +1,17 @@
 """Pooling on the device equals eager torch's, with its gradients."""
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
 from devices_agree import both
+
+from torch_xdist import platforms
+from torch_xdist.ops import forms
+from torch_xdist.ops.windows import Windows, spread_by_indices
 
 
 def image(*shape: int) -> torch.Tensor:
@@ -11,7 +19,7 @@ def image(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
+WINDOWS = pytest.mark.parametrize(
     "options",
     [
         {"kernel_size": 2},
@@ -19,14 +27,50 @@ def image(*shape: int) -> torch.Tensor:
         {"kernel_size": 2, "stride": 2, "ceil_mode": True, "padding": 1},
         {"kernel_size": (3, 2), "stride": (2, 1), "dilation": (1, 2), "padding": (1, 0)},
         {"kernel_size": 6, "stride": 1},
+        {"kernel_size": 2, "stride": 3, "ceil_mode": True},
     ],
-    ids=["tiles", "overlap", "ceil", "dilated", "large"],
+    ids=["tiles", "overlap", "ceil", "dilated", "large", "apart"],
 )
-@pytest.mark.parametrize("size", [(8, 8), (7, 9)], ids=["square", "oblong"])
+SIZES = pytest.mark.parametrize("size", [(8, 8), (7, 9)], ids=["square", "oblong"])
+
+
+@WINDOWS
+@SIZES
 def test_max_pooling_and_its_gradient_equal_eager(
     options: dict[str, object], size: tuple[int, int]
 ) -> None:
     both(lambda x: F.max_pool2d(x, return_indices=True, **options), image(2, 3, *size))
+
+
+@WINDOWS
+def test_gradients_as_a_tpu_adds_them_are_torchs(
+    options: dict[str, object], choose: Callable[..., None]
+) -> None:
+    choose(spreads_by_phases=True)
+    both(lambda x: F.max_pool2d(x.relu(), return_indices=True, **options), image(2, 3, 7, 9))
+
+
+def test_gradients_over_rows_and_volumes_as_a_tpu_adds_them_are_torchs(
+    choose: Callable[..., None],
+) -> None:
+    choose(spreads_by_phases=True)
+    both(lambda x: F.max_pool1d(x, 3, 2, 1), image(2, 3, 9))
+    both(lambda x: F.max_pool3d(x, 3, 2, padding=1), image(1, 2, 4, 5, 4))
+
+
+def test_no_array_of_a_tpus_gradient_is_larger_than_all_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choices = platforms.CHOICES["tpu"]
+    assert choices.spreads_by_phases
+    monkeypatch.setattr(forms, "_chosen", [choices])
+    dims = [Windows(8, 4, 3, 2, 1)] * 2
+    indices = jnp.zeros((2, 3, 4, 4), int)
+    made = jax.make_jaxpr(lambda grad: spread_by_indices(grad, indices, (8, 8), dims))
+    found = made(jnp.ones((2, 3, 4, 4)))
+    whole = [e for e in found.eqns if e.outvars[0].aval.size == 2 * 3 * 8 * 8]
+    # What puts the sums together, and nothing for each tap.
+    assert {e.primitive.name for e in whole} <= {"stack", "concatenate", "reshape", "slice"}
 
 
 def test_of_equal_values_the_first_is_the_maximum_and_a_nan_is_larger() -> None:
