@@ -139,10 +139,8 @@ FORWARD = {"gpt2": gpt2, "resnet50": resnet50, "vit_b": vit_b, "bert_large": ber
 LR, DECAY, BETAS, EPS = 1e-4, 0.01, (0.9, 0.999), 1e-8
 
 
-def step_of(
-    name: str, measured: Measured, made: Made
-) -> tuple[Callable[[], Any], Callable[[Any], float]]:
-    """What launches one step of AdamW and returns its loss, and what reads that."""
+def program_of(name: str, measured: Measured, made: Made) -> tuple[Any, tuple[Any, ...]]:
+    """A step of AdamW as a jitted function, and its first arguments: state, inputs, target."""
     model, inputs, target = made
     params = {n: jnp.asarray(t.detach().numpy()) for n, t in model.named_parameters()}
     running = {n: jnp.asarray(t.numpy()) for n, t in model.named_buffers() if t.is_floating_point()}
@@ -175,7 +173,14 @@ def step_of(
     zeros = jax.tree.map(jnp.zeros_like, params)
     squares = jax.tree.map(jnp.zeros_like, params)
     state: Any = (params, zeros, squares, jnp.float32(0), running)
-    compiled = jax.jit(update, donate_argnums=0)
+    return jax.jit(update, donate_argnums=0), (state, x, wanted)
+
+
+def step_of(
+    name: str, measured: Measured, made: Made
+) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """What launches one step of AdamW and returns its loss, and what reads that."""
+    compiled, (state, x, wanted) = program_of(name, measured, made)
 
     def step() -> Any:
         nonlocal state

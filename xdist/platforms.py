@@ -28,12 +28,11 @@ class Choices(NamedTuple):
             float32 in between XLA would store that.
         has_cudnn: convolutions of planes are cuDNN's, which has channels last: those of 1x1 kernels
             and of halves are asked for as what they are.
-        keeps_groups: convolutions of several groups are XLA's own, not one for each, nor sums of
-            shifted products.
         reads_once: batch norm's statistics are taken in one pass over its input, and the gradient
             of a ReLU after it reads that too, not ReLU's result.
-        spreads_by_phases: the gradient of a maximum over windows that overlap is one sum for each
-            residue of a place by the strides, not one as large as all for each tap.
+        writes_out_taps: arrays that are made for each tap of a kernel or a window would be written
+            out, all at once. So convolutions of several groups and sums over windows are XLA's own,
+            and the gradient of maxima is one sum for each residue of a place by the strides.
         updates_apart: large parameters are updated by a loop for each: XLA would make one of many.
         pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
@@ -53,9 +52,8 @@ class Choices(NamedTuple):
     rounds_products: bool = False
     keeps_halves: bool = False
     has_cudnn: bool = False
-    keeps_groups: bool = False
     reads_once: bool = False
-    spreads_by_phases: bool = False
+    writes_out_taps: bool = False
     updates_apart: bool = False
     pairs_aliases: bool = False
     has_own_options: bool = False
@@ -90,8 +88,7 @@ CHOICES = {
     "tpu": Choices(
         "tpu",
         has_pallas=True,
-        keeps_groups=True,
-        spreads_by_phases=True,
+        writes_out_taps=True,
         pairs_aliases=True,
         combines=True,
         counts_narrowly=True,

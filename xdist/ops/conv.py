@@ -76,11 +76,11 @@ def _is_cudnns(dtype: jnp.dtype, window: Window) -> bool:
 def _is_depthwise(weight_shape: Sequence[int], window: Window) -> bool:
     """One input channel per group, and few enough taps to write them out."""
     is_few = weight_shape[1] == 1 and math.prod(weight_shape[2:]) <= MOST_TAPS
-    return is_few and not forms.chosen().keeps_groups
+    return is_few and not forms.chosen().writes_out_taps
 
 
 def _is_split(window: Window) -> bool:
-    return 1 < window.groups <= _MOST_GROUPS and not forms.chosen().keeps_groups
+    return 1 < window.groups <= _MOST_GROUPS and not forms.chosen().writes_out_taps
 
 
 def _rounded(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:

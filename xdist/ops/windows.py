@@ -174,7 +174,7 @@ def spread_by_indices(
     """
     if dims is not None and all(dim.tiled for dim in dims):
         return _spread_tiles(grad, indices, sizes, dims)
-    if dims is not None and forms.chosen().spreads_by_phases and _has_phases(dims):
+    if dims is not None and forms.chosen().writes_out_taps and _has_phases(dims):
         return _spread_phases(grad, indices, sizes, dims)
     if dims is not None and math.prod(dim.kernel for dim in dims) <= 2 * _LONG:
         return _spread_taps(grad, indices, sizes, dims)
@@ -327,6 +327,8 @@ def sums(x: jax.Array, dims: Sequence[Windows], *, by_tiles: bool = False) -> ja
     `by_tiles` takes the form whose transpose is a broadcast where windows lie side by side.
     """
     x = _placed(x, dims, [dim.padding for dim in dims], [dim.high for dim in dims])
+    if forms.chosen().writes_out_taps and not (by_tiles and all(dim.tiled for dim in dims)):
+        return _sums_at_once(x, dims)
     for i in range(len(dims) - 1, -1, -1):
         dim, axis = dims[i], x.ndim - len(dims) + i
         if dim.tiled and (by_tiles or dim.kernel > _LONG):
@@ -337,3 +339,17 @@ def sums(x: jax.Array, dims: Sequence[Windows], *, by_tiles: bool = False) -> ja
         parts = [read(x, axis, taps + t * dim.dilation) for t in range(dim.kernel)]
         x = functools.reduce(jnp.add, parts)
     return x
+
+
+def _sums_at_once(x: jax.Array, dims: Sequence[Windows]) -> jax.Array:
+    """By XLA's own windows, of what is padded already."""
+    lead = (1,) * (x.ndim - len(dims))
+    return lax.reduce_window(
+        x,
+        np.zeros((), x.dtype),
+        lax.add,
+        (*lead, *(dim.kernel for dim in dims)),
+        (*lead, *(dim.stride for dim in dims)),
+        "VALID",
+        window_dilation=(*lead, *(dim.dilation for dim in dims)),
+    )

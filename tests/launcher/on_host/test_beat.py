@@ -63,7 +63,7 @@ def test_a_stack_that_changes_under_the_look_ends_no_heartbeat(
     agent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What CPython 3.11 was seen to give for the caller of a frame that had just ended.
-    code = SimpleNamespace(co_filename="/home/me/train.py")
+    code = SimpleNamespace(co_filename="/somewhere/train.py")
     frame = SimpleNamespace(f_code=code, f_lineno=7, f_back={})
     main = threading.main_thread().ident
     monkeypatch.setattr(beat.sys, "_current_frames", lambda: {main: frame})

@@ -355,7 +355,7 @@ def test_values_as_a_gpu_computes_them_are_torchs(kernel, options, choose) -> No
 
 @pytest.mark.parametrize("groups", [2, 8])
 def test_groups_as_a_tpu_computes_them_are_torchs(groups, choose) -> None:
-    choose(keeps_groups=True)
+    choose(writes_out_taps=True)
     x, w, _ = arrays((2, 8, 9, 8), (16, 8 // groups, 3, 3), 1)
     both(lambda *a: F.conv2d(*a, groups=groups, stride=2, padding=1), x, w)
     x, w, _ = arrays((2, 8, 5, 4), (8, 16 // groups, 3, 3), 1)
@@ -366,7 +366,7 @@ def test_groups_as_a_tpu_computes_them_are_torchs(groups, choose) -> None:
 
 def test_a_tpu_keeps_a_convolution_of_groups_one(monkeypatch) -> None:
     choices = platforms.CHOICES["tpu"]
-    assert choices.keeps_groups
+    assert choices.writes_out_taps
     monkeypatch.setattr(forms, "_chosen", [choices])
     x, w = jnp.ones((2, 8, 9, 8)), jnp.ones((8, 1, 3, 3))
     made = jax.make_jaxpr(lambda *a: convolution(*a, None, (1,), (0,), (1,), False, (0,), 8))

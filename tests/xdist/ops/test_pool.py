@@ -46,14 +46,14 @@ def test_max_pooling_and_its_gradient_equal_eager(
 def test_gradients_as_a_tpu_adds_them_are_torchs(
     options: dict[str, object], choose: Callable[..., None]
 ) -> None:
-    choose(spreads_by_phases=True)
+    choose(writes_out_taps=True)
     both(lambda x: F.max_pool2d(x.relu(), return_indices=True, **options), image(2, 3, 7, 9))
 
 
 def test_gradients_over_rows_and_volumes_as_a_tpu_adds_them_are_torchs(
     choose: Callable[..., None],
 ) -> None:
-    choose(spreads_by_phases=True)
+    choose(writes_out_taps=True)
     both(lambda x: F.max_pool1d(x, 3, 2, 1), image(2, 3, 9))
     both(lambda x: F.max_pool3d(x, 3, 2, padding=1), image(1, 2, 4, 5, 4))
 
@@ -62,7 +62,7 @@ def test_no_array_of_a_tpus_gradient_is_larger_than_all_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     choices = platforms.CHOICES["tpu"]
-    assert choices.spreads_by_phases
+    assert choices.writes_out_taps
     monkeypatch.setattr(forms, "_chosen", [choices])
     dims = [Windows(8, 4, 3, 2, 1)] * 2
     indices = jnp.zeros((2, 3, 4, 4), int)
@@ -95,6 +95,13 @@ def test_max_pooling_of_one_and_three_dimensions_equals_eager() -> None:
 )
 def test_mean_pooling_and_its_gradient_equal_eager(options: dict[str, object]) -> None:
     both(lambda x: F.avg_pool2d(x, **options), image(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+def test_means_as_a_tpu_adds_them_are_torchs(ceil: bool, choose: Callable[..., None]) -> None:
+    choose(writes_out_taps=True)
+    both(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=ceil), image(2, 3, 8, 9))
+    both(lambda x: F.avg_pool2d(x, 2, ceil_mode=ceil), image(2, 3, 8, 9))
 
 
 def test_mean_pooling_of_one_and_three_dimensions_equals_eager() -> None:
