@@ -125,6 +125,8 @@ def _leave(ours: Coordination) -> None:
         for rank in set(range(ours.world_size)) - {ours.rank}:
             left_ms = max(1, round((deadline_s - time.monotonic()) * 1000))
             ours.client.blocking_key_value_get(f"xdist/left/{rank}", left_ms)
+        # Else its thread, which listens for errors, hears the end of the service as one.
+        ours.client.shutdown()
 
 
 def _serve(coordinator: str, world_size: int) -> object:
