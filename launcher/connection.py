@@ -207,11 +207,10 @@ class Connection:
     def _shaken(self, tls: Tls, data: bytes) -> bytes:
         """What has come inside, after a step of the handshake; then what was held goes out."""
         try:
-            ours, is_done = tls.shaken(data)
+            self.put_open(tls.shaken(data))
         except HostError as error:
             raise FrameError(str(error)) from None
-        self.put_open(ours)
-        if not is_done:
+        if not tls.is_shaken:
             return b""
         self._shaking = None
         for held in self._held:

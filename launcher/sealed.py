@@ -220,11 +220,9 @@ class _Wire:
 
     def encrypt(self, end: Tls) -> None:
         """Shake hands; all that follows is inside."""
-        ours, is_done = end.shaken()
-        self.send(ours)
-        while not is_done:
-            ours, is_done = end.shaken(self._record())
-            self.send(ours)
+        self.send(end.shaken())
+        while not end.is_shaken:
+            self.send(end.shaken(self._record()))
         self.tls = end
 
     def send(self, data: bytes) -> None:

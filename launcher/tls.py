@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from torch_xdist.launcher.facts.errors import AuthError, HostError
 from torch_xdist.system.errors import FrameError
+from torch_xdist.system.frames import write_all
 
 _MAKE = (
     *("req", "-x509", "-batch", "-config", "/dev/stdin", "-subj", "/CN=xla-run"),
@@ -99,25 +100,19 @@ def meet(read_fd: int, write_fd: int, digest: bytes) -> "Tls":
         HostError: it has gone, or is no end of a handshake.
     """
     end = connecting()
-    ours, is_done = end.shaken()
-    while not is_done:
-        _write(write_fd, ours)
+    ours = end.shaken()
+    while not end.is_shaken:
+        write_all(write_fd, ours)
         data = os.read(read_fd, _READ_BYTES)
         if not data:
             raise HostError("xla-run has gone before the connection was encrypted")
-        ours, is_done = end.shaken(data)
+        ours = end.shaken(data)
     if end.seen() != digest:
         raise AuthError(
             "it is not the certificate of this job; somebody on the way has put in his own"
         )
-    _write(write_fd, ours)
+    write_all(write_fd, ours)
     return end
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 @functools.cache
@@ -152,8 +147,8 @@ class Tls:
         # What is read and what is written are two threads' in some processes.
         self._turn = threading.Lock()
 
-    def shaken(self, data: bytes = b"") -> tuple[bytes, bool]:
-        """A step of the handshake: what the other side is to get, and whether that was the last.
+    def shaken(self, data: bytes = b"") -> bytes:
+        """A step of the handshake: what the other side is to get; `is_shaken` after the last one.
 
         Raises:
             HostError: the other side is no end of a handshake.
@@ -168,7 +163,7 @@ class Tls:
             raise HostError(
                 f"it is no xla-run: it begins no encrypted connection ({_why(error)})"
             ) from None
-        return self._goes.read(), self.is_shaken
+        return self._goes.read()
 
     def seen(self) -> bytes:
         """The SHA-256 of the other side's certificate."""

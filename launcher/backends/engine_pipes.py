@@ -16,7 +16,6 @@ from torch_xdist.launcher.pipe_stream import PipeStream
 from torch_xdist.launcher.tls import KeyPair, Tls, key_pair
 from torch_xdist.system.frames import Message
 
-ENVIRON = "environ"
 _OF_THE_INTERPRETER = ("PYTHON", "LD_")
 
 
@@ -44,17 +43,14 @@ class EnginePipes:
 
     def open_part(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables that an agent is started with."""
-        hides = self._pair is not None
-        return {
-            name: value
-            for name, value in env.items()
-            if not hides or name.startswith(_OF_THE_INTERPRETER)
-        }
+        if self._pair is None:
+            return dict(env)
+        return {n: value for n, value in env.items() if n.startswith(_OF_THE_INTERPRETER)}
 
     def greet(self, stream: PipeStream, env: Mapping[str, str]) -> None:
         """Say first which variables there are."""
         if self._pair is not None:
-            stream.send({"op": ENVIRON, "env": dict(env)})
+            stream.send({"op": "environ", "env": dict(env)})
 
     def lost_s(self, config: Message) -> float:
         """How long each side may be silent."""

@@ -19,7 +19,7 @@ from typing import Any
 from torch_xdist.launcher.facts.errors import ExitCode
 from torch_xdist.launcher.on_ray import actor as actors
 from torch_xdist.launcher.on_ray.request import Request, needed, shortage, words_of
-from torch_xdist.system.frames import Frame, Link, Message
+from torch_xdist.system.frames import Frame, Link, Message, write_all
 
 # What is larger would go through Ray's object store, and from there perhaps to a disk.
 _MOST_BYTES = 64 << 10
@@ -183,7 +183,7 @@ class _Driver:
                 if kind == "end":
                     return {"code": code}
                 if kind == "stdout":
-                    _write(fd, data)
+                    write_all(fd, data)
                 else:
                     text = data.decode(errors="replace")
                     self._link.send({"op": "said", "index": host["index"], "text": text})
@@ -197,12 +197,6 @@ class _Driver:
             while data := os.read(fd, _MOST_BYTES):
                 self._ray.get(actor.write.remote(data))
             actor.write.remote(b"")
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _no_cluster(address: str, why: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from torch_xdist.launcher.facts.errors import PreflightError
+from torch_xdist.system.frames import write_all
 
 KEPT_BYTES = 2_000_000_000
 _CHUNK_BYTES = 1 << 20
@@ -138,9 +139,3 @@ class Incoming:
         os.close(self._fd)
         with contextlib.suppress(OSError):
             self._aside.unlink()
-
-
-def write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -113,17 +113,17 @@ class Handle:
     def _wait(self, timeout: float | None = None) -> None:
         """Until the job is over, or `timeout` s have passed; one thread alone reads the socket."""
         until_s = math.inf if timeout is None else time.monotonic() + timeout
-        is_waiting = True
-        while is_waiting:
-            now_s = time.monotonic()
-            next_s = min(until_s, now_s + _LONGEST_WAIT_S)
-            if self._watcher is not None:
-                self._watcher.join(max(0.0, next_s - now_s))
-                is_waiting = self._watcher.is_alive()
-            else:
-                self._take_all(next_s)
-                is_waiting = self._end is None
-            is_waiting = is_waiting and time.monotonic() < until_s
+        while not self._waited(min(_LONGEST_WAIT_S, max(0.0, until_s - time.monotonic()))):
+            if time.monotonic() >= until_s:
+                return
+
+    def _waited(self, limit_s: float) -> bool:
+        """Whether the job is over, at most this long after the call."""
+        if self._watcher is None:
+            self._take_all(time.monotonic() + limit_s)
+            return self._end is not None
+        self._watcher.join(limit_s)
+        return not self._watcher.is_alive()
 
     def _close(self) -> None:
         self._link.close()

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray_cluster
+import silence
 from ray_cluster import Cluster
 from sniffing import sniffed
 
@@ -173,21 +173,9 @@ def test_what_ranks_are_told_is_on_no_wire_and_in_none_of_rays_files(
 
 @pytest.mark.long
 def test_a_silence_of_the_driver_is_waited_for(on_ray: Callable) -> None:
-    body = """
-        say("on%d" % RANK)
-        while not os.path.exists(os.path.join(FOLDER, "go")): time.sleep(0.05)
-        print("went on")
-    """
-    options = ("--beat-every", "0.5", "--lost-after", "2", "--reconnect-within", "30")
-    job = all_on(on_ray(body, *options))
+    job = all_on(on_ray(silence.BODY, *silence.OPTIONS))
     (driver,) = process_tree.children(job.process.pid)
-    os.kill(driver, signal.SIGSTOP)
-    time.sleep(5)
-    (job.folder / "go").touch()
-    os.kill(driver, signal.SIGCONT)
-    ended = job.end()
-    assert ended.code == 0, ended.err
-    assert "[node1/3] went on" in ended.out
+    assert "[node1/3] went on" in silence.stopped_for_a_while(job, driver).out
 
 
 # The last one here: this cluster has one node afterwards.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import silence
 import slurm_cluster
 from digits_job import BODY as DIGITS
 from pod import ROOT
@@ -164,22 +165,9 @@ def test_a_killed_srun_loses_its_node(on_slurm: Callable) -> None:
 
 
 def test_a_node_that_is_not_heard_for_a_while_is_no_lost_node(on_slurm: Callable) -> None:
-    body = """
-        say("on%d" % RANK)
-        while not os.path.exists(os.path.join(FOLDER, "go")): time.sleep(0.05)
-        print("went on")
-    """
-    options = ("--beat-every", "0.5", "--lost-after", "2", "--reconnect-within", "30")
-    job = all_on(on_slurm(body, *options))
+    job = all_on(on_slurm(silence.BODY, *silence.OPTIONS))
     (step,) = (pid for pid in process_tree.children(launcher_of(job)) if "n2" in words_of(pid))
-    # As a link that is cut: TCP loses nothing meanwhile.
-    os.kill(step, signal.SIGSTOP)
-    time.sleep(5)
-    (job.folder / "go").touch()
-    os.kill(step, signal.SIGCONT)
-    ended = job.end()
-    assert ended.code == 0, ended.err
-    assert "[n2/3] went on" in ended.out
+    assert "[n2/3] went on" in silence.stopped_for_a_while(job, step).out
 
 
 def test_what_srun_carries_cannot_be_read_along(on_slurm: Callable, tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from kubernetes_job import LIMIT_S, Job, jobs
 
 from torch_xdist.system import process_tree
 
-pytest.importorskip("torch_xdist.launcher.backends.nodes", reason="xla-run has no --nnodes here")
-
 _COUNTS = """
 import os, time
 import torch, torch_xla

@@ -214,14 +214,13 @@ def _spread_taps(
     indices = indices.astype(jnp.int32) if math.prod(sizes) < 2**31 else indices
     total = jnp.zeros((*grad.shape[: grad.ndim - len(dims)], *sizes), grad.dtype)
     for tap in np.ndindex(*(dim.kernel for dim in dims)):
-        unit, flat = 1, jnp.zeros((), indices.dtype)
-        for i in range(len(dims) - 1, -1, -1):
-            dim = dims[i]
-            seen = np.arange(dim.out) * dim.stride - dim.padding + tap[i] * dim.dilation
-            shape = (dim.out, *(1,) * (len(dims) - 1 - i))
-            flat = flat + jnp.asarray(seen * unit, indices.dtype).reshape(shape)
-            unit *= dim.size
-        share = jnp.where(indices == flat, grad, jnp.zeros((), grad.dtype))
+        places = [
+            np.arange(dim.out) * dim.stride - dim.padding + t * dim.dilation
+            for t, dim in zip(tap, dims)
+        ]
+        share = jnp.where(
+            indices == _numbered(places, sizes, indices.dtype), grad, jnp.zeros((), grad.dtype)
+        )
         low = [t * dim.dilation - dim.padding for t, dim in zip(tap, dims)]
         high = [dim.size - a - (dim.out - 1) * dim.stride - 1 for a, dim in zip(low, dims)]
         total += _placed(share, dims, low, high, [dim.stride - 1 for dim in dims])
@@ -263,11 +262,15 @@ def _spread_phases(
         return lax.slice(x, starts, ends)
 
     def phase(residues: Sequence[int]) -> jax.Array:
-        places = _places(dims, counts, residues, indices.dtype)
+        places = [
+            np.arange(count) * dim.stride + residue
+            for count, residue, dim in zip(counts, residues, dims)
+        ]
+        numbers = _numbered(places, sizes, indices.dtype)
         total = jnp.zeros((*grad.shape[:lead], *counts), grad.dtype)
         of_each = (reaches[i][residue] for i, residue in enumerate(residues))
         for at in itertools.product(*of_each):
-            total += jnp.where(seen(indices, at) == places, seen(grad, at), 0)
+            total += jnp.where(seen(indices, at) == numbers, seen(grad, at), 0)
         return total
 
     return _interleaved(phase, dims)
@@ -279,16 +282,13 @@ def _windows_of(dim: Windows, residue: int) -> list[int]:
     return [offset // dim.stride for offset in reached if offset % dim.stride == 0]
 
 
-def _places(
-    dims: Sequence[Windows], counts: Sequence[int], residues: Sequence[int], integer: jnp.dtype
-) -> jax.Array:
-    """The numbers of the places of these residues, over the trailing dimensions."""
+def _numbered(places: Sequence[np.ndarray], sizes: Sequence[int], integer: jnp.dtype) -> jax.Array:
+    """Places along each of the trailing dimensions as numbers over all of them."""
     unit, flat = 1, jnp.zeros((), integer)
-    for i in range(len(dims) - 1, -1, -1):
-        seen = np.arange(counts[i]) * dims[i].stride + residues[i]
-        shape = (counts[i], *(1,) * (len(dims) - 1 - i))
-        flat = flat + jnp.asarray(seen * unit, integer).reshape(shape)
-        unit *= dims[i].size
+    for i in range(len(sizes) - 1, -1, -1):
+        shape = (-1, *(1,) * (len(sizes) - 1 - i))
+        flat = flat + jnp.asarray(places[i] * unit, integer).reshape(shape)
+        unit *= sizes[i]
     return flat
 
 

@@ -280,10 +280,19 @@ def to_memory_file(data: bytes, name: str = "torch-xdist") -> int:
     For what is too large for the buffer of a socket that nobody reads yet.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    write_all(fd, data)
+    return fd
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write to a descriptor that waits, which takes a part at a time.
+
+    Raises:
+        OSError: nobody reads it any more, or there is no room.
+    """
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-    return fd
 
 
 def from_memory_file(fd: int) -> bytes:

@@ -136,9 +136,6 @@ def test_a_manifest_is_printed_where_there_is_no_kubectl(tmp_path: Path) -> None
 
 
 def test_what_belongs_to_the_nodes_of_a_job_is_said_by_the_pods() -> None:
-    names = {option for each in cli.commands["run"].params for option in each.opts}
-    if "--nnodes" not in names:
-        pytest.skip("xla-run has no --nnodes here")
     error = invoked(*NEW, "-n", "1", "--nnodes", "2", "true").exception
     assert isinstance(error, UsageError) and "--k8s and --nnodes: they are different" in str(error)
 

@@ -1,6 +1,5 @@
 """`xla-run --detach`: jobs that run without their terminal."""
 
-import contextlib
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import kill
 from terminals import terminal
 
 from torch_xdist.launcher.facts.errors import ExitCode
@@ -117,9 +117,7 @@ def test_ctrl_c_before_the_job_is_up_stops_it(start: Callable) -> None:
 def test_a_head_that_is_killed_before_the_job_is_up_is_told(start: Callable) -> None:
     job = waiting(start, "2")
     for pid in process_tree.marked(job.mark) - {job.process.pid}:
-        # One may end with another.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill(pid)
     ended = job.end(20.0)
     assert ended.code == ExitCode.HOST
     assert "job far: its launcher ended before the job was up, without a word" in ended.err
