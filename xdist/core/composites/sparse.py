@@ -274,10 +274,10 @@ def _made_sparse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTens
 
 def _to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A sparse CPU tensor is moved by its parts."""
-    source, target = args[0], kwargs.get("device")
-    if source.layout is not torch.sparse_coo:
+    source = args[0]
+    if source.__class__ is XlaTensor or source.layout is not torch.sparse_coo:
         return handlers_copy.to_copy(op, args, kwargs)
-    return from_cpu(source.to(dtype=kwargs.get("dtype") or source.dtype), target)
+    return from_cpu(source.to(dtype=kwargs.get("dtype") or source.dtype), kwargs.get("device"))
 
 
 def _bag_backward(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:

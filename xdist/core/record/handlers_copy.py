@@ -13,12 +13,15 @@ from torch_xdist.core.devices import device, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_number, host_value
 from torch_xdist.core.run import unlowered
-from torch_xdist.core.run.device_trace import trace_here
+from torch_xdist.core.run.device_trace import HERE, trace_here
 from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.trace.plans import PLANS, RESULT
 from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.values import Value
 
 _CPU = torch.device("cpu")
+_known = PLANS.plans.get
 
 
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -48,6 +51,10 @@ def detach_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
 
 def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source = args[0]
+    if source.__class__ is XlaTensor:
+        cast = _cast(op, source.value, kwargs)
+        if cast is not None:
+            return cast
     target = kwargs.get("device")
     named = {n: v for n, v in kwargs.items() if n in ("dtype", "memory_format") and v is not None}
     if target is not None and not device.is_ours(target):
@@ -60,6 +67,26 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         source = to_other_device(source, device.index_of(target))
     assert op.general is not None
     return op.general(op, (source,), named)
+
+
+def _cast(op: Op, value: Value, kwargs: dict[str, Any]) -> XlaTensor | None:
+    """The copy in another dtype, where one like it has a plan; autocast makes most rows of these.
+
+    None where the general path must look at the call.
+    """
+    there = value.trace.device
+    target, dtype = kwargs.get("device"), kwargs.get("dtype")
+    if kwargs.get("memory_format") is not None or (target is not None and target != there.lazy):
+        return None
+    # As `arguments.find` makes it.
+    type_ = value.type
+    plan = _known((op, "dtype", type_.at_zero or type_, (dtype.__class__, dtype)))
+    if plan is None or plan.path is not RESULT:
+        return None
+    trace = HERE.trace
+    if trace.device is not there:
+        trace = trace_here(there)
+    return wrap(trace.record_one(plan, value))
 
 
 def to_other_device(source: XlaTensor, index: int) -> XlaTensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core.devices.tensor import AUTOCAST_KEYS
+from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor
 from torch_xdist.core.trace.plans import flat
 
 LOWER = """
@@ -30,13 +30,21 @@ WIDEST = (
     "stack cat index_copy addcdiv addcmul atan2 bilinear cross dot scatter_add tensordot".split()
 )
 
+_CASTABLE = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype is not torch.float64
+)
+_NO_TENSORS = frozenset({None.__class__, bool, int, float})
+# Without the look at devices that `to` of a device tensor takes.
+_to = torch.Tensor.to
 _libraries: list[torch.library.Library] = []
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
-        castable = value.is_floating_point() and value.dtype is not torch.float64
-        return value.to(dtype) if castable and value.dtype is not dtype else value
+        own = value.dtype
+        return _to(value, dtype) if own is not dtype and own in _CASTABLE else value
     if isinstance(value, list | tuple):
         return type(value)(_cast(part, dtype) for part in value)
     return value
@@ -51,9 +59,17 @@ def _kernel(func: Any, dtype_for: Callable[[Any], torch.dtype]) -> Callable[...,
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_for(args)
         with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):
-            return func(
-                *(_cast(a, dtype) for a in args), **{n: _cast(a, dtype) for n, a in kwargs.items()}
-            )
+            cast = []
+            for a in args:
+                if a.__class__ is not XlaTensor:
+                    a = a if a.__class__ in _NO_TENSORS else _cast(a, dtype)
+                elif (own := a.dtype) is not dtype and own in _CASTABLE:
+                    # `_cast`, without its frame.
+                    a = _to(a, dtype)
+                cast.append(a)
+            if kwargs:
+                kwargs = {n: _cast(a, dtype) for n, a in kwargs.items()}
+            return func(*cast, **kwargs)
 
     return run
 

@@ -209,6 +209,18 @@ class Trace:
             if self.tape is tape:
                 return values
 
+    def record_one(self, plan: Plan, operand: Value) -> Value:
+        """`record` for a plan of one operand and one result, without its lists."""
+        while True:
+            if len(self.tape.entries) >= self.limit:
+                self.trim()
+            tape = self.tape
+            is_root = operand.epoch == tape.epoch and operand.parent is None
+            slot = tape.append((plan, operand.slot if is_root else self.slot_of(operand)))
+            value = self.new_value(plan.types[0], tape, slot)  # type: ignore[arg-type]
+            if self.tape is tape:
+                return value
+
     def slots_of(self, operands: Sequence[Value]) -> list[int]:
         """`slot_of` each, without its frame for a root that is on the tape."""
         epoch, slot_of = self.tape.epoch, self.slot_of

@@ -186,6 +186,7 @@ def test_their_scalars_are_no_places_of_one_array_then(choose, monkeypatch) -> N
         return str(torch_xla._XLAC._get_xla_tensors_hlo([*model.parameters()]))
 
     monkeypatch.setattr(optimizers, "_LARGE", 20)
+    choose(updates_apart=False)
     assert "opt-barrier(" not in text()
     choose(updates_apart=True)
     assert text().count("opt-barrier(") == 1

@@ -71,6 +71,7 @@ def test_a_gpu_rounds_convolutions_alone_unless_told_otherwise(on_gpu):
     assert products_and_convolutions() == ("HIGHEST", "DEFAULT")
 
 
+@pytest.mark.on_cpu  # where the device is a GPU, its own programs say the same
 def test_what_its_flags_say_of_products_ends_with_its_programs():
     precision.choose("default")
     global_state.say_products(False)

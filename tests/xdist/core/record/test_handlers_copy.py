@@ -10,6 +10,7 @@ import torch
 from devices_agree import served_by_cpu
 
 import torch_xla
+from torch_xdist.core.run.device_trace import HERE
 
 ATEN = torch.ops.aten
 
@@ -56,6 +57,33 @@ MADE = {
     "new_full": lambda x, where: x.new_full((3,), 2.0, dtype=torch.int32, device=where),
     "new_tensor": lambda x, where: x.new_tensor([1.0], device=where),
 }
+
+
+def rows_of_casts(*sources):
+    """The plans of the rows that casts to bfloat16 are, and what they give on the CPU."""
+    torch_xla.sync()
+    cast = [source.to(torch.bfloat16) for source in sources]
+    plans = [row[0] for row in HERE.trace.rows if row[0].name == "aten._to_copy.default"]
+    return plans, [one.cpu() for one in cast]
+
+
+def test_casts_have_one_plan_and_are_right_of_views_too():
+    x = torch.randn(6, 4)
+    mine = x.to("xla")
+    plans, found = rows_of_casts(mine, mine, mine + 0, mine[2:], mine[3:5], mine.t())
+    expected = [x, x, x, x[2:], x[3:5], x.t()]
+    assert all(torch.equal(a, b.to(torch.bfloat16)) for a, b in zip(found, expected, strict=True))
+    assert len(plans) == 6 and len({*plans[:3]}) == 1
+    assert rows_of_casts(mine)[0] == plans[:1]
+
+
+def test_a_cast_of_a_tensor_that_was_written_has_what_was_written():
+    mine = torch.zeros(3, device="xla")
+    mine.to(torch.float16)
+    mine[1:] += 2
+    assert mine.to(torch.float16).tolist() == [0, 2, 2]
+    mine.data = torch.ones(3, device="xla")
+    assert mine.to(torch.float16).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
