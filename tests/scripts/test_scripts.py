@@ -213,3 +213,12 @@ def test_a_callgrind_that_was_left_stopped_goes_on(monkeypatch):
     stops = "import os, signal, sys; os.kill(os.getpid(), signal.SIGSTOP); sys.stderr.write('on')"
     process = subprocess.Popen([sys.executable, "-c", stops], stderr=subprocess.PIPE, text=True)
     assert script.to_the_end(process) == "on" and process.returncode == 0
+
+
+@pytest.mark.long
+def test_the_benchmark_of_recording_answers_each_call_of_both_passes() -> None:
+    command = [sys.executable, ROOT / "scripts" / "bench_recording.py", "--rounds", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["calls"] > 200 and found["answered_us"] > 0

@@ -23,6 +23,8 @@ from torch_xdist.ops.positions import counted, narrowed
 _MOST_PIECES = 4
 # Kernels longer than this are reduced by one reduction where the windows do not overlap.
 _LONG = 16
+# So many are counted by an int8.
+_MOST_TAPS = 127
 # More sums than this are not written apart.
 _MOST_PHASES = 16
 
@@ -126,6 +128,8 @@ def max_with_indices(x: jax.Array, positions: Positions) -> tuple[jax.Array, jax
     """
     sizes = x.shape[x.ndim - len(positions) :]
     integer = jnp.int32 if math.prod(sizes) < 2**31 else jnp.int64
+    if forms.chosen().writes_out_taps and math.prod(len(taps) for taps in positions) <= _MOST_TAPS:
+        return _max_by_taps(x, positions, integer)
     values, where, unit = x, None, 1
     for axis in range(x.ndim - 1, x.ndim - 1 - len(positions), -1):
         taps = positions[axis - x.ndim + len(positions)]
@@ -135,19 +139,50 @@ def max_with_indices(x: jax.Array, positions: Positions) -> tuple[jax.Array, jax
     return values, where
 
 
+def _max_by_taps(
+    x: jax.Array, positions: Positions, integer: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """`max_with_indices` for few taps: what is kept until the gradient is the number of a tap.
+
+    It takes a byte of each window, where its place takes four, and that is worked out of it.
+    """
+    first = x.ndim - len(positions)
+    values, taps, unit = x, None, 1
+    for axis in range(x.ndim - 1, first - 1, -1):
+        along = positions[axis - first]
+        numbers = np.arange(len(along))[:, None]
+        values, taps = _max_along(values, taps, axis, along, jnp.int8(unit), numbers)
+        unit *= len(along)
+    assert taps is not None, "there is a trailing dimension"
+    taps = lax.optimization_barrier(taps)
+    where, unit = jnp.zeros((), integer), 1
+    rest = taps
+    for axis in range(x.ndim - 1, first - 1, -1):
+        along = positions[axis - first]
+        tap, rest = rest % len(along), rest // len(along)
+        column = (-1, *(1,) * (x.ndim - 1 - axis))
+        place = jnp.asarray(along[0], integer).reshape(column)
+        for number, one in enumerate(along[1:], 1):
+            place = jnp.where(tap == number, jnp.asarray(one, integer).reshape(column), place)
+        where = where + place * jnp.asarray(unit, integer)
+        unit *= x.shape[axis]
+    return values, jnp.broadcast_to(where, values.shape)
+
+
 def _max_along(
     values: jax.Array,
     where: jax.Array | None,
     axis: int,
     positions: np.ndarray | jax.Array,
     unit: jax.Array,
+    numbers: np.ndarray | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     best: jax.Array | None = None
     place: jax.Array | None = None
     column = (-1, *(1,) * (values.ndim - 1 - axis))
-    for taps in positions:
+    for taps, number in zip(positions, positions if numbers is None else numbers):
         seen = read(values, axis, taps)
-        offset = jnp.asarray(taps, unit.dtype).reshape(column) * unit
+        offset = jnp.asarray(number, unit.dtype).reshape(column) * unit
         here = offset if where is None else read(where, axis, taps) + offset
         here = jnp.broadcast_to(here, seen.shape)
         if best is None or place is None:

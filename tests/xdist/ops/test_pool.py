@@ -11,7 +11,7 @@ from devices_agree import both
 
 from torch_xdist import platforms
 from torch_xdist.ops import forms
-from torch_xdist.ops.windows import Windows, spread_by_indices
+from torch_xdist.ops.windows import Windows, max_with_indices, spread_by_indices
 
 
 def image(*shape: int) -> torch.Tensor:
@@ -56,6 +56,26 @@ def test_gradients_over_rows_and_volumes_as_a_tpu_adds_them_are_torchs(
     choose(writes_out_taps=True)
     both(lambda x: F.max_pool1d(x, 3, 2, 1), image(2, 3, 9))
     both(lambda x: F.max_pool3d(x, 3, 2, padding=1), image(1, 2, 4, 5, 4))
+
+
+def test_places_as_a_tpu_keeps_them_are_torchs(choose: Callable[..., None]) -> None:
+    choose(writes_out_taps=True)
+    x = torch.tensor([[[[1.0, 1.0, 0.0, 2.0], [1.0, 1.0, float("nan"), 3.0]]]])
+    both(lambda x: F.max_pool2d(x, 2, return_indices=True), x)
+    both(lambda x: F.max_pool2d(x, (1, 3), 1, return_indices=True), torch.zeros(1, 1, 4, 5))
+    both(lambda x: F.adaptive_max_pool2d(x, (3, 5), True), image(2, 3, 8, 8))
+    # More taps than a byte counts.
+    both(lambda x: F.max_pool2d(x, (8, 16), (4, 8), return_indices=True), image(1, 1, 24, 48))
+
+
+def test_what_a_tpu_keeps_of_a_maximum_for_its_gradient_takes_a_byte(
+    choose: Callable[..., None],
+) -> None:
+    choose(writes_out_taps=True)
+    positions = [Windows(8, 4, 3, 2, 1).positions()] * 2
+    made = jax.make_jaxpr(lambda x: max_with_indices(x, positions))(jnp.ones((2, 3, 8, 8)))
+    (kept,) = [e for e in made.eqns if e.primitive.name == "optimization_barrier"]
+    assert [(x.aval.dtype, x.aval.shape) for x in kept.outvars] == [(jnp.int8, (2, 3, 4, 4))]
 
 
 def test_no_array_of_a_tpus_gradient_is_larger_than_all_places(

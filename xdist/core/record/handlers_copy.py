@@ -80,7 +80,7 @@ def _cast(op: Op, value: Value, kwargs: dict[str, Any]) -> XlaTensor | None:
         return None
     # As `arguments.find` makes it.
     type_ = value.type
-    plan = _known((op, "dtype", type_.at_zero or type_, (dtype.__class__, dtype)))
+    plan: Any = _known((op, "dtype", type_.at_zero or type_, (dtype.__class__, dtype)))
     if plan is None or plan.path is not RESULT:
         return None
     trace = HERE.trace
