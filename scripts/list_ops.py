@@ -100,7 +100,7 @@ def percentages() -> list[str]:
     lines = [
         "torch's operator database (`tests/sweep.py`) against CPU torch, in every form it has:",
         "forward and backward, in-place, `out=` with a strided and with an empty tensor.",
-        "Expected to fail, each with its reason in `tests/sweep_expected.py`: CSR layouts,",
+        "Expected to fail, each with its reason in `tests/sweep_expected.py`: views as",
         "complex32. A call is one form of one sample. Where results differ by more than the",
         "tolerance of the dtype, double precision decides who rounds better, over inputs nearby:",
         "on a sample each, `fft.hfft2` and `nn.functional.conv3d` round worse than CPU torch.",

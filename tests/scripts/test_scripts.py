@@ -222,3 +222,9 @@ def test_the_benchmark_of_recording_answers_each_call_of_both_passes() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["calls"] > 200 and found["answered_us"] > 0
+
+
+def test_the_page_of_operators_is_that_of_the_code() -> None:
+    command = [sys.executable, ROOT / "scripts" / "list_ops.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -18,10 +18,11 @@ def half_complex():
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 def test_a_dtype_the_device_lacks_is_refused_with_what_to_use():
+    halves = torch.zeros(2, 2, dtype=torch.float16, device="xla")
     with pytest.raises(UnsupportedDtypeError, match=NO_COMPLEX32):
-        half_complex().to("xla")
-    with pytest.raises(TypeError, match=NO_COMPLEX32):
-        torch.zeros(2, dtype=torch.complex32, device="xla")
+        torch.view_as_complex(halves)
+    with pytest.raises(TypeError, match=r"torch\.uint4 does not exist on xla devices; use a dtype"):
+        torch.zeros(2, dtype=torch.uint8).view(torch.uint4).to("xla")
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")

@@ -206,11 +206,6 @@ def to_dense(
 def to_sparse(
     dense: torch.Tensor, *, layout: Any = None, blocksize: Any = None, dense_dim: int | None = None
 ) -> SparseXlaTensor:
-    if layout not in (None, torch.sparse_coo):
-        raise NoLoweringError(
-            f"to_sparse: layout {layout} does not exist on xla devices; use torch.sparse_coo, or"
-            " call .cpu() first"
-        )
     return _entries_of(dense, dense.dim() - (dense_dim or 0))
 
 
@@ -272,11 +267,11 @@ def _made_sparse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTens
     return MAKERS[op.name.removeprefix("aten.")](*args, **kwargs)
 
 
-def _to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A sparse CPU tensor is moved by its parts."""
     source = args[0]
     if source.__class__ is XlaTensor or source.layout is not torch.sparse_coo:
-        return handlers_copy.to_copy(op, args, kwargs)
+        return NotImplemented
     return from_cpu(source.to(dtype=kwargs.get("dtype") or source.dtype), kwargs.get("device"))
 
 
@@ -292,5 +287,5 @@ def _bag_backward(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTen
 HANDLERS = {
     **dict.fromkeys((f"aten.{name}" for name in MAKERS), _made_sparse),
     "aten._embedding_bag_backward.default": _bag_backward,
-    "aten._to_copy.default": _to_copy,
 }
+handlers_copy.OF_OTHER_KINDS.append(_copy)

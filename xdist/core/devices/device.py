@@ -290,6 +290,13 @@ def choices() -> Choices:
     return _devices[0].choices
 
 
+def holds(dtype: torch.dtype) -> bool:
+    """Whether programs of this platform can hold a complex dtype; others are told by name."""
+    if dtype is torch.complex128:
+        return "complex128" not in choices().refused_dtypes
+    return dtype is not torch.complex32
+
+
 def started() -> list[Device]:
     """Every device, as the trace knows it."""
     start()

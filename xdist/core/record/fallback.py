@@ -7,7 +7,7 @@ Every fallback cuts the trace, reads its operands and sends its results back. It
 import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,31 +37,43 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> 
     rows = mask_counts.selected(op.name, args, kwargs)
     if rows is not None:
         return rows
-    where = user_line()
-    if settings.current().fallback == "error":
-        raise FallbackError(
-            f"{where}: {op.name} {_reason(cause)} and would run on the CPU, which "
-            "XDIST_FALLBACK=error forbids; avoid the operator, or unset XDIST_FALLBACK"
-        ) from cause.error
+    where = allowed_line(op, _reason(cause), cause.error)
     started = time.perf_counter()
     tensors = [t for t in flat((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
     trace = trace_here(tensors[0].value.trace.device)
     buffers = buffers_of([t.value for t in tensors], cuts.FALLBACK)
     metrics.note(op_counts.TO_CPU)
     hosts = {id(t): transfer.to_host(b, t.value.type.dtype) for t, b in zip(tensors, buffers)}
-    for tensor in _written(op, args, kwargs):
+    for tensor in written(op, args, kwargs):
         # Memory that numpy has seen cannot be resized, as out= may have to.
         hosts[id(tensor)] = hosts[id(tensor)].clone()
-    host_args = [_swap(a, hosts) for a in args]
-    host_kwargs = {name: _swap(a, hosts) for name, a in kwargs.items()}
-    result = _call(op, host_args, host_kwargs)
+    result = counted_call(op, args, kwargs, hosts)
+    if cause.error is not None:
+        _warn(op, tensors, cause.error, where)
+    tell(op.name, where, time.perf_counter() - started)
+    return _back(op, result, args, kwargs, hosts, trace)
+
+
+def allowed_line(op: Op, reason: str, error: Exception | None = None) -> str:
+    """The user's line. Raises FallbackError where the user wants nothing to run on the CPU."""
+    where = user_line()
+    if settings.current().fallback == "error":
+        raise FallbackError(
+            f"{where}: {op.name} {reason} and would run on the CPU, which "
+            "XDIST_FALLBACK=error forbids; avoid the operator, or unset XDIST_FALLBACK"
+        ) from error
+    return where
+
+
+def counted_call(
+    op: Op, args: Sequence[Any], kwargs: dict[str, Any], hosts: dict[int, torch.Tensor]
+) -> Any:
+    """What the call gives on the CPU; `hosts` has a CPU tensor for the id of each of ours."""
+    result = called(op, args, kwargs, hosts)
     name = op.func._schema.name.removeprefix("aten::")
     metrics.count(f"aten::{name}")
     unlowered.note_unlowered(name)
-    if cause.error is not None:
-        _warn(op, tensors, cause.error, where)
-    _tell(op.name, where, time.perf_counter() - started)
-    return _back(op, result, args, kwargs, hosts, trace)
+    return result
 
 
 def _reason(cause: CpuOnly) -> str:
@@ -86,10 +98,16 @@ def _warn(op: Op, tensors: Sequence[Any], error: Exception, where: str) -> None:
         )
 
 
-def _call(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def called(
+    op: Op, args: Sequence[Any], kwargs: dict[str, Any], hosts: dict[int, torch.Tensor]
+) -> Any:
+    """`counted_call`, for one that costs nothing."""
+    host_args = [_swap(a, hosts) for a in args]
+    host_kwargs = {name: _swap(a, hosts) for name, a in kwargs.items()}
     try:
-        with torch.no_grad():
-            return op.func(*args, **kwargs)
+        # As torch calls the kernels of the CPU: some look whether gradients are wanted.
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.func(*host_args, **host_kwargs)
     except NotImplementedError as error:
         raise NoLoweringError(
             f"{op.name}: it has no lowering, and the CPU cannot run it either ({error}); "
@@ -97,7 +115,8 @@ def _call(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         ) from error
 
 
-def _tell(name: str, where: str, took_s: float) -> None:
+def tell(name: str, where: str, took_s: float) -> None:
+    """Log what a call cost, once per line."""
     if (name, where) not in _told:
         _told.add((name, where))
         _log.info("%s: %s ran on the CPU: %.1f ms and one cut", where, name, took_s * 1e3)
@@ -123,13 +142,13 @@ def _back(
 ) -> Any:
     """Results on the device; operands that were written are written there too."""
     originals = {}
-    for tensor in _written(op, args, kwargs):
+    for tensor in written(op, args, kwargs):
         originals[id(hosts[id(tensor)])] = tensor
         _write_back(tensor, hosts[id(tensor)], trace)
     return _wrap(result, originals, trace)
 
 
-def _written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors a call writes to."""
     return [t for t in mutated_tensors(op, args, kwargs) if isinstance(t, torch.Tensor)]
 
@@ -142,9 +161,22 @@ def _write_back(tensor: Any, host: torch.Tensor, trace: Trace) -> None:
         write(tensor.value, value)
 
 
+# Makes a tensor of the device of a CPU tensor that is no plain one; None where it is.
+OtherKind = Callable[[torch.Tensor, int], torch.Tensor | None]
+_other_kind: OtherKind = lambda tensor, index: None  # noqa: E731
+
+
+def make_other_kinds_with(make: OtherKind) -> None:
+    """From now on `make` is asked for results that may be no plain tensors."""
+    global _other_kind
+    _other_kind = make
+
+
 def _wrap(value: Any, originals: dict[int, torch.Tensor], trace: Trace) -> Any:
     if isinstance(value, torch.Tensor):
         known = originals.get(id(value))
+        if known is None:
+            known = _other_kind(value, trace.device.index)
         return wrap(transfer.value_of(value, trace)) if known is None else known
     if isinstance(value, tuple | list):
         return type(value)(_wrap(part, originals, trace) for part in value)

@@ -1,7 +1,7 @@
 """Operators that copy between devices, or read values into Python."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,10 @@ from torch_xdist.core.trace.values import Value
 
 _CPU = torch.device("cpu")
 _known = PLANS.plans.get
+# Some platforms have no tensors of these.
+_NOT_EVERYWHERE = (torch.complex32, torch.complex128)
+# What copies tensors that are no plain ones, called like a handler: NotImplemented for another one.
+OF_OTHER_KINDS: list[Callable[..., Any]] = []
 
 
 def item(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -55,6 +59,10 @@ def to_copy(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         cast = _cast(op, source.value, kwargs)
         if cast is not None:
             return cast
+    for copy_of in OF_OTHER_KINDS:
+        copy = copy_of(op, args, kwargs)
+        if copy is not NotImplemented:
+            return copy
     target = kwargs.get("device")
     named = {n: v for n, v in kwargs.items() if n in ("dtype", "memory_format") and v is not None}
     if target is not None and not device.is_ours(target):
@@ -78,6 +86,8 @@ def _cast(op: Op, value: Value, kwargs: dict[str, Any]) -> XlaTensor | None:
     target, dtype = kwargs.get("device"), kwargs.get("dtype")
     if kwargs.get("memory_format") is not None or (target is not None and target != there.lazy):
         return None
+    if dtype in _NOT_EVERYWHERE:
+        return None
     # As `arguments.find` makes it.
     type_ = value.type
     plan: Any = _known((op, "dtype", type_.at_zero or type_, (dtype.__class__, dtype)))
@@ -96,9 +106,11 @@ def to_other_device(source: XlaTensor, index: int) -> XlaTensor:
 
 def is_elsewhere(source: Any, target: Any) -> bool:
     """Whether what is made after `source` shall be on another device than that is."""
-    if target is None or source.__class__ is not XlaTensor:
+    if target is None or not isinstance(source, XlaTensor):
         return False
-    return not device.is_ours(target) or device.index_of(target) != source.value.trace.device.index
+    is_plain = source.__class__ is XlaTensor
+    own = source.value.trace.device.index if is_plain else source.device.index
+    return not device.is_ours(target) or device.index_of(target) != own
 
 
 def made_elsewhere(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

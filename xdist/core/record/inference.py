@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core.devices.device import choices
+from torch_xdist.core.devices.device import choices, holds
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.kept.known_plans import KNOWN, key_of
 from torch_xdist.core.record import abstract_results, cpu_only, lowering
@@ -66,6 +66,8 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Cpu
     types, structure = known or _inferred(func, args, kwargs)
     if isinstance(types, CpuOnly):
         return types
+    if not all(type_ is None or holds(type_.dtype) for type_ in types):
+        return CpuOnly()
     plan = Plan(str(func), op, params, named, template.types, types, structure)
     plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
     plan.follows_default_dtype = _follows_default_dtype(plan)

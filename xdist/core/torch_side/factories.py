@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
+from torch_xdist.core.composites.kept_on_host import keep
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap_roomy
 from torch_xdist.core.record.handlers_copy import copy_
@@ -32,6 +33,8 @@ _libraries: list[torch.library.Library] = []
 
 def fresh(type_: TensorType, where: Any = None) -> XlaTensor:
     """A tensor of zeros. torch leaves the values of `empty` open; here they are zero."""
+    if not device.holds(type_.dtype):
+        return keep(torch.zeros(type_.shape, dtype=type_.dtype), device.index_of(_index(where)))
 
     def make() -> Plan:
         dtype = to_jax(type_.dtype)  # an unsupported dtype is refused here, by name

@@ -14,6 +14,7 @@ from torch_xdist.core.composites import (
     attention,
     chunked_losses,
     composite_outs,
+    kept_on_host,
     optimizer_states,
     optimizers,
     recurrent,
@@ -50,7 +51,7 @@ def register() -> None:
     _skip_dispatch_rules()
     without_dtensor.register()
     without_dynamo.register()
-    for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse):
+    for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse, kept_on_host):
         dispatch.install(handlers.HANDLERS)
     XlaTensor.__torch_dispatch__ = staticmethod(dispatch.dispatch)  # type: ignore[method-assign]
     recorded_metrics.register()

@@ -212,10 +212,6 @@ def test_what_has_no_kernel_says_so():
         plain("xla").norm(dim=0)
     with pytest.raises(NoLoweringError, match=r"copy_: a strided tensor .*\.to_sparse\(\) first"):
         plain("xla").copy_(dense("xla"))
-    with pytest.raises(NoLoweringError, match=r"have COO alone; use \.to_sparse\(\)"):
-        dense("xla").to_sparse_csr()
-    with pytest.raises(NoLoweringError, match=r"to_sparse: layout torch.sparse_csr does not exist"):
-        torch.ops.aten._to_sparse(dense("xla"), layout=torch.sparse_csr)
 
 
 @pytest.mark.parametrize("part", ["indices", "values"])
