@@ -90,8 +90,8 @@ def test_the_closing_line_adds_all_parts_and_names_the_failed_one(lanes, tmp_pat
 
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--faults-must-run"], 1)])
 def test_a_skipped_proof_of_a_fault_fails_where_faults_must_run(tmp_path, options, code):
-    file = "tests/launcher/test_under_mpi.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "fault", *options, file]
+    file = "tests/launcher/pods/test_launchers_over_hosts.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "fault", "-k", "mpirun", *options, file]
     # A machine without mpirun.
     environ = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(
