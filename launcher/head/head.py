@@ -35,6 +35,8 @@ from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
 _COLLECT_S = 0.25
+# Those that exchange with a rank that is gone find that out by themselves, in a third of it.
+_COLLECT_OF_PEERS_S = 1.0
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
@@ -368,7 +370,8 @@ class Head:
         self._fellows.tell_end(ending.exit_code, text)
         if ending.failures:
             # Ranks that fail of the same cause do so at the same time: let them say it.
-            self._take_for(_COLLECT_S, self._hosts.have_all_ended)
+            limit_s = _COLLECT_OF_PEERS_S if self.sight.have_met() else _COLLECT_S
+            self._take_for(limit_s, self._hosts.have_all_ended)
         self._tear_down(ending)
         self._part_from_copies(ending)
         # Host 0 serves what the ranks of the others have met at, until these have ended.

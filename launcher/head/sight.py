@@ -158,6 +158,10 @@ class Sight:
         had, self._has_beats = self._has_beats, False
         return had
 
+    def have_met(self) -> bool:
+        """Whether ranks have said that they were in a collective."""
+        return any(seen.beat is not None and seen.beat.collective for seen in self.seen.values())
+
     def have_all_finished(self) -> bool:
         return all(seen.finished_s is not None for seen in self.seen.values())
 

@@ -9,12 +9,16 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.sight import Clock, Sight
 
 
+def sight_of_two(clock: Clock) -> Sight:
+    job = SimpleNamespace(ranks=lambda: range(2), shares=lambda: [2], job_id="j", device="CPU")
+    return Sight(cast(Job, job), 0, clock)
+
+
 def seen_at(ended_s: float, lost_s: float, **ended: Any) -> Any:
     """Rank 0, which ended, when its host is lost."""
     now = SimpleNamespace(s=0.0)
-    job = SimpleNamespace(ranks=lambda: range(2), shares=lambda: [2], job_id="j", device="CPU")
     clock = Clock(lambda: now.s)
-    sight = Sight(cast(Job, job), 0, clock)
+    sight = sight_of_two(clock)
     # It looks at its clock all the time: a gap would be time in which it was stopped.
     while now.s < ended_s:
         now.s, _ = now.s + 0.5, clock.now_s()
@@ -39,3 +43,12 @@ def test_a_rank_that_was_told_to_end_just_before_is_lost_with_its_host() -> None
 )
 def test_a_rank_that_ended_by_itself_is_not(ended_s: float, ended: dict[str, Any]) -> None:
     assert seen_at(ended_s, 6.0, **ended) is None
+
+
+@pytest.mark.parametrize(("collective", "met"), [("", False), ("all_reduce(sum) of f[2]", True)])
+def test_ranks_that_said_they_were_in_a_collective_have_met(collective: str, met: bool) -> None:
+    sight = sight_of_two(Clock(lambda: 0.0))
+    assert not sight.have_met()
+    beats = [[[1], {"step": 3, "collective": collective}]]
+    sight.take({"op": "beats", "same": [], "beats": beats, "states": {}}, b"")
+    assert sight.have_met() == met

@@ -142,7 +142,9 @@ def test_what_runs_there_is_counted_and_what_only_tells_is_not(monkeypatch):
 
     settings.reread()
     try:
-        with pytest.raises(FallbackError, match=r"aten\.mm\.default takes or makes a tensor that is kept"):
+        with pytest.raises(
+            FallbackError, match=r"mm\.default takes or makes a tensor that is kept"
+        ):
             rows @ dense().to("xla")
     finally:
         monkeypatch.undo()
