@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_xdist.launcher.facts import settings
 from torch_xdist.launcher.facts.errors import PreflightError, UsageError
+from torch_xdist.launcher.rehearsal.chips import CHIPS
 from torch_xdist.launcher.rehearsal.topologies import Slice
 
 # Chips that a host of a slice has.
@@ -75,6 +76,7 @@ def _variables(where: Slice, steps: int, report: Path, save: str) -> dict[str, s
         "slices": where.slices,
         "name": where.title,
         "steps": steps,
+        "memory": int(CHIPS[where.kind].usable_bytes),
         "report": str(report),
         "save": save,
     }

@@ -20,11 +20,13 @@ from typing import Any, NoReturn
 
 from torch_xdist import dtypes, settings, world
 from torch_xdist.ahead import largest, saved, step
+from torch_xdist.ahead.alone import Alone
 from torch_xdist.ahead.compiler import Compiler
 from torch_xdist.ahead.hollow import TALLY, Hollow
 from torch_xdist.ahead.hollow_layout import HollowLayout
 from torch_xdist.ahead.topology import Topology, devices
 from torch_xdist.ahead.verdict import REFUSED, Verdict
+from torch_xdist.collectives.messages import communicator
 from torch_xdist.core.devices import closures, transfer
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
@@ -91,6 +93,7 @@ class Rehearsal:
         self._topology = Topology(asked["topology"], asked["slices"])
         self._name = asked["name"]
         self._steps = asked["steps"]
+        self._memory_bytes = asked["memory"]
         self._report = Path(asked["report"])
         self._saved = saved.Folder(asked["save"]) if asked["save"] else None
         self._kept = 0
@@ -103,8 +106,12 @@ class Rehearsal:
     def start(self) -> None:
         """The chips become the devices of this process, just before its first use of one."""
         there = devices(self._topology)[: world.of_process().world_size]
-        devices_here.describe(there, HollowLayout)
+        devices_here.describe(there, HollowLayout, self._memory)
+        communicator.use(Alone(world.of_process().world_size))
         closures.add_step_closure(self._step_ended)
+
+    def _memory(self) -> dict[str, int]:
+        return {"bytes_in_use": TALLY.live_bytes, "bytes_limit": self._memory_bytes}
 
     def build(self, made: program.Program, launch: program.Launch) -> Any:
         """Compile a program there; returns what runs it."""

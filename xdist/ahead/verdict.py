@@ -81,8 +81,9 @@ def facts_of(executable: Any) -> dict[str, Any]:
             "temporaries": memory.temp_size_in_bytes,
             "code": memory.generated_code_size_in_bytes,
         },
-        "flops": costs.get("flops", 0.0),
-        "accessed_bytes": costs.get("bytes accessed", 0.0),
+        # Below zero is what XLA does not know.
+        "flops": max(costs.get("flops", 0.0), 0.0),
+        "accessed_bytes": max(costs.get("bytes accessed", 0.0), 0.0),
         "wide": wide_of(text),
         "collectives": collectives_of(text),
         "exchanges": exchanges.of_hlo(text),

@@ -39,6 +39,43 @@ def train(index):
 if __name__ == "__main__":
     xmp.spawn(train)
 """
+TALKATIVE = """
+import torch, torch_xla, torch_xla.core.xla_model as xm, torch_xla.runtime as xr
+import torch.distributed as dist
+import torch_xla.distributed.xla_backend
+import torch_xla.distributed.xla_multiprocessing as xmp
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+
+def train(index, kind):
+    dist.init_process_group("xla", init_method="xla://")
+    device = torch_xla.device()
+    model = xmp.MpModelWrapper(torch.nn.Linear(64, 64)).to(device)
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        model = XlaFullyShardedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    xm.rendezvous("made")
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(8, 64, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        xm.wait_device_ops()
+    torch_xla.sync()
+    everyone = [None] * xr.world_size()
+    dist.all_gather_object(everyone, {"rank": index})
+    dist.barrier()
+    info = xm.get_memory_info(device)
+    print("sum", xm.mesh_reduce("loss", 2, sum), "of", everyone[-1], info["bytes_limit"] >> 30)
+    xm.save(model.state_dict(), FILE)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    import sys
+    FILE = sys.argv[0] + ".pt"
+    xmp.spawn(train, args=(sys.argv[1],))
+"""
 TOO_MUCH = """
 import torch, torch_xla
 weight = torch.ones(8192, 8192, device="xla", requires_grad=True)
@@ -50,12 +87,12 @@ torch_xla.sync()
 """
 
 
-def compiled(tmp_path, script, *options):
+def compiled(tmp_path, script, *options, args=()):
     path = tmp_path / "train.py"
     path.write_text(script)
     command = [sys.executable, "-m", "torch_xdist.launcher", "compile", *options, "--"]
     return subprocess.run(
-        [*command, sys.executable, str(path)], capture_output=True, text=True, timeout=120
+        [*command, sys.executable, str(path), *args], capture_output=True, text=True, timeout=120
     )
 
 
@@ -80,6 +117,19 @@ def test_an_unchanged_script_is_compiled_as_a_rank_of_a_pod(tmp_path):
     assert "step 0 loss 0.0 of TPU" in found.stderr
     assert found.stderr.count("what is read from the device is zeros") == 1
     assert "compiling program 1 for v5e-256: step 1, " in found.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_ranks_say_to_each_other_is_what_this_one_says(tmp_path, kind):
+    words = "--topology", "v5e-8", "--steps", "9", "--json"
+    found = compiled(tmp_path, TALKATIVE, *words, args=[kind])
+    assert found.returncode == 0, found.stderr
+    assert "sum 16 of {'rank': 0} 15" in found.stderr
+    [pod] = json.loads(found.stdout)
+    kinds = {one["kind"] for program in pod["programs"] for one in program["collectives"]}
+    assert kinds >= ({"all-reduce"} if kind == "ddp" else {"all-gather"}), kinds
+    assert (tmp_path / "train.py.pt").exists()
 
 
 @needs_compiler

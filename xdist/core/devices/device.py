@@ -40,6 +40,7 @@ _drives_all = False
 # Devices that this process does not have: it compiles for them.
 _described: list[jax.Device] = []
 _layout_type: type[Layout] = Layout
+_memory_of_described: Callable[[], dict[str, int]] = dict
 _starters: list[Callable[[], None]] = []
 
 
@@ -54,15 +55,29 @@ def start_with(starter: Callable[[], None]) -> None:
     _starters.append(starter)
 
 
-def describe(devices: Sequence[jax.Device], layout: type[Layout]) -> None:
+def describe(
+    devices: Sequence[jax.Device], layout: type[Layout], memory: Callable[[], dict[str, int]]
+) -> None:
     """Make these the devices of the job; they are described alone, so nothing can run on them.
 
     Args:
         layout: how they stand behind the logical device.
+        memory: what one would say of its memory, as `memory_stats`.
     """
-    global _layout_type
+    global _layout_type, _memory_of_described
     _described[:] = devices
-    _layout_type = layout
+    _layout_type, _memory_of_described = layout, memory
+
+
+def are_described() -> bool:
+    """Whether the devices are described alone: nothing runs on them, so nothing is waited for."""
+    return bool(_described)
+
+
+def memory_stats(index: int) -> dict[str, int]:
+    """What xla:`index` says of its memory, by JAX's names; {} where it says nothing."""
+    device = jax_device(index)
+    return _memory_of_described() if _described else device.memory_stats() or {}
 
 
 def all_devices() -> list[jax.Device]:

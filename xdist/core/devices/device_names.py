@@ -144,7 +144,7 @@ def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
     Returns bytes_used, bytes_limit, peak_bytes_used, kb_free, kb_total. A CPU device answers for
     this process and its machine.
     """
-    stats = devices_here.jax_device(devices_here.index_of(device)).memory_stats() or _host_memory()
+    stats = devices_here.memory_stats(devices_here.index_of(device)) or _host_memory()
     used, limit = stats["bytes_in_use"], stats.get("bytes_limit", 0)
     return {
         "bytes_used": used,

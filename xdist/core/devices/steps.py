@@ -98,6 +98,8 @@ def settle(reason: str) -> None:
     outputs = [value for trace in pending for value in program.live_values(trace.tape)]
     run_own(reason)
     here = device.device_at(device.default_index())
+    if device.are_described():
+        return
     layout = here.layout
     devices = [here.jax] if layout is None else layout.devices
     mine = tuple(one for one in devices if one.process_index == here.jax.process_index)
@@ -152,6 +154,8 @@ def wait_device_ops(devices: Sequence[object] = ()) -> None:
       devices: the devices to wait for; all of this process where empty.
     """
     run_pending(SYNC, devices)
+    if device.are_described():
+        return
     for index in [device.index_of(d) for d in devices] or range(device.device_count()):
         jax.device_put(0, device.jax_device(index)).block_until_ready()
     for array in jax.live_arrays():

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
+from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.ranks import collective_ops
 from torch_xdist.ranks.tensor_messages import fill, received
@@ -55,8 +56,14 @@ class Receiving(dist.Work):
 
 
 def on_device(tensors: Sequence[torch.Tensor]) -> TypeGuard[Sequence[XlaTensor]]:
-    """Whether these are device tensors; one CPU tensor makes it a matter of the hosts."""
-    return all(tensor.__class__ is XlaTensor for tensor in tensors)
+    """Whether these are device tensors; one CPU tensor makes it a matter of the hosts.
+
+    So are integers where devices are described alone: nothing would be computed of the counts and
+    places that DistributedDataParallel compares.
+    """
+    if not all(tensor.__class__ is XlaTensor for tensor in tensors):
+        return False
+    return not device.are_described() or any(tensor.is_floating_point() for tensor in tensors)
 
 
 def done(targets: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> dist.Work:
