@@ -209,9 +209,13 @@ PROBES = (
         otherwise="it is not there",
         when=USE,
     ),
+    Probe(
+        "torch._C._AutoDispatchBelowAutograd", "what runs on the CPU runs as torch would call it"
+    ),
     # torch: several ranks
     Probe("torch.distributed.Backend.register_backend", "the backend 'xla'"),
     Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),
+    Probe("torch.distributed.rendezvous._rendezvous_handlers", "env:// in `xla-run compile`"),
     Probe("torch.distributed.distributed_c10d._resolve_process_group", "collectives by group name"),
     Probe("torch._C._distributed_c10d._create_work_from_future", "works that are complete"),
     Probe("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),

@@ -47,7 +47,7 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 
 def train(index, kind):
-    dist.init_process_group("xla", init_method="xla://")
+    dist.init_process_group("xla", init_method="xla://" if kind == "ddp" else None)
     device = torch_xla.device()
     model = xmp.MpModelWrapper(torch.nn.Linear(64, 64)).to(device)
     if kind == "ddp":

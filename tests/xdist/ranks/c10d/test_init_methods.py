@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from torch_xdist.errors import WorldError
+from torch_xdist.ranks.c10d.init_methods import AloneStore
 from torch_xla._internal.rendezvous import DummyStore, pjrt_rendezvous_handler
 from torch_xla.distributed.xla_backend import new_xla_process_group
 
@@ -37,3 +39,12 @@ def test_a_group_takes_torch_xlas_options(world):
 
 def test_a_dummy_store_is_a_store():
     assert isinstance(DummyStore("any", 3), dist.Store)
+
+
+def test_a_rank_that_is_alone_waits_for_nobody():
+    store = AloneStore()
+    store.set("mine", b"1")
+    assert store.get("mine") == b"1" and store.add("count", 2) == 2 and not store.check(["theirs"])
+    words = r"""waits for 'theirs' of another rank, and none .* only "xla" needs none"""
+    with pytest.raises(WorldError, match=words):
+        store.wait(["mine", "theirs"])
