@@ -305,8 +305,12 @@ def choices() -> Choices:
     return _devices[0].choices
 
 
+# Where there are none of these, they are kept on the host; other dtypes are refused by name.
+NOT_EVERYWHERE = frozenset({torch.complex32, torch.complex128})
+
+
 def holds(dtype: torch.dtype) -> bool:
-    """Whether programs of this platform can hold a complex dtype; others are told by name."""
+    """Whether programs of this platform can hold tensors of a dtype, which `to_jax` may refuse."""
     if dtype is torch.complex128:
         return "complex128" not in choices().refused_dtypes
     return dtype is not torch.complex32

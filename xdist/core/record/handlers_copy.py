@@ -22,8 +22,6 @@ from torch_xdist.core.trace.values import Value
 
 _CPU = torch.device("cpu")
 _known = PLANS.plans.get
-# Some platforms have no tensors of these.
-_NOT_EVERYWHERE = (torch.complex32, torch.complex128)
 # What copies tensors that are no plain ones, called like a handler: NotImplemented for another one.
 OF_OTHER_KINDS: list[Callable[..., Any]] = []
 
@@ -86,7 +84,7 @@ def _cast(op: Op, value: Value, kwargs: dict[str, Any]) -> XlaTensor | None:
     target, dtype = kwargs.get("device"), kwargs.get("dtype")
     if kwargs.get("memory_format") is not None or (target is not None and target != there.lazy):
         return None
-    if dtype in _NOT_EVERYWHERE:
+    if dtype in device.NOT_EVERYWHERE:
         return None
     # As `arguments.find` makes it.
     type_ = value.type

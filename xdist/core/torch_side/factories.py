@@ -33,7 +33,7 @@ _libraries: list[torch.library.Library] = []
 
 def fresh(type_: TensorType, where: Any = None) -> XlaTensor:
     """A tensor of zeros. torch leaves the values of `empty` open; here they are zero."""
-    if not device.holds(type_.dtype):
+    if type_.dtype in device.NOT_EVERYWHERE and not device.holds(type_.dtype):
         return keep(torch.zeros(type_.shape, dtype=type_.dtype), device.index_of(_index(where)))
 
     def make() -> Plan:
