@@ -135,6 +135,10 @@ def _squares(function: Callable[..., torch.Tensor], inputs: Iterable[torch.Tenso
     return sums
 
 
+def _pseudoinverse(a: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.pinv(a)
+
+
 def _least_squares(a: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(a[..., 1:], a[..., :1]).solution
 
@@ -143,7 +147,7 @@ def _least_squares(a: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda a: torch.linalg.pinv(a),
+        _pseudoinverse,
         lambda a: torch.linalg.pinv(a + a.mH, hermitian=True),
         _least_squares,
     ],
@@ -155,10 +159,11 @@ def test_pseudoinverses_round_less_than_in_eager(
     generator = torch.Generator().manual_seed(0)
     draws = [torch.randn(5, 5, 5, dtype=dtype, generator=generator) for _ in range(3)]
     eager, device = _squares(function, draws)
-    # Eager's of complex numbers depend on the processor, whose kernels MKL chooses, on where memory
-    # begins and on the release: squares of 7.7e-13 to 2.9e-12 for least squares, of which the
-    # device's are 8.6e-13 everywhere.
-    assert 0 < device < eager * (1.25 if dtype.is_complex else 0.5)
+    # Eager's of least squares and of hermitian matrices of complex numbers depend on the processor,
+    # whose kernels MKL chooses, on where memory begins and on the release: squares of 7.7e-13 to
+    # 2.9e-12 for least squares, of which the device's were 8.6e-13 wherever it was measured.
+    varies = dtype.is_complex and function is not _pseudoinverse
+    assert 0 < device < eager * (1.25 if varies else 0.5)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
