@@ -69,10 +69,12 @@ def arrive_with_a_long_step(rank, size):
     from torch_xdist.collectives.messages import communicator
     from torch_xdist.ranks import rendezvous
 
-    x = torch.ones(400, 400, device="xla")
-    for _ in range(10):
-        x = x @ x * 1e-3
-    torch_xla.sync()
+    # The first run of a program is waited for.
+    for _ in range(2):
+        x = torch.ones(400, 400, device="xla")
+        for _ in range(10):
+            x = x @ x * 1e-3
+        torch_xla.sync()
     y = x + rank
     before = met.counter_value("xla::_to_cpu") or 0
     found = []

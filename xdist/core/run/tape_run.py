@@ -1,5 +1,6 @@
 """One tape on its way through XLA: compiled if that is needed, run, its results handed out."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -101,6 +102,9 @@ class TapeRun:
         if is_new:
             PLANS.sweep()
             KNOWN.write()
+            # XLA makes parts of a program while it first runs. A process that ends meanwhile dies of it.
+            if trace.device.choices.is_host and not compiled.collectives:
+                _wait_for(results[0])
         return [found[slot] for slot in slots]
 
     def _tilings(self) -> dict[int, Tiling]:
@@ -116,3 +120,13 @@ class TapeRun:
             if value.epoch == epoch:
                 value.buffer = buffer
         self.is_done = True
+
+
+def _wait_for(results: Sequence[jax.Array]) -> None:
+    """Until a program's first run is over; what failed in it is raised where it is read.
+
+    One with collectives is not waited for: its other ranks may need this one to go on.
+    """
+    for array in results:
+        with contextlib.suppress(RuntimeError, ValueError):
+            array.block_until_ready()

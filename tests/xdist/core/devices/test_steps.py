@@ -15,12 +15,26 @@ four_devices = SpmdProcess(4)
 two_processes = SpmdProcess(2, processes=2)
 
 
-def long_product():
-    """A tensor whose program takes a while, launched."""
+def product():
+    """A tensor whose program takes a while, recorded."""
     x = torch.ones(600, 600, device="xla")
     for _ in range(20):
         x = x @ x * 1e-3
     return x
+
+
+def long_product():
+    """The same once more: the first run of a program is waited for."""
+    kept = product()
+    torch_xla.sync()
+    del kept
+    return product()
+
+
+def test_the_first_run_of_a_program_is_done_when_its_step_ends():
+    x = product() + 0.25
+    torch_xla.sync()
+    assert x.value.buffer.is_ready()
 
 
 def test_settling_runs_what_is_pending_and_ends_no_step():

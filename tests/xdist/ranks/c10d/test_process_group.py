@@ -161,6 +161,8 @@ def messages(rank, size):
     else:
         dist.send(other + rank, 0, tag=0)
         sources = None
+    # One's next message may come before another's first, which rank 0 takes from anybody.
+    dist.barrier()
     pair = [
         dist.P2POp(dist.isend, torch.full((1,), 5.0 + rank, device="xla"), after),
         dist.P2POp(dist.irecv, other, before),
