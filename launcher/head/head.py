@@ -35,8 +35,10 @@ from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
 _COLLECT_S = 0.25
-# Those that exchange with a rank that is gone find that out by themselves, in a third of it.
+# Those that exchange with a rank that is gone find that out by themselves, in a third of a second
+# where the host is not busy; where one has, the others do.
 _COLLECT_OF_PEERS_S = 1.0
+_COLLECT_THE_REST_S = 2.0
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
 _MOST_AT_ONCE = 200
@@ -369,9 +371,7 @@ class Head:
         text = report.describe(self.sight.identified(first)) if first else ending.text
         self._fellows.tell_end(ending.exit_code, text)
         if ending.failures:
-            # Ranks that fail of the same cause do so at the same time: let them say it.
-            limit_s = _COLLECT_OF_PEERS_S if self.sight.have_met() else _COLLECT_S
-            self._take_for(limit_s, self._hosts.have_all_ended)
+            self._collect()
         self._tear_down(ending)
         self._part_from_copies(ending)
         # Host 0 serves what the ranks of the others have met at, until these have ended.
@@ -397,6 +397,14 @@ class Head:
             blamed=self._hosts.blamed(failures, ending.exit_code),
             fence_s=self._hosts.fence_s(),
         )
+
+    def _collect(self) -> None:
+        """Ranks that fail of the same cause do so at the same time: let them say it."""
+        before = self.sight.failed()
+        limit_s = _COLLECT_OF_PEERS_S if self.sight.may_have_met() else _COLLECT_S
+        self._take_for(limit_s, lambda: self._hosts.are_over() or self.sight.failed() > before)
+        if self.sight.failed() > before:
+            self._take_for(_COLLECT_THE_REST_S, self._hosts.are_over)
 
     def _tear_down(self, ending: Ending) -> None:
         if self._hosts.are_over():

@@ -120,9 +120,6 @@ class Hosts:
         """The numbers of those from which nothing more comes."""
         return {state.index for state in self.states if state.gone}
 
-    def have_all_ended(self) -> bool:
-        return all(state.all_ended for state in self.states)
-
     def first_gone(self) -> tuple[HostState, str] | None:
         """A host whose agent process has ended, and how; only one that was not known to be."""
         for state in self.states:

@@ -46,9 +46,24 @@ def test_a_rank_that_ended_by_itself_is_not(ended_s: float, ended: dict[str, Any
 
 
 @pytest.mark.parametrize(("collective", "met"), [("", False), ("all_reduce(sum) of f[2]", True)])
-def test_ranks_that_said_they_were_in_a_collective_have_met(collective: str, met: bool) -> None:
+def test_ranks_may_have_met_until_all_say_that_they_were_in_no_collective(
+    collective: str, met: bool
+) -> None:
     sight = sight_of_two(Clock(lambda: 0.0))
-    assert not sight.have_met()
-    beats = [[[1], {"step": 3, "collective": collective}]]
-    sight.take({"op": "beats", "same": [], "beats": beats, "states": {}}, b"")
-    assert sight.have_met() == met
+    for rank, told in enumerate(["", collective]):
+        assert sight.may_have_met()
+        beats = [[[rank], {"step": 3, "collective": told}]]
+        sight.take({"op": "beats", "same": [], "beats": beats, "states": {}}, b"")
+    assert sight.may_have_met() == met
+
+
+ENDED = {"stopped": False, "oom": False, "tail": []}
+
+
+def test_ranks_that_failed_are_those_that_said_so_or_ended_with_another_code_than_0() -> None:
+    sight = sight_of_two(Clock(lambda: 0.0))
+    sight.take({"op": "ended", "rank": 0, "code": 0, **ENDED}, b"")
+    assert sight.failed() == set()
+    sight.take({"op": "failed", "rank": 0, "kind": "exception", "exit_code": 1}, b"")
+    sight.lose(range(1, 2), "its stream ended")
+    assert sight.failed() == {0, 1}
