@@ -185,7 +185,8 @@ def _world(side: str, number: int, spaces: list[str], local_size: int, op: str) 
     try:
         yield World(processes)
     finally:
-        for process in processes:
+        # Rank 0 last: it serves what the others met at, and they say so when that goes first.
+        for process in reversed(processes):
             process.kill()
             process.wait()
 

@@ -113,6 +113,11 @@ def train(index: int, flags: argparse.Namespace) -> float:
     device = torch_xla.device()
     train_set, test_set = datasets()
     train_loader = loader(train_set, flags.batch_size, train=True)
+    if not len(train_loader):
+        raise ValueError(
+            f"--batch-size {flags.batch_size} is more than a rank has: {xr.world_size()} ranks "
+            f"share {len(train_set)} images; take at most {len(train_set) // xr.world_size()}"
+        )
     train_batches = pl.MpDeviceLoader(train_loader, device)
     test_batches = pl.MpDeviceLoader(loader(test_set, flags.batch_size, train=False), device)
     model = DigitsNet().to(device)

@@ -128,9 +128,15 @@ class Plan:
 
     def codes(self) -> set[int]:
         """With which the job may end."""
-        ends = [self._codes_of(fault) for fault in self.faults]
+        ends = [self._codes_of(fault) | self._healed(fault) for fault in self.faults]
         fatal = [codes for codes in ends if codes != {0}]
         return set().union(*(fatal or ends))
+
+    def _healed(self, fault: Fault) -> set[int]:
+        """0 where another fault of the host mends its link again, maybe in time."""
+        names = {one.kind.name for one in self.faults if one.host == fault.host}
+        is_mended = fault.kind.name == "link cut" and "link cut for a while" in names
+        return {0} if is_mended else set()
 
     def _codes_of(self, fault: Fault) -> set[int]:
         kind, codes = fault.kind, set(fault.kind.codes)
@@ -158,9 +164,8 @@ class Plan:
         return f"{self.way}, {self.hosts} hosts of {self.ranks_per_host}{more}: {what}"
 
 
-# Where node 0 is cut off, it loses all others, and they lose it; its agent is its own, as on one
-# host.
-_ENDS_NODE_0 = {"link cut": 73, "way back cut": 73, "host killed": KILLED, "agent killed": 70}
+# Where node 0 is cut off, it loses all others, and they lose it.
+_ENDS_NODE_0 = {"link cut": 73, "way back cut": 73, "host killed": KILLED}
 
 
 def _owner(fault: Fault) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -33,28 +34,13 @@ def run(
         UsageError: there is no such command.
         PreflightError: it has ended without a program.
     """
-    with tempfile.TemporaryDirectory(prefix="xla-run-compile-") as folder:
-        report = Path(folder, "report.json")
-        try:
-            child = subprocess.Popen(
-                _command(words),
-                env={**settings.environment(), **_variables(where, steps, report, save)},
-                stdout=sys.stderr if keeps_stdout else None,
-                process_group=0,
-            )
-        except OSError as error:
-            raise UsageError(
-                f"xla-run compile: {words[0]!r} cannot be started ({error.strerror}); give a"
-                " command such as python train.py"
-            ) from error
-        try:
-            code = child.wait()
-        finally:
-            # Also what the script has started, and on Ctrl-C the script.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    report = Path(tempfile.gettempdir(), f"xla-run-compile-{secrets.token_hex(16)}.json")
+    try:
+        code = _end_of(words, _variables(where, steps, report, save), keeps_stdout)
         found = json.loads(report.read_text()) if report.exists() else {"programs": []}
+    finally:
+        # Nothing is there before the script writes it, so nothing stays of a command that is killed.
+        report.unlink(missing_ok=True)
     code = 128 - code if code < 0 else code
     if not found["programs"]:
         raise PreflightError(
@@ -62,6 +48,29 @@ def run(
             " program on an xla device, so there is nothing to compile; its own words are above"
         )
     return found, code
+
+
+def _end_of(words: Sequence[str], variables: dict[str, str], keeps_stdout: bool) -> int:
+    """The exit code of the script, of which nothing is alive afterwards; -n: by signal n."""
+    try:
+        child = subprocess.Popen(
+            _command(words),
+            env={**settings.environment(), **variables},
+            stdout=sys.stderr if keeps_stdout else None,
+            process_group=0,
+        )
+    except OSError as error:
+        raise UsageError(
+            f"xla-run compile: {words[0]!r} cannot be started ({error.strerror}); give a"
+            " command such as python train.py"
+        ) from error
+    try:
+        return child.wait()
+    finally:
+        # Also what the script has started, and on Ctrl-C the script.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _command(words: Sequence[str]) -> list[str]:

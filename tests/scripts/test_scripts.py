@@ -1,5 +1,6 @@
 """The scripts around the suite: lanes, the environment's stamp, the digits."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -148,6 +149,14 @@ def test_the_digits_are_told_apart(tmp_path):
     assert train[0][0].shape == (1, 8, 8) and 0 <= train[0][0].min() <= train[0][0].max() <= 1
     digits.plot([1.0, 0.5], [0.8, 0.9], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_batch_that_no_rank_has_is_refused_with_the_largest_there_is(monkeypatch):
+    digits = load("train_digits")
+    monkeypatch.setattr(digits.xr, "world_size", lambda: 256)
+    flags = argparse.Namespace(seed=0, batch_size=32)
+    with pytest.raises(ValueError, match="256 ranks share 1477 images; take at most 5"):
+        digits.train(0, flags)
 
 
 @pytest.mark.long

@@ -224,7 +224,9 @@ class Rehearsal:
             "programs": [found.told() for found in self._found],
         }
         beside = self._report.with_suffix(".new")
-        beside.write_text(json.dumps(told))
+        # It may hold what the script's lines say, in a folder of everybody.
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(told, file)
         beside.replace(self._report)
 
     def _tell(self, text: str) -> None:

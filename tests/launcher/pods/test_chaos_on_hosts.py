@@ -55,3 +55,12 @@ def test_a_fault_that_ends_no_job_allows_no_code_but_0() -> None:
         plan = chaos_plans.draw(seed)
         if all(fault.kind.codes == (0,) for fault in plan.faults):
             assert plan.codes() == {0}, plan
+
+
+def test_a_killed_agent_of_node_0_is_made_up_for_like_that_of_another() -> None:
+    assert chaos_plans.draw(3013).codes() == {73}
+    assert chaos_plans.draw(3599).codes() == {0}
+
+
+def test_a_cut_link_that_another_fault_mends_may_be_no_end() -> None:
+    assert 0 in chaos_plans.draw(1785).codes()

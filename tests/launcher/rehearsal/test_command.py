@@ -199,7 +199,8 @@ def test_what_cannot_be_right_is_said_before_anything_starts(words, text):
     assert isinstance(found.exception, UsageError) and text in str(found.exception)
 
 
-def test_the_script_ends_with_who_started_it(tmp_path):
+def test_the_script_ends_with_who_started_it_and_nothing_stays(tmp_path):
+    (folder := tmp_path / "tmp").mkdir()
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys, time, torch_xla\n"
@@ -207,13 +208,15 @@ def test_the_script_ends_with_who_started_it(tmp_path):
         "time.sleep(300)\n"
     )
     command = [sys.executable, "-m", "torch_xdist.launcher", "compile", "--topology", "v5e-1"]
-    started = subprocess.Popen([*command, "--", sys.executable, str(script)])
+    environ = {**os.environ, "TMPDIR": str(folder)}
+    started = subprocess.Popen([*command, "--", sys.executable, str(script)], env=environ)
     try:
         pid = waited_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     finally:
         started.kill()
         started.wait()
     assert waited_for(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert [*folder.iterdir()] == []
 
 
 def waited_for(what, limit_s=60.0):
