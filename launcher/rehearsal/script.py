@@ -39,7 +39,7 @@ def run(
         code = _end_of(words, _variables(where, steps, report, save), keeps_stdout)
         found = json.loads(report.read_text()) if report.exists() else {"programs": []}
     finally:
-        # Nothing is there before the script writes it, so nothing stays of a command that is killed.
+        # It is written at the end of the script: nothing stays of a command that is killed.
         report.unlink(missing_ok=True)
     code = 128 - code if code < 0 else code
     if not found["programs"]:

@@ -102,7 +102,8 @@ class TapeRun:
         if is_new:
             PLANS.sweep()
             KNOWN.write()
-            # XLA makes parts of a program while it first runs. A process that ends meanwhile dies of it.
+            # XLA makes parts of a program while it first runs, and a process that ends meanwhile
+            # dies of it.
             if trace.device.choices.is_host and not compiled.collectives:
                 _wait_for(results[0])
         return [found[slot] for slot in slots]
