@@ -34,7 +34,6 @@ class Choices(NamedTuple):
             out, all at once. So convolutions of several groups and sums over windows are XLA's own,
             and the gradient of maxima is one sum for each residue of a place by the strides.
         updates_apart: large parameters are updated by a loop for each: XLA would make one of many.
-        pairs_aliases: XLA is told which result is written over which array that is given away.
         has_own_options: programs are compiled with the options of `compile_options`.
         combines: its compiler makes few collectives of many small ones, without a copy.
         counts_narrowly: positions inside a program are of 32 bits where that is enough.
@@ -55,7 +54,6 @@ class Choices(NamedTuple):
     reads_once: bool = False
     writes_out_taps: bool = False
     updates_apart: bool = False
-    pairs_aliases: bool = False
     has_own_options: bool = False
     combines: bool = False
     counts_narrowly: bool = False
@@ -83,13 +81,11 @@ CHOICES = {
         has_cudnn=True,
         reads_once=True,
         updates_apart=True,
-        pairs_aliases=True,
     ),
     "tpu": Choices(
         "tpu",
         has_pallas=True,
         writes_out_taps=True,
-        pairs_aliases=True,
         combines=True,
         counts_narrowly=True,
         on_cpu=_NOT_SYMMETRIC,

@@ -298,10 +298,8 @@ def _executable(
 ) -> Any:
     """How `step` is compiled and run, which holds these collectives."""
     if launch.placement is None:
-        over: Mapping[int, int] = {}
-        if launch.device.choices.pairs_aliases:
-            given = [*itertools.compress(launch.leaves, launch.mask)]
-            over = aliases.pairs(launch.entries, given, launch.outs)
+        given = [*itertools.compress(launch.leaves, launch.mask)]
+        over = aliases.pairs(launch.entries, given, launch.outs)
         return collective_program.executable(
             step, calls, launch.device.jax, locations, launch.device.peers, over
         )

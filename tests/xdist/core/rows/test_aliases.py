@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import torch_xla
-from torch_xdist import platforms
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.jax_internals import alias
@@ -92,16 +91,9 @@ def test_running_statistics_and_weights_with_channels_last_keep_theirs():
     assert_each_has_its_own_place(step, lambda: [*held(model, optimizer), *model.buffers()])
 
 
-@pytest.fixture
-def paired(choose):
-    choose(pairs_aliases=True)
-    program.PROGRAMS.clear()
-    yield
-    program.PROGRAMS.clear()
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_values_are_those_of_torch(name, paired):
+def test_values_are_those_of_torch(name):
+    program.PROGRAMS.clear()
     both = [made(name, device) for device in ("cpu", "xla")]
     for _ in range(4):
         for model, optimizer in both:
@@ -143,8 +135,3 @@ def test_the_rest_keeps_as_many_places():
     alias(program, {0: 3, 1: 4, 2: 1})
     # Of another type, or not read: as if nothing was said.
     assert told(program) == [0, 1, 3, None]
-
-
-def test_gpus_and_tpus_are_told():
-    names = [name for name, choices in platforms.CHOICES.items() if choices.pairs_aliases]
-    assert names == ["cuda", "tpu"]
