@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.partition import Partition
+from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.trace.values import last_write
 from torch_xdist.errors import ArgumentError, ValueLostError
+from torch_xdist.ops import apart
 from torch_xdist.training.scan import scan
 
 # What one layer computes, of layers that are said to be pure, so that `scan` finds the same
@@ -42,12 +45,39 @@ def scan_layers(
     _check_alike(own)
     if not own[0]:
         return _in_turn(listed, input_data)
-    stacked = {name: torch.stack([tensors[name] for tensors in own]) for name in own[0]}
+    stacked = {name: _Stack.apply(*(tensors[name] for tensors in own)) for name in own[0]}
 
     one_layer = _one_layer(listed[0], partition_fn, is_layer_pure)
     result, written = scan(one_layer, input_data, stacked, partition_fn, is_layer_pure)
     _write_back(own, written)
     return result
+
+
+class _Stack(torch.autograd.Function):
+    """`torch.stack` of device tensors; what is made of their gradients is compiled once for all."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        # What no layer uses has no gradient, which is not one of zeros.
+        ctx.set_materialize_grads(False)
+        ctx.count = len(tensors)
+        return torch.stack(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        return (None,) * ctx.count if grad is None else _Rows.apply(grad)
+
+
+class _Rows(torch.autograd.Function):
+    """`torch.unbind` of a device tensor along dim 0, by one row."""
+
+    @staticmethod
+    def forward(ctx: Any, stacked: XlaTensor) -> Any:  # type: ignore[override]
+        return tuple(record_jax("unbind", apart.rows, [stacked]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # type: ignore[override]
+        return _Stack.apply(*grads)
 
 
 def _one_layer(

@@ -2,11 +2,14 @@
 
 import copy
 import gc
+import re
 import weakref
 
 import pytest
 import torch
 
+import torch_xla
+from torch_xdist.core.programs import program
 from torch_xdist.errors import ArgumentError, ValueLostError
 from torch_xla.experimental.scan_layers import _ONE_LAYER_CACHE, scan_layers
 
@@ -106,3 +109,77 @@ def test_a_pure_layer_is_traced_once_and_goes_when_it_is_deleted():
     del found
     gc.collect()
     assert weight() is None
+
+
+class Odd(torch.nn.Module):
+    """A parameter that nothing is computed with, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(3))
+        self.unused = torch.nn.Parameter(torch.randn(3))
+        self.shift = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+
+    def forward(self, x):
+        return torch.tanh(x * self.scale + self.shift)
+
+
+def odd_layers():
+    torch.manual_seed(0)
+    cpu = [Odd() for _ in range(3)]
+    return cpu, [copy.deepcopy(layer).to("xla") for layer in cpu], torch.randn(3)
+
+
+def test_a_parameter_that_no_layer_uses_has_no_gradient():
+    cpu, device, x = odd_layers()
+    torch.nn.Sequential(*cpu)(x).sum().backward()
+    scan_layers(device, x.to("xla")).sum().backward()
+    for one, other in zip(cpu, device):
+        torch.testing.assert_close(other.scale.grad.cpu(), one.scale.grad)
+        assert other.unused.grad is None
+        assert other.shift.grad is None
+
+
+def test_gradients_of_gradients_are_those_of_the_layers_in_turn():
+    cpu, device, x = odd_layers()
+
+    def twice(layers, result):
+        scales = [layer.scale for layer in layers]
+        unused = [layer.unused for layer in layers]
+        given = result.square().sum(), [*scales, *unused]
+        found = torch.autograd.grad(*given, create_graph=True, allow_unused=True)
+        # Of one layer's gradient alone: those of the others are none.
+        total = found[1].square().sum()
+        return found[len(layers) :], torch.autograd.grad(total, scales)
+
+    _, expected = twice(cpu, torch.nn.Sequential(*cpu)(x))
+    of_unused, found = twice(device, scan_layers(device, x.to("xla")))
+    for one, other in zip(expected, found):
+        torch.testing.assert_close(other.cpu(), one)
+    assert [row.tolist() for row in of_unused] == [[0.0] * 3] * 3
+
+
+def kernels_of(layers):
+    """The forms of the kernels of a step of so many layers, and how many kernels it has."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(layers)).to("xla")
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(3, 8, device="xla")
+    program.PROGRAMS.clear()
+    for _ in range(4):
+        optimizer.zero_grad()
+        scan_layers(model, x).square().mean().backward()
+        optimizer.step()
+        torch_xla.sync()
+    of_step = max(program.PROGRAMS.values(), key=lambda p: p.used)
+    # Without what tells one from the other, and where each comes from.
+    text = re.sub(r"\.\d+|, metadata=\{.*?\}", "", of_step.executable.text())
+    kernels = re.findall(r"^%fused_computation\S* (\(.*?^\})", text, re.DOTALL | re.MULTILINE)
+    return set(kernels), len(kernels)
+
+
+def test_more_layers_are_more_kernels_of_the_same_forms():
+    (few, of_few), (many, of_many) = kernels_of(4), kernels_of(8)
+    # Of two parameters and an update of three results, for each layer.
+    assert of_many - of_few >= 4 * 2 * 3
+    assert len(many) == len(few)
