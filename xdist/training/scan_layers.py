@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_xdist.core.devices.device import choices
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.partition import Partition
 from torch_xdist.core.record.jax_ops import record_jax
@@ -54,7 +55,11 @@ def scan_layers(
 
 
 class _Stack(torch.autograd.Function):
-    """`torch.stack` of device tensors; what is made of their gradients is compiled once for all."""
+    """`torch.stack` of device tensors, whose gradients are rows of one.
+
+    On CPUs, where kernels take most of the time to compile, what is made of those is compiled once
+    for all of them. They are arrays of their own then, elsewhere views.
+    """
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -65,7 +70,9 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
-        return (None,) * ctx.count if grad is None else _Rows.apply(grad)
+        if grad is None:
+            return (None,) * ctx.count
+        return _Rows.apply(grad) if choices().is_host else grad.unbind()
 
 
 class _Rows(torch.autograd.Function):

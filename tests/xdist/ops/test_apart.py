@@ -21,21 +21,9 @@ def test_rows_are_those_of_the_array(shape, dtype):
         np.testing.assert_array_equal(one, row)
 
 
-def lowered(platform):
-    traced = jax.jit(apart.rows).trace(jax.ShapeDtypeStruct((4, 2, 3), jnp.float32))
-    return traced.lower(lowering_platforms=(platform,)).as_text()
-
-
 def test_places_are_not_known_before_the_program_runs():
-    text = lowered("cpu")
+    text = jax.jit(apart.rows).lower(jnp.zeros((4, 2, 3))).as_text()
     assert "stablehlo.dynamic_slice" in text
-    assert text.count("stablehlo.optimization_barrier") >= 4
+    assert text.count("stablehlo.optimization_barrier") == 4
     # Nor is a place that may be counted from the end.
     assert not re.search(r"stablehlo\.(slice|select)", text)
-
-
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_elsewhere_they_are_constants(platform):
-    text = lowered(platform)
-    assert "stablehlo.slice" in text
-    assert not re.search(r"optimization_barrier|dynamic_slice", text)

@@ -140,7 +140,9 @@ def test_a_parameter_that_no_layer_uses_has_no_gradient():
         assert other.shift.grad is None
 
 
-def test_gradients_of_gradients_are_those_of_the_layers_in_turn():
+@pytest.mark.parametrize("is_host", [True, False])
+def test_gradients_of_gradients_are_those_of_the_layers_in_turn(is_host, choose):
+    choose(is_host=is_host)
     cpu, device, x = odd_layers()
 
     def twice(layers, result):
@@ -183,3 +185,15 @@ def test_more_layers_are_more_kernels_of_the_same_forms():
     # Of two parameters and an update of three results, for each layer.
     assert of_many - of_few >= 4 * 2 * 3
     assert len(many) == len(few)
+
+
+def test_elsewhere_than_on_cpus_gradients_are_views_of_one(choose):
+    choose(is_host=False)
+    cpu, device, x = odd_layers()
+    torch.nn.Sequential(*cpu)(x).sum().backward()
+    scan_layers(device, x.to("xla")).sum().backward()
+    parents = {layer.scale.grad.value.parent for layer in device}
+    assert len(parents) == 1 and None not in parents
+    for one, other in zip(cpu, device):
+        torch.testing.assert_close(other.scale.grad.cpu(), one.scale.grad)
+        assert other.unused.grad is None
