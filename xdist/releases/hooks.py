@@ -166,6 +166,7 @@ PROBES = (
         "NO_OPMATH DEFAULT INT_TO_FLOAT COMPLEX_TO_FLOAT",
         _PROMOTION,
     ),
+    Probe("torch.fx.experimental._config.backed_size_oblivious", "shapes without sympy"),
     *_each(
         "torch.utils._pytree",
         "TreeSpec tree_flatten tree_unflatten tree_leaves tree_map tree_map_only",

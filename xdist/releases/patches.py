@@ -8,7 +8,8 @@ and handlers entered through torch's own registries (torch.library, ...) are no 
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -49,10 +50,12 @@ _METHODS = "core.torch_side.tensor_methods"
 _REGISTRATION = "core.torch_side.registration"
 _DTENSORS = "ranks.c10d.dtensors"
 _WITHOUT_DYNAMO = "core.torch_side.without_dynamo"
+_WITHOUT_SYMPY = "core.torch_side.without_sympy"
 
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
 _NO_DYNAMO = "dynamo is not imported where nobody compiles with it"
+_NO_SYMPY = "sympy is not imported where nobody has symbolic shapes"
 _PLAIN = "dynamo captures device tensors as plain tensors, not as an unknown subclass"
 _PLACEHOLDERS = "placeholders of torch's lazy modules can belong to the device"
 _SAVED = "torch.save writes device tensors as CPU tensors, which load anywhere"
@@ -180,6 +183,7 @@ PATCHES = (
         is_marked=True,
     ),
     Patch("torch.optim.*._use_grad.__code__", _WITHOUT_DYNAMO, _NO_DYNAMO, is_marked=True),
+    Patch("torch._prims_common.*.__code__", _WITHOUT_SYMPY, _NO_SYMPY, is_marked=True),
     Patch(
         "torch.distributed.tensor._api.DTensor.__bases__",
         "core.torch_side.without_dtensor",
@@ -258,6 +262,20 @@ def undo(target: str) -> None:
     for marked in [found for found in _marked if found[0] == target]:
         _marked.remove(marked)
         setattr(marked[1], name, marked[2])
+
+
+def renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
+    """The code, and that of functions inside it, with other modules and attributes of these names.
+
+    Local variables keep theirs. The same object where none of the names is in it.
+    """
+    inner = {id(c): renamed(c, names) for c in code.co_consts if isinstance(c, CodeType)}
+    if names.keys().isdisjoint(code.co_names) and all(id(c) in inner for c in inner.values()):
+        return code
+    return code.replace(
+        co_names=tuple(names.get(name, name) for name in code.co_names),
+        co_consts=tuple(inner.get(id(c), c) for c in code.co_consts),
+    )
 
 
 def is_needed(target: str) -> bool:

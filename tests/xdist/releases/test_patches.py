@@ -194,3 +194,21 @@ def test_a_function_is_found_behind_a_module_of_the_same_name():
 def test_a_missing_module_is_named():
     with pytest.raises(AttributeError, match="no module 'torsh' is loaded"):
         patches.object_at("torsh.add")
+
+
+def test_code_is_renamed_in_functions_inside_it_too_and_nowhere_else():
+    def outer(values):
+        from os.path import join
+
+        def inner():
+            return join("a", "b")
+
+        return sorted(values, key=lambda value: value.real), inner
+
+    code = outer.__code__
+    assert patches.renamed(code, {"posix": "nt", "values": "others"}) is code
+    other = patches.renamed(code, {"os.path": "posixpath", "real": "imag"})
+    assert other is not code and "posixpath" in other.co_names and "os.path" not in other.co_names
+    outer.__code__ = other
+    found, inner = outer([1 + 2j, 3 + 1j])
+    assert (found, inner()) == ([3 + 1j, 1 + 2j], "a/b")

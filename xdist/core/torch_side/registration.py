@@ -36,6 +36,7 @@ from torch_xdist.core.torch_side import (
     tensor_methods,
     without_dtensor,
     without_dynamo,
+    without_sympy,
 )
 from torch_xdist.releases import hooks, patches
 
@@ -51,6 +52,7 @@ def register() -> None:
     _skip_dispatch_rules()
     without_dtensor.register()
     without_dynamo.register()
+    without_sympy.register()
     for handlers in (handlers_copy, handlers_schema, handlers_storage, sparse, kept_on_host):
         dispatch.install(handlers.HANDLERS)
     XlaTensor.__torch_dispatch__ = staticmethod(dispatch.dispatch)  # type: ignore[method-assign]

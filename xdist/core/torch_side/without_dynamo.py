@@ -8,7 +8,7 @@ they run as they are. From the import of dynamo on torch asks it as ever.
 
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -35,18 +35,14 @@ def register() -> None:
     kept_out, steps = _found()
     # What torch's wrapper calls, once it has the answer of dynamo.
     patches.mark(_KEPT_OUT, [(function, function) for function in kept_out])
-    patches.mark(_STEPS, [(step, _without_breaks(step.__code__)) for step in steps])
+    # An optimizer's step tells dynamo where its graph breaks; these do not.
+    patches.mark(_STEPS, [(step, patches.renamed(step.__code__, _OTHER_NAMES)) for step in steps])
     late_imports.when_imported(_DYNAMO, _ask_again)
 
 
 def _ask_again(dynamo: ModuleType) -> None:
     patches.undo(_KEPT_OUT)
     patches.undo(_STEPS)
-
-
-def _without_breaks(code: CodeType) -> CodeType:
-    """The code of an optimizer's step, which tells dynamo where its graph breaks; this one not."""
-    return code.replace(co_names=tuple(_OTHER_NAMES.get(name, name) for name in code.co_names))
 
 
 def _found() -> tuple[list[FunctionType], list[FunctionType]]:
