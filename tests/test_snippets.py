@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -37,6 +38,7 @@ def test_a_snippet_is_valid_python(name, code):
 @pytest.mark.parametrize(("name", "code"), RUN, ids=[name for name, _ in RUN])
 def test_a_snippet_runs(name, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [name])
     names = {"__name__": name}
     exec(compile(code, name, "exec"), names)
@@ -50,7 +52,7 @@ def test_a_snippet_with_four_devices_in_one_process_runs(name, code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={**os.environ, "CPU_NUM_DEVICES": "4", "PJRT_DEVICE": "CPU"},
+        env={**os.environ, "CPU_NUM_DEVICES": "4", "PJRT_DEVICE": "CPU", "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=200,

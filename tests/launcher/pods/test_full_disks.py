@@ -3,6 +3,7 @@ which host it is, where, what is free, and what to do.
 """
 
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,6 +42,8 @@ def small(pod: Pod) -> Iterator[str]:
     on(pod.hosts["b"], "mkdir -p /tmp/small && mount -t tmpfs -o size=128k tmpfs /tmp/small")
     yield "/tmp/small"
     on(pod.hosts["b"], "umount /tmp/small")
+    # The launcher has kept its own record under that name, too.
+    shutil.rmtree("/tmp/small")
 
 
 @pytest.fixture
@@ -50,6 +53,7 @@ def full(pod: Pod) -> Iterator[None]:
     on(pod.hosts["b"], f"{room}; dd if=/dev/zero of=/tmp/fill bs=4k 2> /dev/null; true")
     yield
     on(pod.hosts["b"], "rm /tmp/fill; mount -o remount,size=50% /tmp")
+    shutil.rmtree("/tmp/own")
 
 
 def goes_on(ended: Any) -> re.Match[str]:
