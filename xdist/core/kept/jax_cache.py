@@ -10,6 +10,7 @@ import pickle
 from typing import Any
 
 import jax
+import numpy as np
 
 try:
     from jax._src import compilation_cache
@@ -20,11 +21,17 @@ try:
 except ImportError:
     serialize_executable = None  # type: ignore[assignment]
 try:
+    from jaxlib import lapack
+except ImportError:
+    lapack = None  # type: ignore[assignment]
+try:
     from jaxlib import _jax  # type: ignore[attr-defined]
 except ImportError:
     _jax = None  # type: ignore[assignment]
 
 _EXECUTABLE = "executable"
+# What the names of jaxlib's calls of LAPACK begin with.
+_OF_LAPACK = b"lapack_"
 
 
 def keep_compiled(store: Any) -> bool:
@@ -64,6 +71,10 @@ def unpacked(rest: bytes, entry: bytes, device: jax.Device) -> jax.stages.Compil
     """
     of_jax: Any = compilation_cache
     executable, _ = of_jax.extract_executable_and_time(of_jax.decompress_executable(entry))
+    if _OF_LAPACK in executable:
+        # jaxlib looks for LAPACK's functions when a call is lowered; a process that finds the
+        # program compiled would jump to address 0.
+        lapack.prepare_lapack_call("potrf", np.dtype(np.float32))
     unloaded, info, no_kwargs, tree, out_tree = _Unpacking(rest, executable, device).load()
     return jax.stages.Compiled(
         unloaded.load(), [], tree.unflatten(info), out_tree, no_kwargs=no_kwargs

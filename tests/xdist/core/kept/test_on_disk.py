@@ -74,6 +74,27 @@ def test_the_second_run_compiles_nothing_and_traces_nothing_and_says_nothing(fir
     assert (found, said) == ({**counts, "lowered": 0, "imported": []}, "")
 
 
+LAPACK = """
+    import json, torch, torch_xla
+    from torch_xla.debug import metrics
+    a = torch.randn(3, 3)
+    a = a @ a.t() + torch.eye(3)
+    for function in (
+        torch.linalg.cholesky, torch.linalg.eigvalsh, torch.linalg.svdvals, torch.linalg.inv,
+        lambda x: torch.linalg.qr(x).R.abs(), lambda x: torch.linalg.eigvals(x).abs().sort()[0],
+    ):
+        torch.testing.assert_close(function(a.to("xla")).cpu(), function(a), rtol=1e-3, atol=1e-4)
+    found = {n: metrics.counter_value("PersistentCache" + n) or 0 for n in COUNTERS}
+    print(json.dumps(found))
+""".replace("COUNTERS", repr(COUNTERS))
+
+
+def test_programs_with_functions_of_lapack_run_where_they_are_found(tmp_path):
+    (_, missed, *_), _ = run(tmp_path, LAPACK)
+    assert missed >= 6
+    assert run(tmp_path, LAPACK)[0] == [missed, 0, 0, 0]
+
+
 def test_an_empty_variable_turns_it_off(tmp_path):
     assert run(tmp_path, XLA_PERSISTENT_CACHE_PATH="") == ([0, 0, 0, 0], "")
     assert not (tmp_path / ".cache").exists()
