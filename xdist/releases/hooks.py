@@ -389,11 +389,7 @@ PROBES = (
         "programs are found on disk before they are traced",
         "they are traced, and then found by JAX's key",
     ),
-    Probe(
-        "jaxlib.lapack.prepare_lapack_call",
-        "programs with LAPACK's functions are found on disk",
-        "these are compiled in each run",
-    ),
+    Probe("jaxlib.lapack.prepare_lapack_call", "programs with LAPACK's functions on disk"),
     *_each(
         "jax._src.compilation_cache",
         "get_cache_key combine_executable_and_time compress_executable",
