@@ -11,6 +11,9 @@ it multiplies (64 x 32 x 26 x 26 under 3 x 3 to 64 channels: 24 ms, 10,000 pages
 each run; XLA's own convolution: 3.3 ms). So it keeps products and sums to itself, and convolutions
 are XLA's own.
 
+Programs with convolutions are compiled without fusion emitters too, in 0.4 to 0.9 of the time, and
+their steps take 0.8 to 1.0 of it, where nothing in them is of what the emitters compute quicker.
+
 Barriers (`ops/settled.py`): XLA drops them before it fuses, unless the pass that does is left out.
 
 Several TPUs: an all-reduce is asynchronous, and what computes meanwhile has its steps inside (an
@@ -40,9 +43,10 @@ _PIECES = "xla_cpu_parallel_codegen_split_count"
 # What YNNPACK computes: all but the convolutions of XLA's own list.
 _YNN = "xla_cpu_experimental_ynn_fusion_type"
 _PRODUCTS_AND_SUMS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+_CONVOLUTION = "conv_general_dilated"
 # By primitive, an option and its value.
 _OF: dict[str, tuple[str, str]] = {
-    "conv_general_dilated": (_YNN, _PRODUCTS_AND_SUMS),
+    _CONVOLUTION: (_YNN, _PRODUCTS_AND_SUMS),
     "optimization_barrier": ("xla_disable_hlo_passes", "cse_barrier_expander"),
 }
 
@@ -59,6 +63,14 @@ class _Bound(NamedTuple):
 _SMALL = _Bound(24, 4096)
 # Loops over more elements that LLVM did not make wider are seen in a step's time.
 _TINY = _Bound(256, 256)
+# What takes longer without fusion emitters, on so many elements (docs/benchmarks.md has the nets):
+# a step with GELU 1.15 times as long, with a sigmoid 1.13, with softplus 1.17; with tanh, ELU and
+# dropout 0.8 to 1.0. Volumes, whose planes are brought together by transposes of six dims: 1.22.
+_SLOWER = frozenset(
+    "cos erf erf_inv erfc exp exp2 log log1p logistic pow scatter scatter-add sin sort".split()
+)
+_MANY_ELEMENTS = 2**16
+_MOST_DIMS = 5
 # Without fusion emitters XLA rounds to float16 inside functions too, tan and rsqrt for example.
 _DTYPES = frozenset(
     """
@@ -118,8 +130,20 @@ def _not_given(options: Options) -> Options:
 
 
 def _of_operators(program: core.ClosedJaxpr) -> Options:
-    names = {equation.primitive.name for equation in _equations(program.jaxpr)}
-    return {name: value for primitive, (name, value) in _OF.items() if primitive in names}
+    equations = [*_equations(program.jaxpr)]
+    names = {equation.primitive.name for equation in equations}
+    found: Options = dict(pair for primitive, pair in _OF.items() if primitive in names)
+    if _CONVOLUTION in names and not any(map(_needs_emitters, equations)):
+        found |= _NO_EMITTERS
+    return found
+
+
+def _needs_emitters(equation: core.JaxprEqn) -> bool:
+    """Whether an equation takes longer, or is rounded otherwise, without fusion emitters."""
+    types, name = _types(equation), equation.primitive.name
+    if not all(map(_is_plain, types)) or (name == "transpose" and types[0].ndim > _MOST_DIMS):
+        return True
+    return name in _SLOWER and any(x.size > _MANY_ELEMENTS for x in types)
 
 
 def _of_small(program: core.ClosedJaxpr) -> Options:
@@ -127,7 +151,7 @@ def _of_small(program: core.ClosedJaxpr) -> Options:
     elements = 0
     for number, equation in enumerate(_equations(program.jaxpr), 1):
         names.add(equation.primitive.name)
-        types: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
+        types = _types(equation)
         elements = max([elements, *(x.size for x in types)])
         bound = _SMALL if elements > _TINY.elements else _TINY
         if number > bound.equations or elements > bound.elements or not all(map(_is_plain, types)):
@@ -147,6 +171,10 @@ def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
         yield equation
         for inner in core.jaxprs_in_params(equation.params):
             yield from _equations(inner)
+
+
+def _types(equation: core.JaxprEqn) -> list[Any]:
+    return [x.aval for x in (*equation.invars, *equation.outvars)]
 
 
 def _is_plain(aval: Any) -> bool:

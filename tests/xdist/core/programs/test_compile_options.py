@@ -166,14 +166,40 @@ def convolution(x):
 
 def test_convolutions_are_kept_from_ynnpack_on_a_cpu_alone():
     shape = (4, 3, 8, 8)
-    assert set(options(convolution, *shape)) == {YNN}
+    assert options(convolution, *shape)[YNN].endswith("REDUCE")
     assert options(jax.jit(convolution), *shape) == options(convolution, *shape)
     assert options(convolution, *shape, platform="tpu") == {}
 
 
 def test_xla_flags_decide_about_ynnpack_where_they_speak_of_it(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--{YNN}=+individual_convolution")
-    assert options(convolution, 4, 3, 8, 8) == {}
+    assert YNN not in options(convolution, 4, 3, 8, 8)
+
+
+def gelu_after(x):
+    return jax.nn.gelu(convolution(x), approximate=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype", "is_without"),
+    [
+        (convolution, (64, 3, 64, 64), "float32", True),
+        (convolution, (64, 3, 64, 64), "bfloat16", True),
+        (convolution, (4, 3, 8, 8), "float16", False),
+        (lambda x: jnp.tanh(convolution(x)), (64, 3, 64, 64), "float32", True),
+        (gelu_after, (64, 3, 64, 64), "float32", False),
+        (gelu_after, (4, 3, 8, 8), "float32", True),
+        (lambda x: convolution(x).reshape((2,) * 5 + (-1,)), (4, 3, 8, 8), "float32", True),
+        (lambda x: convolution(x).reshape((2,) * 5 + (-1,)).T, (4, 3, 8, 8), "float32", False),
+        (lambda x: jnp.sort(convolution(x), 1), (64, 3, 64, 64), "float32", False),
+    ],
+    ids="plain bfloat16 float16 tanh gelu gelu-of-few windows volume sort".split(),
+)
+def test_convolutions_have_no_fusion_emitters_where_nothing_needs_them(
+    function, shape, dtype, is_without
+):
+    found = options(function, *shape, dtype=dtype)
+    assert found.items() >= NO_EMITTERS.items() if is_without else set(found) == {YNN}
 
 
 def test_a_convolution_is_compiled_as_xlas_own_and_a_sum_beside_it_stays_ynnpacks():
