@@ -117,7 +117,7 @@ def _input_gradient(
         parts = zip(_split(grad, 1, window), _split(w, 0, window))
         one = window.one_group()
         return jnp.concatenate([_input_gradient(g, b, part, one) for g, b in parts], 1)
-    form = _INPUT_GRADIENTS[conv_rules.input_gradient(grad.shape, w.shape, window)]
+    form = INPUT_GRADIENTS[conv_rules.input_gradient(grad.shape, w.shape, window)]
     return _on_cpu(form, _native_input_gradient, grad, w, shape, window)
 
 
@@ -157,7 +157,7 @@ def _weight_gradient(
         parts = zip(_split(grad, 1, window), _split(x, 1, window))
         one = window.one_group()
         return jnp.concatenate([_weight_gradient(g, a, part, one) for g, a in parts], 0)
-    form = _WEIGHT_GRADIENTS[conv_rules.weight_gradient(grad.shape, shape, window)]
+    form = WEIGHT_GRADIENTS[conv_rules.weight_gradient(grad.shape, shape, window)]
     return _on_cpu(form, _native_weight_gradient, grad, x, shape, window)
 
 
@@ -178,12 +178,12 @@ def _transposed(
     return jax.linear_transpose(linear, jax.ShapeDtypeStruct(tuple(shape), grad.dtype))(grad)[0]
 
 
-_INPUT_GRADIENTS: dict[str, _Gradient] = {
+INPUT_GRADIENTS: dict[str, _Gradient] = {
     "phases": input_gradient_by_phases,
     "columns": spread_input_gradient,
     "native": _native_input_gradient,
 }
-_WEIGHT_GRADIENTS: dict[str, _Gradient] = {
+WEIGHT_GRADIENTS: dict[str, _Gradient] = {
     "columns": gathered_weight_gradient,
     "native": _native_weight_gradient,
 }

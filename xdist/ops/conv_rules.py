@@ -9,6 +9,10 @@ shapes are samples x channels in x positions, kernel and strides, channels out.
 Not used, as they were slower everywhere or not exact: sums of one product per tap, Winograd's
 F(2x2, 3x3) (1.2 to 7 times native), kernels widened by zeros over several columns (0.7 times native
 for few output channels, but an infinite input would reach columns that do not see it).
+
+What a form gains alone it may lose in a program: with AVX-512 the value of few channels by columns
+is twice as fast alone (32 x 3 x 32^2, 3^2, 64: 4.1 ms, 2.4) and their weight gradient too (13.5,
+5.3), but steps of eight nets with both took 0.94 to 1.12 of the time before.
 """
 
 import math
