@@ -133,21 +133,15 @@ def directions(shape: Shape) -> Iterator[Direction]:
     by_input = dict(conv.INPUT_GRADIENTS)
     if shape.stride == 1 or shape.kernel % shape.stride:
         del by_input["phases"]
-    yield Direction(
-        "input",
-        conv_rules.input_gradient(grad.shape, w.shape, window),
-        {name: functools.partial(_at, form, x.shape, window) for name, form in by_input.items()},
-        (grads, ws),
-        backward(True, False, False),
-    )
-    by_weight = conv.WEIGHT_GRADIENTS
-    yield Direction(
-        "weight",
-        conv_rules.weight_gradient(grad.shape, w.shape, window),
-        {name: functools.partial(_at, form, w.shape, window) for name, form in by_weight.items()},
-        (grads, xs),
-        backward(False, True, False),
-    )
+    shapes = grad.shape, w.shape, window
+    of_input = x, by_input, conv_rules.input_gradient(*shapes), ws
+    of_weight = w, conv.WEIGHT_GRADIENTS, conv_rules.weight_gradient(*shapes), xs
+    for name, (like, forms, chosen, other) in (("input", of_input), ("weight", of_weight)):
+        runs = {
+            form: functools.partial(_at, run, like.shape, window) for form, run in forms.items()
+        }
+        eager = backward(name == "input", name == "weight", False)
+        yield Direction(name, chosen, runs, (grads, other), eager)
 
 
 def _at(form: Any, shape: Sequence[int], window: Window, grad: Any, other: Any) -> jax.Array:
