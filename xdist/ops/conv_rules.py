@@ -12,7 +12,7 @@ for few output channels, but an infinite input would reach columns that do not s
 
 What a form gains alone it may lose in a program: with AVX-512 the value of few channels by columns
 is twice as fast alone (32 x 3 x 32^2, 3^2, 64: 4.1 ms, 2.4) and their weight gradient too (13.5,
-5.3), but steps of eight nets with both took 0.94 to 1.12 of the time before.
+5.3), but steps of twelve nets with both took 0.88 to 1.12 of the time before.
 """
 
 import math

@@ -11,8 +11,9 @@ it multiplies (64 x 32 x 26 x 26 under 3 x 3 to 64 channels: 24 ms, 10,000 pages
 each run; XLA's own convolution: 3.3 ms). So it keeps products and sums to itself, and convolutions
 are XLA's own.
 
-Programs with convolutions are compiled without fusion emitters too, in 0.4 to 0.9 of the time, and
-their steps take 0.8 to 1.0 of it, where nothing in them is of what the emitters compute quicker.
+Programs with convolutions are compiled without fusion emitters too, where nothing in them is of
+what the emitters compute quicker: 18 nets took 0.42 to 1.05 of the time to their first step, and
+0.80 to 1.08 for later ones (docs/benchmarks.md).
 
 Barriers (`ops/settled.py`): XLA drops them before it fuses, unless the pass that does is left out.
 
@@ -63,9 +64,9 @@ class _Bound(NamedTuple):
 _SMALL = _Bound(24, 4096)
 # Loops over more elements that LLVM did not make wider are seen in a step's time.
 _TINY = _Bound(256, 256)
-# What takes longer without fusion emitters, on so many elements (docs/benchmarks.md has the nets):
-# a step with GELU 1.15 times as long, with a sigmoid 1.13, with softplus 1.17; with tanh, ELU and
-# dropout 0.8 to 1.0. Volumes, whose planes are brought together by transposes of six dims: 1.22.
+# What takes longer without fusion emitters, on so many elements: a step with GELU 1.15 times as
+# long, with a sigmoid 1.13, with softplus 1.17; with tanh, ELU and dropout 0.8 to 1.0. Volumes,
+# whose planes are brought together by transposes of six dims: 1.22.
 _SLOWER = frozenset(
     "cos erf erf_inv erfc exp exp2 log log1p logistic pow scatter scatter-add sin sort".split()
 )

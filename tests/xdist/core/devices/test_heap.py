@@ -63,7 +63,7 @@ def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
 
 @pytest.mark.skipif(
     sys.platform != "linux" or settings.tunes_malloc() or heap._mallopt() is None,
-    reason="not glibc, or tuned from outside",
+    reason="the C library has no mallopt, or MALLOC_* or GLIBC_TUNABLES tune it from outside",
 )
 def test_a_large_result_gets_memory_that_an_earlier_run_has_freed():
     x = torch.ones(12 << 20, device="xla")  # 48 MiB, 12,288 pages
