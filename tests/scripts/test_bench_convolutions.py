@@ -1,20 +1,14 @@
 """The sweep of convolutions: thirty shapes, three directions each, beside eager torch."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_convolutions.py"
+from scripts_as_modules import loaded
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_convolutions", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("bench_convolutions")
 
 
 def test_it_has_thirty_shapes_each_once(bench):

@@ -1,13 +1,11 @@
 """The benchmark of a step's products: which there are, how often, and what the table says."""
 
-import importlib.util
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from scripts_as_modules import SCRIPTS, loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 HLO = """\
 HloModule jit_step, entry_computation_layout={(f32[4,3]{1,0}, f32[3,2]{1,0})->f32[4,2]{1,0}}
 
@@ -41,11 +39,8 @@ ENTRY %main (a: f32[4,3], b: f32[3,2]) -> f32[4,2] {
 @pytest.fixture(scope="module")
 def script():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        spec = importlib.util.spec_from_file_location("p", ROOT / "scripts/bench_products.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
+        patch.syspath_prepend(SCRIPTS)
+        yield loaded("bench_products")
 
 
 def test_products_are_counted_through_calls_fusions_and_loops(script):

@@ -1,20 +1,13 @@
 """The script that looks whether resident memory stays flat."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from scripts_as_modules import loaded
 
 
 def test_memory_is_told_after_each_tenth(capsys: pytest.CaptureFixture) -> None:
-    spec = importlib.util.spec_from_file_location("resident", ROOT / "scripts/bench_resident.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.measure("steps", 10)
+    loaded("bench_resident").measure("steps", 10)
     found = json.loads(capsys.readouterr().out)
     assert (found["what"], found["count"], len(found["MB"])) == ("steps", 10, 10)
     assert all(100 < mb < 1e5 for mb in found["MB"])

@@ -1,20 +1,15 @@
 """The table of docs/benchmarks.md, as `scripts/bench_table.py` makes it."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from scripts_as_modules import loaded
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("bench_table", ROOT / "scripts/bench_table.py")
-assert SPEC is not None and SPEC.loader is not None
-made = importlib.util.module_from_spec(SPEC)
-sys.modules["bench_table"] = made
-SPEC.loader.exec_module(made)
+made = loaded("bench_table")
 
 MODEL = {"bench": "models", "model": "gpt", "first_three_s": 2.0}
 OURS = {**MODEL, "peer": "xdist", "step_ms": 90.0, "quartiles_ms": [80.0, 110.0], "host_ms": 5.0}
@@ -114,7 +109,7 @@ def test_what_was_measured_stays_beside_what_is_measured_anew(tmp_path, monkeypa
 
 
 def test_the_plot_has_every_figure_that_was_found(tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="not installed: matplotlib (pip install matplotlib)")
     runs = {"models": run_of("models", [OURS, EAGER])}
     made.draw(made.rows(runs), tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()

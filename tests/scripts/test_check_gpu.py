@@ -1,7 +1,6 @@
 """The check of a GPU: rehearsed here on a CPU, and what it does about parts that fail."""
 
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,9 +11,9 @@ from pathlib import Path
 import large_models
 import pytest
 import torch
+from scripts_as_modules import SCRIPTS, loaded
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts"
 PARAMETERS = {
     "gpt2": 124_439_808,
     "resnet50": 25_557_032,
@@ -43,10 +42,7 @@ if part == "tf32":
 
 @pytest.fixture(scope="module")
 def check():
-    spec = importlib.util.spec_from_file_location("check_gpu", SCRIPTS / "check_gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("check_gpu")
 
 
 @pytest.fixture
@@ -60,19 +56,16 @@ def parts_named(check, *names):
 
 def rehearsed(run, limit_s=60.0):
     """What a part tells in this process, as its own one's parent keeps it."""
-    outcome = (sys.modules.get("check_gpu_of_tests") or _loaded()).Outcome()
+    outcome = _check_gpu().Outcome()
     from gpu_parts.place import Place
 
     run(Place(lambda message: outcome.take(json.dumps(message, default=str)), True, limit_s))
     return outcome.document("", 0.0, limit_s)
 
 
-def _loaded():
-    spec = importlib.util.spec_from_file_location("check_gpu_of_tests", SCRIPTS / "check_gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules["check_gpu_of_tests"] = module
-    return module
+@functools.cache
+def _check_gpu():
+    return loaded("check_gpu")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -241,5 +234,5 @@ def test_the_whole_check_is_rehearsed_on_a_cpu():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    assert [*told["parts"]] == [part.name for part in _loaded().PARTS]
+    assert [*told["parts"]] == [part.name for part in _check_gpu().PARTS]
     assert {part["status"] for part in told["parts"].values()} == {"ok"}

@@ -1,6 +1,5 @@
 """What a step costs in rows, calls, bytecodes and HLO instructions does not grow unseen."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts_as_modules import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 Patch, Capture = pytest.MonkeyPatch, pytest.CaptureFixture
@@ -25,10 +25,7 @@ def script(monkeypatch: Patch) -> ModuleType:
     """The script, whose variable and path are taken back."""
     monkeypatch.setenv("XDIST_EXPLAIN_RECOMPILES", "1")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("count_steps", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("count_steps")
 
 
 def test_a_step_costs_no_more_than_is_written() -> None:

@@ -1,6 +1,5 @@
 """debug_run and dump_stacks, on real processes."""
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -11,8 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from scripts_as_modules import SCRIPTS, loaded
 
 
 def run(script, *words, **options):
@@ -122,9 +120,7 @@ def test_threads_that_do_the_same_are_shown_together():
 
 
 def test_stacks_of_py_spy_and_of_faulthandler_are_read():
-    spec = importlib.util.spec_from_file_location("dump_stacks", SCRIPTS / "dump_stacks.py")
-    dump_stacks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(dump_stacks)
+    dump_stacks = loaded("dump_stacks")
     spy = """Process 7: python train.py
 Python v3.11.7 (python3.11)
 

@@ -1,10 +1,10 @@
 """scripts/matrix: what it reads from a log, and what it writes into docs/versions.md."""
 
-import importlib.util
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from scripts_as_modules import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGE = """Before.
@@ -27,11 +27,7 @@ _NOW = datetime(2026, 1, 2, 3, 4)
 
 @pytest.fixture
 def matrix():
-    path = ROOT / "scripts" / "matrix_cells.py"
-    spec = importlib.util.spec_from_file_location("matrix_cells", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("matrix_cells")
 
 
 def test_the_counts_and_reasons_of_a_part_are_read_from_its_log(matrix):

@@ -1,16 +1,13 @@
 """The arithmetic of `scripts/scaling_model.py`, and that the page shows what it says."""
 
-import importlib.util
 import math
 from pathlib import Path
 
 import pytest
+from scripts_as_modules import loaded
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("scaling_model", ROOT / "scripts/scaling_model.py")
-assert SPEC is not None and SPEC.loader is not None
-model = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(model)
+model = loaded("scaling_model")
 COST = {one.name: one.cost for one in model.COSTS}
 
 
@@ -68,7 +65,7 @@ def test_numbers_have_two_digits_that_count(value: float, text: str) -> None:
 
 
 def test_the_plot_shows_every_cost_that_is_a_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="not installed: matplotlib (pip install matplotlib)")
     model.draw(tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert all(one.name in drawn for one in model.COSTS if one.unit == "s")

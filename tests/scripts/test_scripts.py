@@ -1,7 +1,6 @@
 """The scripts around the suite: lanes, the environment's stamp, the digits."""
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -11,20 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_as_modules import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def lanes(tmp_path, monkeypatch):
-    module = load("test_lanes")
+    module = loaded("test_lanes")
     monkeypatch.setattr(module, "LOGS", tmp_path)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
@@ -61,7 +54,7 @@ def test_the_suite_runs_in_two_lanes_and_then_the_launcher_in_three(lanes, tmp_p
 
 
 def test_what_the_parts_name_is_in_the_suite_and_in_one_of_them():
-    lanes = load("test_lanes")
+    lanes = loaded("test_lanes")
     named = [path for paths in lanes.PARTS.values() for path in paths]
     assert all((ROOT / path).exists() for path in (*named, lanes.OVER_HOSTS, *lanes.WITH_THEM))
     assert len(named) == len(set(named))
@@ -143,7 +136,7 @@ def test_a_script_asked_for_help_says_what_it_does_and_installs_nothing(name):
 
 
 def test_the_digits_are_told_apart(tmp_path):
-    digits = load("train_digits")
+    digits = loaded("train_digits")
     train, test = digits.datasets()
     assert (len(train), len(test)) == (1477, 320)
     assert train[0][0].shape == (1, 8, 8) and 0 <= train[0][0].min() <= train[0][0].max() <= 1
@@ -152,7 +145,7 @@ def test_the_digits_are_told_apart(tmp_path):
 
 
 def test_a_batch_that_no_rank_has_is_refused_with_the_largest_there_is(monkeypatch):
-    digits = load("train_digits")
+    digits = loaded("train_digits")
     monkeypatch.setattr(digits.xr, "world_size", lambda: 256)
     flags = argparse.Namespace(seed=0, batch_size=32)
     with pytest.raises(ValueError, match="256 ranks share 1477 images; take at most 5"):
@@ -217,7 +210,7 @@ def test_the_clock_says_when_a_worker_ended(tmp_path):
 
 
 def test_a_callgrind_that_was_left_stopped_goes_on(monkeypatch):
-    script = load("bench_instructions")
+    script = loaded("bench_instructions")
     monkeypatch.setattr(script, "LOOK_S", 0.2)
     stops = "import os, signal, sys; os.kill(os.getpid(), signal.SIGSTOP); sys.stderr.write('on')"
     process = subprocess.Popen([sys.executable, "-c", stops], stderr=subprocess.PIPE, text=True)
