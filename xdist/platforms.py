@@ -34,7 +34,8 @@ class Choices(NamedTuple):
             out, all at once. So convolutions of several groups and sums over windows are XLA's own,
             and the gradient of maxima is one sum for each residue of a place by the strides.
         updates_apart: large parameters are updated by a loop for each: XLA would make one of many.
-        has_own_options: programs are compiled with the options of `compile_options`.
+        has_own_options: programs are compiled with the options that `compile_options` has for CPUs.
+        tries_triton: XLA times kernels of Triton for each product beside its library's.
         combines: its compiler makes few collectives of many small ones, without a copy.
         counts_narrowly: positions inside a program are of 32 bits where that is enough.
         on_cpu: operators that it has no form of: they run on the CPU, counted by name.
@@ -55,6 +56,7 @@ class Choices(NamedTuple):
     writes_out_taps: bool = False
     updates_apart: bool = False
     has_own_options: bool = False
+    tries_triton: bool = False
     combines: bool = False
     counts_narrowly: bool = False
     on_cpu: frozenset[str] = frozenset()
@@ -81,6 +83,7 @@ CHOICES = {
         has_cudnn=True,
         reads_once=True,
         updates_apart=True,
+        tries_triton=True,
     ),
     "tpu": Choices(
         "tpu",

@@ -83,10 +83,12 @@ LONG = pytest.mark.long
     [
         pytest.param("attention", marks=LONG),
         pytest.param("convolutions", marks=LONG),
+        pytest.param("compiling", marks=LONG),
         *("tf32", "amp", "dlpack", "transfers", "memory", "full"),
     ],
 )
-def test_a_part_holds_on_a_cpu(name, check, scripts_on_path):
+def test_a_part_holds_on_a_cpu(name, check, scripts_on_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", check.environment(True)["PYTHONPATH"])
     (part,) = parts_named(check, name)
     told = rehearsed(part.run)
     assert told["status"] == "ok", told

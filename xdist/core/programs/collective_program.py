@@ -175,18 +175,26 @@ class OnMesh:
 
     def lower(self, signature: Sequence[Any]) -> Any:
         """The program for local arguments of these shapes, as JAX lowers it."""
+        return self._lowered(self._traced(signature))
+
+    def _traced(self, signature: Sequence[Any]) -> Any:
         donated, kept, floats, ints = signature
         flags = [x.ndim == 0 for x in donated], [x.ndim == 0 for x in kept]
         # Ranks may differ in their numbers (seeds do), so each is a shard of its own.
         rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in (floats, ints)]
         wide = jax.tree.map(self._wide_type, (list(donated), list(kept), *rows))
-        return located(self._built(*flags).lower(*wide), self._locations)
+        return self._built(*flags).trace(*wide)
+
+    def _lowered(self, traced: Any) -> Any:
+        return located(traced.lower(), self._locations)
 
     def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
         """Compile it; returns what runs it. JAX's cache alone keeps it, whatever the key is."""
         metrics.count("LoweredProgram")
-        options = compile_options.options_of_several(self._choices)
-        self._compiled = compiled(self.lower(signature), options)
+        traced = self._traced(signature)
+        options = compile_options.options_of_products(traced.jaxpr, self._choices)
+        options |= compile_options.options_of_several(self._choices)
+        self._compiled = compiled(self._lowered(traced), options)
         self._step = None  # As in OnDevice.
         return self._run
 

@@ -1,4 +1,5 @@
-"""What XLA is told of a program: on a CPU of small ones, convolutions, barriers; on TPUs of many.
+"""What XLA is told of a program: on CPUs of small ones, convolutions, barriers; on GPUs of exact
+products; on several TPUs of collectives.
 
 Small ones: compiling one takes longer than all of its runs. Without XLA's fusion emitters, which
 load MLIR for every kernel, without LLVM's optimizations and in one piece it takes a half to a fifth
@@ -17,6 +18,12 @@ what the emitters compute quicker: 18 nets took 0.42 to 1.05 of the time to thei
 
 Barriers (`ops/settled.py`): XLA drops them before it fuses, unless the pass that does is left out.
 
+GPUs: XLA times Triton's kernels beside cuBLAS's for each product, and those for exact products of
+float32 take seconds each to compile, to lose: on an H100 the first three steps of a GPT of six
+layers took 106 s and 18 s without them, a perceptron's 30 and 1.3 s; later steps were as fast
+(docs/gpu.md). So a program whose products are all such ones leaves Triton out. Of halves Triton's
+are the quickest at times, and stay.
+
 Several TPUs: an all-reduce is asynchronous, and what computes meanwhile has its steps inside (an
 "async collective fusion"), in the order in which gradients come. By itself XLA makes one of all
 gradients, which begins when the last one is there, and waits for it. docs/tpu.md shows both.
@@ -28,6 +35,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jaxlib.version
+from jax import lax
 from jax.extend import core
 
 from torch_xdist import settings
@@ -103,6 +111,7 @@ ALIKE = frozenset(
 
 # Gradients that come after one another travel together up to this size, as between ranks of a host.
 _TOGETHER_BYTES = 8 << 20
+_NO_TRITON: Options = {"xla_gpu_enable_triton_gemm": False}
 # Of a program on several TPUs.
 _OF_TPUS: Options = {
     "xla_enable_async_all_reduce": True,
@@ -116,14 +125,22 @@ _OF_TPUS: Options = {
 
 def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """The options to compile a program with, by name; none for most."""
-    if not choices.has_own_options:
-        return {}
-    return _not_given(_of_operators(program) or _of_small(program))
+    if choices.has_own_options:
+        return _not_given(_of_operators(program) or _of_small(program))
+    return options_of_products(program, choices)
 
 
 def options_of_several(choices: Choices) -> Options:
-    """Those of a program on several devices of a platform."""
+    """Those of a program on several devices of a platform, whatever it computes."""
     return _not_given(_OF_TPUS) if choices.combines else {}
+
+
+def options_of_products(program: core.ClosedJaxpr, choices: Choices) -> Options:
+    """Those for the matrix products of a program, on one device or several."""
+    if not choices.tries_triton:
+        return {}
+    products = [x for x in _equations(program.jaxpr) if x.primitive.name == "dot_general"]
+    return _not_given(_NO_TRITON) if products and all(map(_is_exact, products)) else {}
 
 
 def _not_given(options: Options) -> Options:
@@ -137,6 +154,13 @@ def _of_operators(program: core.ClosedJaxpr) -> Options:
     if _CONVOLUTION in names and not any(map(_needs_emitters, equations)):
         found |= _NO_EMITTERS
     return found
+
+
+def _is_exact(product: core.JaxprEqn) -> bool:
+    """Whether it is one of float32 that is not to be rounded to TF32."""
+    asked = product.params["precision"]
+    are_float32 = all(str(x.dtype) == "float32" for x in _types(product)[:2])
+    return are_float32 and asked == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
 def _needs_emitters(equation: core.JaxprEqn) -> bool:

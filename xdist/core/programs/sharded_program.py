@@ -107,13 +107,18 @@ class OnLayout:
 
     def lower(self, signature: Sequence[Any]) -> Any:
         """The program for arguments of these shapes, as JAX lowers it."""
-        return located(self._function.lower(*signature), self._locations)
+        return self._lowered(self._function.trace(*signature))
+
+    def _lowered(self, traced: Any) -> Any:
+        return located(traced.lower(), self._locations)
 
     def compile(self, signature: Sequence[Any], key: str = "") -> Callable[..., list[jax.Array]]:
         """Compile it, once; returns what runs it. JAX's cache alone keeps it, as in OnMesh."""
         metrics.count("LoweredProgram")
-        options = compile_options.options_of_several(self._choices)
-        self._compiled = compiled(self.lower(signature), options)
+        traced = self._function.trace(*signature)
+        options = compile_options.options_of_products(traced.jaxpr, self._choices)
+        options |= compile_options.options_of_several(self._choices)
+        self._compiled = compiled(self._lowered(traced), options)
         self._function = None  # As in OnDevice.
         run = callable_of(self._compiled)
         if world.shares_device():

@@ -31,6 +31,7 @@ def long_product():
     return product()
 
 
+@pytest.mark.on_cpu
 def test_the_first_run_of_a_program_is_done_when_its_step_ends():
     x = product() + 0.25
     torch_xla.sync()

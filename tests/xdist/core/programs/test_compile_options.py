@@ -78,6 +78,42 @@ def test_programs_on_several_tpus_have_options_and_others_have_none(monkeypatch)
         assert compile_options.options_of_several(platforms.of(platform)) == {}
 
 
+NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+
+
+def squared(x, precision):
+    with jax.default_matmul_precision(precision):
+        return x @ x
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "expected"),
+    [
+        (lambda x: squared(x, "highest"), "float32", NO_TRITON),
+        (lambda x: jax.jit(squared, static_argnums=1)(x, "highest"), "float32", NO_TRITON),
+        (lambda x: squared(x, "tensorfloat32"), "float32", {}),
+        (lambda x: squared(x, "default"), "float32", {}),
+        (lambda x: squared(x, "highest"), "bfloat16", {}),
+        (lambda x: squared(x, "highest") + squared(x.astype("float16"), "highest"), "float32", {}),
+        (lambda x: x + 1, "float32", {}),
+    ],
+    ids="exact exact-inside tf32 default halves both none".split(),
+)
+def test_exact_products_of_float32_leave_triton_out_on_a_gpu(function, dtype, expected):
+    x = jax.ShapeDtypeStruct((8, 8), dtype)
+    program = jax.jit(function).trace(x).jaxpr
+    gpu = platforms.of("cuda")
+    assert compile_options.options(program, gpu) == expected
+    assert compile_options.options_of_products(program, gpu) == expected
+    for platform in ("cpu", "tpu"):
+        assert compile_options.options_of_products(program, platforms.of(platform)) == {}
+
+
+def test_products_with_triton_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
+    assert options(lambda x: squared(x, "highest"), 8, 8, platform="cuda") == {}
+
+
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 def test_what_the_users_variables_speak_of_is_left_to_them(variable, monkeypatch):
     monkeypatch.setenv(variable, "--xla_tpu_overlap_compute_collective_tc=false")

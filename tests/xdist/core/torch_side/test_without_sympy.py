@@ -113,7 +113,8 @@ def renamed(monkeypatch):
 def test_the_functions_that_ask_are_found(renamed):
     names = {function.__qualname__ for function in renamed}
     assert {"_check_with", "elementwise_dtypes", "is_contiguous", "_broadcast_shapes"} <= names
-    assert {"meta_conv", "_make_grads"} <= names and len(names) > 30
+    # Of functions that are wrapped: releases differ in which of them ask.
+    assert {"_make_grads", "meta_baddbmm"} <= names and len(names) > 30
 
 
 KINDS = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND
@@ -183,6 +184,8 @@ def test_what_is_symbolic_is_answered_by_torch():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
 
+    is_new = hasattr(torch.fx.experimental.symbolic_shapes, "has_guarding_hint")
+    asked_for_hint = no_symbols.has_guarding_hint if is_new else no_symbols.has_hint
     context = StatelessSymbolicContext([torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC])
     mode = FakeTensorMode(shape_env=ShapeEnv())
     size = mode.from_tensor(torch.ones(5), symbolic_context=context).size(0)
@@ -190,7 +193,7 @@ def test_what_is_symbolic_is_answered_by_torch():
     assert no_symbols.guard_or_false(size == 5) is True
     assert no_symbols.expect_true(size > 4) is True
     assert no_symbols.guard_int(size) == 5 and type(no_symbols.guard_int(size)) is int
-    assert no_symbols.has_guarding_hint(size) and not no_symbols.is_nested_int(size)
+    assert asked_for_hint(size) and not no_symbols.is_nested_int(size)
     assert no_symbols.free_unbacked_symbols(size) == set()
     assert isinstance(no_symbols.sym_eq((size, 2), (6, 2)), torch.SymBool)
     assert no_symbols.sym_and(size > 1, size < 9) and no_symbols.sym_or(size > 9, size == 5)
@@ -201,8 +204,11 @@ def test_other_names_are_those_of_torch_and_wrong_values_are_refused_as_by_torch
 
     assert no_symbols.ShapeEnv is real.ShapeEnv
     for name in ("guard_or_false", "expect_true"):
-        with pytest.raises(AssertionError, match="Expected bool"):
+        with pytest.raises(AssertionError) as theirs:
+            getattr(real, name)(1)
+        with pytest.raises(AssertionError) as ours:
             getattr(no_symbols, name)(1)
+        assert str(ours.value) == str(theirs.value)
     with pytest.raises(AttributeError, match="__nothing__"):
         no_symbols.__nothing__  # noqa: B018
     with pytest.raises(AttributeError, match="no_such_thing"):
