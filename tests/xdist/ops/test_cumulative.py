@@ -67,10 +67,55 @@ def test_the_gradient_of_a_running_product_is_one_row() -> None:
     torch_xla.sync()
 
 
+def _seeded(x: torch.Tensor, dim: int, seed: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of running maxima and minima, for these of their results."""
+    x.requires_grad_()
+    ends = x.cummax(dim).values, x.cummin(dim).values
+    return [torch.autograd.grad(end, x, seed.to(x.device))[0] for end in ends]
+
+
+@pytest.mark.parametrize("size", [1, 5, 17, 24, 81])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_running_extremes_go_to_where_they_stood(size: int, dim: int) -> None:
+    torch.manual_seed(0)
+    # Few numbers, so that many are equal: the last of them is where an extreme stands.
+    x = torch.randint(7, (size, size)).double()
+    seed = torch.randn(size, size, dtype=torch.double)
+    agree(lambda x: _seeded(x, dim, seed), x)
+    agree(lambda x: _seeded(x, dim, seed.bfloat16()), x.bfloat16())
+
+
+def test_a_gradient_of_an_extreme_that_is_not_finite_stays_in_its_run() -> None:
+    x, seed = torch.randn(4, 40), torch.randn(4, 40)
+    seed[0, 7], seed[1, 0], seed[2, 39] = float("inf"), float("nan"), -float("inf")
+    x[3, 11] = float("nan")
+    agree(lambda x: _seeded(x, 1, seed), x)
+
+
+def test_gradients_of_gradients_of_extremes_equal_eagers() -> None:
+    def gradients(x: torch.Tensor) -> list[torch.Tensor]:
+        x.requires_grad_()
+        first = torch.autograd.grad(x.cummax(1).values.exp().sum(), x, create_graph=True)[0]
+        return [first, *torch.autograd.grad(first.square().sum(), x)]
+
+    agree(gradients, torch.rand(3, 30, dtype=torch.double))
+
+
+def test_the_gradient_of_a_running_extreme_is_one_row() -> None:
+    x = torch.rand(3, 20, device="xla").requires_grad_()
+    torch_xla.sync()
+    x.cummin(1).values.sum().backward()
+    names = [row[0].name for row in x.value.trace.rows]
+    assert names.count("cummaxmin_backward") == 1
+    assert "aten.scatter_add.default" not in names
+    torch_xla.sync()
+
+
 def test_a_number_and_nothing_have_gradients_too() -> None:
     def gradients(x: torch.Tensor) -> list[torch.Tensor]:
         x.requires_grad_()
-        return [*torch.autograd.grad(x.cumprod(0).sum(), x)]
+        ends = x.cumprod(0), x.cummax(0).values
+        return [torch.autograd.grad(end.sum(), x)[0] for end in ends]
 
     agree(gradients, torch.tensor(2.0))
     agree(gradients, torch.zeros(0))
