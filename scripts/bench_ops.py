@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/bench_ops.py [--match REGEX] [--rounds 7] [--clock wall|cpu]
 
-Times eager torch and the device turn by turn in one process, takes the best of the rounds of
-each, and prints one JSON line per case: milliseconds of both, and their ratio (below 1: the
+Times eager torch and the device turn by turn in one process, several runs at each turn, takes the
+best of each (the first run of a turn does not count: the other's threads still spin), and prints one JSON line per case: milliseconds of both, and their ratio (below 1: the
 device is faster). A case slower than 5 times eager says why in `note`; without one, the script
 ends with status 1. `launch_ms`, the device's time for doing nothing, is in every time of it.
 `--clock cpu` counts processor time of all threads, which also holds on a machine busy with other
@@ -27,6 +27,7 @@ import torch_xla  # noqa: F401
 from torch_xdist.core.devices import steps
 
 LIMIT = 5.0
+RUNS = 4
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 Clock = Callable[[], float]
 Run = Callable[..., torch.Tensor]
@@ -241,11 +242,11 @@ def measure(case: Case, rounds: int, clock: Clock) -> dict[str, Any]:
         seed = torch.randn_like(case.run(*host))
     best = {"cpu": float("inf"), "xla": float("inf")}
     places = {device: (on(device, host), seed.to(device)) for device in best}
-    for number in range(rounds + 2):
+    for number in range(rounds + 1):
         for device, (inputs, weights) in places.items():
-            took = timed(lambda i=inputs, w=weights: step(case, i, w), clock)
-            if number > 1:  # the first two compile
-                best[device] = min(best[device], took)
+            runs = [timed(lambda i=inputs, w=weights: step(case, i, w), clock) for _ in range(RUNS)]
+            if number:  # the first turn compiles
+                best[device] = min(best[device], *runs[1:])
     ratio = best["xla"] / best["cpu"]
     line = {"case": case.name, "eager_ms": best["cpu"], "xla_ms": best["xla"], "ratio": ratio}
     return {k: round(v, 3) if isinstance(v, float) else v for k, v in line.items()} | (

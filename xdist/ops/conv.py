@@ -3,9 +3,9 @@
 Everything is said by three functions of the direct convolution: its value, its gradient by the
 input and its gradient by the weight. A transposed convolution is the input gradient of a direct
 one, so it needs no fourth. Each of the three has four forms, chosen by shapes alone: a matmul for
-1x1 kernels, a sum of shifted products for depthwise kernels, one convolution per group, and XLA's
-own convolution (of planes; volumes are turned into them). XLA's CPU backend needs the others: its
-grouped convolutions are 10 to 100 times slower than the sums and the parts. There the gradients
+1x1 kernels, sums of shifted products for groups of few channels, one convolution per group, and
+XLA's own convolution (of planes; volumes are turned into them). XLA's CPU backend needs the others:
+its grouped convolutions are 10 to 100 times slower than the sums and the parts. There the gradients
 have forms of their own, which `conv_rules.py` chooses. On GPUs 1x1 kernels over planes are cuDNN's
 too: products would have channels first where cuDNN has them last, and transposes around each. TPUs
 have XLA's grouped convolutions: they write out each of the shifted products and parts.
@@ -22,17 +22,20 @@ from jax import lax
 from torch_xdist.ops import conv_rules, forms
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import (
-    MOST_TAPS,
     Window,
-    depthwise,
-    depthwise_input_gradient,
-    depthwise_weight_gradient,
     native,
     out_sizes,
     pointwise,
     pointwise_weight_gradient,
 )
 from torch_xdist.ops.conv_phases import input_gradient_by_phases
+from torch_xdist.ops.conv_shifts import (
+    by_shifts,
+    depthwise_weight_gradient,
+    input_gradient_by_shifts,
+    spread_depthwise_gradient,
+    weight_gradient_by_shifts,
+)
 from torch_xdist.ops.operands import wide
 from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
@@ -73,12 +76,6 @@ def _is_cudnns(dtype: jnp.dtype, window: Window) -> bool:
     return forms.chosen().has_cudnn and is_plane and jnp.issubdtype(dtype, jnp.floating)
 
 
-def _is_depthwise(weight_shape: Sequence[int], window: Window) -> bool:
-    """One input channel per group, and few enough taps to write them out."""
-    is_few = weight_shape[1] == 1 and math.prod(weight_shape[2:]) <= MOST_TAPS
-    return is_few and not forms.chosen().writes_out_taps
-
-
 def _is_split(window: Window) -> bool:
     return 1 < window.groups <= _MOST_GROUPS and not forms.chosen().writes_out_taps
 
@@ -96,8 +93,8 @@ def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
     """x [n, c, *in], w [o, c / groups, *kernel] -> [n, o, *out]; halves are not rounded yet."""
     if _is_pointwise(w.shape[2:], window, x.dtype):
         return pointwise(x, w, window, wide(x.dtype))
-    if _is_depthwise(w.shape, window):
-        return settled(depthwise(x, w, window))
+    if conv_rules.is_by_shifts(w.shape, window):
+        return settled(by_shifts(x, w, window))
     if _is_split(window):
         parts = zip(_split(x, 1, window), _split(w, 0, window))
         return jnp.concatenate([_direct(a, b, window.one_group()) for a, b in parts], 1)
@@ -110,8 +107,10 @@ def _input_gradient(
     """The gradient of the direct convolution by its input, which has `shape`."""
     if _is_pointwise(w.shape[2:], window, grad.dtype):
         return _transposed(lambda x: pointwise(x, w, window), grad, shape)
-    if _is_depthwise(w.shape, window):
-        return settled(depthwise_input_gradient(grad, w, shape, window))
+    if conv_rules.is_gradient_by_shifts(w.shape, window):
+        return settled(input_gradient_by_shifts(grad, w, shape, window))
+    if conv_rules.is_depthwise(w.shape):
+        return settled(spread_depthwise_gradient(grad, w, shape, window))
     if _is_split(window):
         part = (shape[0], shape[1] // window.groups, *shape[2:])
         parts = zip(_split(grad, 1, window), _split(w, 0, window))
@@ -149,8 +148,10 @@ def _weight_gradient(
     """The gradient of the direct convolution by its weight, which has `shape`."""
     if _is_pointwise(shape[2:], window, x.dtype):
         return pointwise_weight_gradient(grad, x, shape, window)
+    if conv_rules.is_weight_gradient_by_shifts(shape, window):
+        return weight_gradient_by_shifts(grad, x, shape, window)
     # Of one channel in all, XLA's own is faster: 0.2 ms in a step of MNIST, by products 2.
-    if _is_depthwise(shape, window) and window.groups > 1:
+    if conv_rules.is_depthwise(shape) and window.groups > 1:
         return depthwise_weight_gradient(grad, x, shape, window)
     if _is_split(window):
         part = (shape[0] // window.groups, *shape[1:])

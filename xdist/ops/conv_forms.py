@@ -15,7 +15,7 @@ from jax import lax
 from torch_xdist.ops import exactness
 from torch_xdist.ops.operands import wide
 
-# Above this many taps a convolution is left to XLA: each tap is an operand of its own.
+# Above this many a convolution is left to XLA: each tap, or share, is an operand of its own.
 MOST_TAPS = 64
 _LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
 
@@ -154,54 +154,12 @@ def out_sizes(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> li
     ]
 
 
-# Depthwise: each input channel has `m` output channels of its own, o = c * m.
-
-
-def depthwise(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
-    n, c, *sizes = x.shape
-    kernel = w.shape[2:]
-    out = out_sizes(sizes, kernel, window)
-    x = padded(x, window.padding, window.high).astype(wide(x.dtype))
-    per_channel = w.reshape(c, -1, *kernel)
-    ones = (1,) * len(out)
-    shares = [
-        seen[:, :, None] * per_channel[(..., *tap)].reshape(c, -1, *ones)
-        for tap, seen in taps(x, kernel, out, window)
-    ]
-    return added(shares).reshape(n, -1, *out)
-
-
 def added(parts: Sequence[jax.Array]) -> jax.Array:
     """The sum, in pairs: one after the other rounds several times worse over 64 taps."""
     while len(parts) > 1:
         pairs = itertools.zip_longest(parts[::2], parts[1::2])
         parts = [a if b is None else a + b for a, b in pairs]
     return parts[0]
-
-
-def depthwise_input_gradient(
-    grad: jax.Array, w: jax.Array, shape: Sequence[int], window: Window
-) -> jax.Array:
-    n, c, *sizes = shape
-    kernel = w.shape[2:]
-    grad = grad.reshape(n, c, -1, *grad.shape[2:])
-    if grad.shape[2] == 1 and set(window.stride) == {1}:
-        # The gradient of one channel by another is the same convolution with the kernel reversed.
-        reach = [d * (k - 1) for d, k in zip(window.dilation, kernel)]
-        low = tuple(r - p for r, p in zip(reach, window.padding))
-        high = tuple(r - p for r, p in zip(reach, window.high))
-        back = replace(window, padding=low, high=high)
-        return depthwise(grad[:, :, 0], jnp.flip(w, range(2, w.ndim)), back).astype(w.dtype)
-    per_channel = w.reshape(c, -1, math.prod(kernel))
-    per_tap = jnp.einsum(
-        "ncm...,cmt->tnc...", grad, per_channel, preferred_element_type=wide(w.dtype)
-    )
-    reached = [n + p + h for n, p, h in zip(sizes, window.padding, window.high)]
-    starts = itertools.product(*map(range, kernel))
-    shares = [placed(g, t, reached, window) for t, g in zip(starts, per_tap)]
-    spread = added(shares)
-    spread = padded(spread, [-p for p in window.padding], [-h for h in window.high])
-    return spread.astype(w.dtype)
 
 
 def placed(
@@ -212,24 +170,3 @@ def placed(
     for size, out, t, s, d in zip(reached, grad.shape[2:], tap, window.stride, window.dilation):
         config.append((t * d, size - t * d - (out - 1) * s - 1, s - 1))
     return lax.pad(grad, jnp.zeros((), grad.dtype), config)
-
-
-def depthwise_weight_gradient(
-    grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
-) -> jax.Array:
-    n, c, *_ = x.shape
-    out = grad.shape[2:]
-    x = padded(x, window.padding, window.high)
-    grad = grad.reshape(n, c, -1, *out)
-    if grad.shape[2] == 1:
-        # The columns are summed apart: XLA adds what is one sum one after the other.
-        rows = (0, *range(2, x.ndim - 1))
-        single = grad[:, :, 0].astype(wide(grad.dtype))
-        sums = [(single * seen).sum(rows) for _, seen in taps(x, shape[2:], out, window)]
-        return jnp.stack(sums, 1).sum(-1).astype(x.dtype).reshape(shape)
-    seen = jnp.stack([seen for _, seen in taps(x, shape[2:], out, window)], 2)
-    positions = math.prod(out)
-    seen = seen.reshape(n, c, -1, positions)
-    grad = grad.reshape(n, c, -1, positions)
-    product = jnp.einsum("ncmp,nctp->ncmt", grad, seen, preferred_element_type=wide(x.dtype))
-    return product.sum(0).astype(x.dtype).reshape(shape)

@@ -18,6 +18,7 @@ is twice as fast alone (32 x 3 x 32^2, 3^2, 64: 4.1 ms, 2.4) and their weight gr
 import math
 from collections.abc import Sequence
 
+from torch_xdist.ops import forms
 from torch_xdist.ops.conv_forms import MOST_TAPS, Window
 
 # Columns of more elements are not written out.
@@ -36,6 +37,48 @@ _FEW_CHANNELS = 16
 #   1 x 256 x 14^2, 3^2, 256: 1.51, 0.84                    6 x 64 x 32^2, 3^2, 64: 1.39, 1.34
 #   1 x 3 x 64^2, 3^2, 32: 1.86, 0.63                       8 x 64 x 28^2, 3^2, 64: 0.97, 1.64
 _FEW_SAMPLES = 4
+# Sums of more shares (`conv_shifts.py`) are slower than XLA's own convolutions of each group:
+#   8 x 64 x 28^2, 3^2, 8 groups, 72 shares: native 1.03 ms, by shifts 0.94
+#   8 x 64 x 512, 5, 4 groups, 80 shares of 32 channels out each: native 0.62, by shifts 2.1
+_MOST_SHARES = 72
+# Of more groups the weight gradient is by shifts, where it is not depthwise: XLA's own, group by
+# group, takes a tenth of a second to compile for each.
+#   4 x 128 x 56^2, 3^2, 32 groups: native 18.8 ms, 2.7 s to compile; by shifts 6.7, 0.12
+#   8 x 32 x 32^2, 3^2, 16: 0.61, 0.16; 0.43, 0.08    16 x 32 x 32^2, 3^2, 8: 1.5, 0.11; 2.0, 0.14
+_FEW_GROUPS = 8
+
+
+def is_depthwise(w: Sequence[int]) -> bool:
+    """One input channel per group, and few enough taps to write them out; w [o, c, *kernel]."""
+    return w[1] == 1 and _are_few(w[2:]) and not forms.chosen().writes_out_taps
+
+
+def is_by_shifts(w: Sequence[int], window: Window) -> bool:
+    """Whether the value is; of several channels per group where it was measured."""
+    is_grouped = forms.chosen().is_host and window.groups > 1 and _are_few(w[1:])
+    return is_grouped or is_depthwise(w)
+
+
+def is_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
+    """Whether the gradient by the input is."""
+    if set(window.stride) != {1}:
+        return False
+    each = w[0] // window.groups
+    if each == 1 and is_depthwise(w):
+        return True
+    return forms.chosen().is_host and window.groups > 1 and _are_few((each, *w[2:]))
+
+
+def is_weight_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
+    """Whether the gradient by the weight is."""
+    if not forms.chosen().is_host or window.groups == 1:
+        return False
+    return is_depthwise(w) or (window.groups > _FEW_GROUPS and _are_few(w[1:]))
+
+
+def _are_few(shares: Sequence[int]) -> bool:
+    """The taps of a kernel, or of all channels of a group."""
+    return math.prod(shares) <= _MOST_SHARES
 
 
 def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
@@ -45,11 +88,14 @@ def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str
         return "native"
     # Where the stride divides the kernel, one convolution computes all phases: 4 x 3 x 112^2,
     # 4^2 / 4, 96: native 0.52, by phases 0.30, by columns 0.78; 16 x 64 x 16^2, 4^2 / 2, 128: 1.14,
-    # 1.04, 1.33.
+    # 1.04, 1.33. Its output channels are those of all phases, which must not be too few either. On
+    # two cores with AVX-512 (2026-11-27): 16 x 3 x 32^2, 4^2 / 2, 64: 0.69, 0.91, 0.64; 64 x 4 x
+    # 28^2, 4^2 / 2, 16: 0.89, 0.47, 0.90; 16 x 12 x 32^2, 4^2 / 2, 48: 1.71, 0.87, 1.57; 16 x 3 x
+    # 48^2, 6^2 / 3, 32: 0.79, 0.34, 1.42.
     is_strided = set(window.stride) != {1}
     if is_strided and _is_plain(window) and not any(k % s for k, s in zip(kernel, window.stride)):
         is_patches = tuple(kernel) == window.stride
-        if is_patches or c >= _FEW_CHANNELS:
+        if is_patches or c * math.prod(window.stride) >= _FEW_CHANNELS:
             return "phases"
     if not _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
         return "native"

@@ -212,6 +212,12 @@ def test_xla_flags_decide_about_ynnpack_where_they_speak_of_it(monkeypatch):
     assert options(convolution, 4, 3, 8, 8) == NO_EMITTERS
 
 
+def sums_after(x):
+    y = convolution(x)
+    zeros = [jnp.zeros((), y.dtype)] * 2
+    return jax.lax.reduce([y, y * y], zeros, lambda a, b: [p + q for p, q in zip(a, b)], (0, 2))
+
+
 def gelu_after(x):
     return jax.nn.gelu(convolution(x), approximate=False)
 
@@ -228,8 +234,10 @@ def gelu_after(x):
         (lambda x: convolution(x).reshape((2,) * 5 + (-1,)), (4, 3, 8, 8), "float32", True),
         (lambda x: convolution(x).reshape((2,) * 5 + (-1,)).T, (4, 3, 8, 8), "float32", False),
         (lambda x: jnp.sort(convolution(x), 1), (64, 3, 64, 64), "float32", False),
+        (sums_after, (64, 3, 64, 64), "float32", False),
+        (sums_after, (4, 3, 8, 8), "float32", True),
     ],
-    ids="plain bfloat16 float16 tanh gelu gelu-of-few windows volume sort".split(),
+    ids="plain bfloat16 float16 tanh gelu gelu-of-few windows volume sort sums sums-of-few".split(),
 )
 def test_convolutions_have_no_fusion_emitters_where_nothing_needs_them(
     function, shape, dtype, is_without

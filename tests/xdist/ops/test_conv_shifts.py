@@ -1,0 +1,125 @@
+"""Convolutions of groups with few channels each, which a CPU computes as sums of shares."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from devices_agree import both
+
+from torch_xdist import platforms
+from torch_xdist.ops import conv_rules, forms
+from torch_xdist.ops.conv_forms import Window
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "several channels": ((2, 8, 7, 6), (8, 4, 3, 3), {"padding": 1, "groups": 2}),
+    "more channels out": ((2, 4, 6, 6), (12, 2, 3, 2), {"groups": 2}),
+    "fewer channels out": ((2, 12, 6, 6), (4, 3, 3, 3), {"padding": (2, 0), "groups": 4}),
+    "dilated": ((2, 6, 9, 9), (6, 2, 3, 3), {"padding": 2, "dilation": (2, 1), "groups": 3}),
+    "strided": ((2, 6, 9, 8), (6, 2, 3, 3), {"stride": 2, "padding": 1, "groups": 3}),
+    "many groups": ((2, 24, 6, 6), (24, 2, 3, 3), {"padding": 1, "groups": 12}),
+    "many groups, strided": ((2, 24, 7, 6), (36, 2, 3, 3), {"stride": (2, 1), "groups": 12}),
+    "more than 64 groups": ((1, 140, 4, 4), (140, 2, 3, 3), {"padding": 1, "groups": 70}),
+    "one channel each": ((2, 5, 7, 7), (5, 1, 5, 5), {"padding": 2, "groups": 5}),
+    "one channel each to several": ((2, 5, 7, 7), (15, 1, 3, 3), {"padding": 1, "groups": 5}),
+    "one each to several, strided": ((2, 5, 7, 7), (15, 1, 3, 3), {"stride": 2, "groups": 5}),
+    "signals": ((2, 6, 20), (9, 2, 5), {"padding": 2, "groups": 3}),
+    "volumes": ((2, 4, 4, 5, 5), (4, 2, 3, 3, 3), {"padding": 1, "groups": 2}),
+    "too many shares": ((2, 18, 6, 6), (4, 9, 3, 3), {"padding": 1, "groups": 2}),
+}
+
+
+def operands(x: tuple[int, ...], w: tuple[int, ...], channels: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.double) for shape in (x, w, (channels,))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_convolution_of_groups_and_its_gradients_equal_eagers(name: str) -> None:
+    x, w, options = CASES[name]
+    run = CONVOLUTIONS[len(x) - 2]
+    both(lambda *tensors: run(*tensors, **options), *operands(x, w, w[0]))
+
+
+@pytest.mark.parametrize("name", ["several channels", "many groups, strided", "signals"])
+def test_a_transposed_one_equals_eagers(name: str) -> None:
+    x, w, options = CASES[name]
+    run, groups = TRANSPOSED[len(x) - 2], options["groups"]
+    x = (x[0], w[0], *x[2:])
+    both(lambda *tensors: run(*tensors, **options), *operands(x, w, w[1] * groups))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_rounded_once(dtype: torch.dtype) -> None:
+    x, w, options = CASES["many groups"]
+    exact = [t.to(dtype).requires_grad_() for t in operands(x, w, 1)[:2]]
+    seed = torch.randn(x).to(dtype)
+    wide = [t.detach().double().requires_grad_() for t in exact]
+    expected = F.conv2d(*wide, **options)
+    gradients = torch.autograd.grad(expected, wide, seed.double())
+    ours = [t.detach().to("xla").requires_grad_() for t in exact]
+    found = F.conv2d(*ours, **options)
+    results = [found, *torch.autograd.grad(found, ours, seed.to("xla"))]
+    for got, right in zip(results, [expected, *gradients], strict=True):
+        assert got.dtype == dtype
+        # One rounding of a sum in float32.
+        torch.testing.assert_close(
+            got.cpu().double(), right, rtol=torch.finfo(dtype).eps / 2, atol=1e-4
+        )
+
+
+def test_what_is_not_finite_stays_in_its_group() -> None:
+    x, w, _ = CASES["several channels"]
+    images, weight, _ = (t.float() for t in operands(x, w, 1))
+    images[0, 1, 3, 3], weight[6, 0, 0, 0] = float("inf"), float("nan")
+    found = F.conv2d(images.to("xla"), weight.to("xla"), groups=2).cpu()
+    torch.testing.assert_close(found, F.conv2d(images, weight, groups=2), equal_nan=True)
+
+
+WINDOW = Window((1, 1), (1, 1), (1, 1), (1, 1), 32)
+BY_TWO = replace(WINDOW, stride=(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("w", "window", "expected"),
+    [
+        ((128, 4, 3, 3), WINDOW, (True, True, True)),
+        ((128, 4, 3, 3), BY_TWO, (True, False, True)),
+        ((32, 1, 7, 7), WINDOW, (True, True, True)),
+        ((32, 8, 3, 3), replace(WINDOW, groups=8), (True, True, False)),
+        ((32, 9, 3, 3), WINDOW, (False, True, False)),
+        ((320, 4, 3, 3), WINDOW, (True, False, True)),
+        ((32, 1, 3, 3), replace(WINDOW, groups=1), (True, False, False)),
+        ((32, 3, 3, 3), replace(WINDOW, groups=1), (False, False, False)),
+    ],
+    ids=[
+        "groups",
+        "strided",
+        "depthwise",
+        "few groups",
+        "many channels in",
+        "many channels out",
+        "one channel",
+        "no groups",
+    ],
+)
+def test_what_is_computed_by_shifts_on_a_cpu(
+    w: tuple[int, ...], window: Window, expected: tuple[bool, ...], monkeypatch: Any
+) -> None:
+    def found() -> tuple[bool, ...]:
+        return (
+            conv_rules.is_by_shifts(w, window),
+            conv_rules.is_gradient_by_shifts(w, window),
+            conv_rules.is_weight_gradient_by_shifts(w, window),
+        )
+
+    assert found() == expected
+    monkeypatch.setattr(forms, "_chosen", [platforms.of("tpu")])
+    assert found() == (False, False, False)
+    # On GPUs what was so before: one channel a group.
+    monkeypatch.setattr(forms, "_chosen", [platforms.of("cuda")])
+    is_depthwise = w[1] == 1
+    assert found() == (is_depthwise, is_depthwise and window.groups > 1, False)
