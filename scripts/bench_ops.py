@@ -3,10 +3,11 @@
 
     .venv/bin/python scripts/bench_ops.py [--match REGEX] [--rounds 7] [--clock wall|cpu]
 
-Times eager torch and the device turn by turn in one process, several runs at each turn, takes the
-best of each (the first run of a turn does not count: the other's threads still spin), and prints one JSON line per case: milliseconds of both, and their ratio (below 1: the
-device is faster). A case slower than 5 times eager says why in `note`; without one, the script
-ends with status 1. `launch_ms`, the device's time for doing nothing, is in every time of it.
+Times eager torch and the device turn by turn in one process, takes the best of each, and prints one
+JSON line per case: milliseconds of both, and their ratio (below 1: the device is faster). A turn is
+several runs, of which the first does not count: the other's threads still spin. A case slower than
+5 times eager says why in `note`; without one, the script ends with status 1. `launch_ms`, the
+device's time for doing nothing, is in every time of it.
 `--clock cpu` counts processor time of all threads, which also holds on a machine busy with other
 work; set OMP_NUM_THREADS=1 with it, since eager torch's threads spin while they wait.
 """

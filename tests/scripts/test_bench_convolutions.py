@@ -1,4 +1,4 @@
-"""The sweep of convolutions: thirty shapes, three directions each, beside eager torch."""
+"""The sweep of convolutions: thirty-six shapes, three directions each, beside eager torch."""
 
 import json
 
@@ -11,8 +11,8 @@ def bench():
     return loaded("bench_convolutions")
 
 
-def test_it_has_thirty_shapes_each_once(bench):
-    assert len({shape.text for shape in bench.SHAPES}) == len(bench.SHAPES) == 30
+def test_it_has_thirty_six_shapes_each_once(bench):
+    assert len({shape.text for shape in bench.SHAPES}) == len(bench.SHAPES) == 36
 
 
 def test_each_direction_of_a_shape_has_a_line_with_the_form_that_the_rules_choose(
@@ -26,3 +26,23 @@ def test_each_direction_of_a_shape_has_a_line_with_the_form_that_the_rules_choos
     assert [line["chosen"] for line in lines] == ["native", "phases", "native"]
     assert all(line["ms"].keys() >= {line["chosen"], "eager"} for line in lines)
     assert last["directions"] == 3
+
+
+def test_convolutions_of_groups_are_timed_by_shifts_and_group_by_group(bench, monkeypatch, capsys):
+    shape = bench.Shape("groups", 1, 4, 6, 8, 3, 2, 1, 2)
+    monkeypatch.setattr(bench, "SHAPES", [shape, shape._replace(stride=1)])
+    monkeypatch.setattr("sys.argv", ["bench_convolutions", "--rounds", "1"])
+    bench.main()
+    *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert last["directions"] == 6
+    assert [line["chosen"] for line in lines[:3]] == ["shifts", "by group", "by group"]
+    assert [line["chosen"] for line in lines[3:]] == ["shifts", "shifts", "by group"]
+    assert "shifts" not in lines[1]["ms"] and "shifts" in lines[4]["ms"]
+
+
+def test_each_form_of_groups_computes_the_same(bench):
+    shape = bench.Shape("groups", 1, 4, 6, 8, 3, 1, 1, 2)
+    for direction in bench.directions(shape):
+        found = [form(*direction.operands) for form in direction.forms.values()]
+        assert len(found) == 2
+        assert abs(found[0] - found[1]).max() < 1e-4

@@ -41,11 +41,18 @@ _FEW_SAMPLES = 4
 #   8 x 64 x 28^2, 3^2, 8 groups, 72 shares: native 1.03 ms, by shifts 0.94
 #   8 x 64 x 512, 5, 4 groups, 80 shares of 32 channels out each: native 0.62, by shifts 2.1
 _MOST_SHARES = 72
-# Of more groups the weight gradient is by shifts, where it is not depthwise: XLA's own, group by
-# group, takes a tenth of a second to compile for each.
-#   4 x 128 x 56^2, 3^2, 32 groups: native 18.8 ms, 2.7 s to compile; by shifts 6.7, 0.12
-#   8 x 32 x 32^2, 3^2, 16: 0.61, 0.16; 0.43, 0.08    16 x 32 x 32^2, 3^2, 8: 1.5, 0.11; 2.0, 0.14
-_FEW_GROUPS = 8
+# Of more groups and no more shares the weight gradient is by shifts, and with strides the gradient
+# by the input, besides those of one channel a group. XLA's own, group by group, takes a tenth of a
+# second to compile for each.
+#   weight: 4 x 128 x 56^2, 3^2, 32 groups: native 24.3 ms, by shifts 7.0; to compile 1.6, 0.1 s
+#   4 x 128 x 56^2, 3^2 / 2, 32: 2.6, 2.1           8 x 96 x 28^2, 3^2, 32: 1.8, 1.6
+#   4 x 256 x 28^2, 3^2, 32, 72 shares: 3.9, 8.4    8 x 64 x 28^2, 3^2, 16: 1.1, 1.6
+#   input: 4 x 256 x 28^2, 3^2 / 2, 64: 2.1, 1.0; to compile 1.1, 0.15 s
+#   4 x 128 x 56^2, 3^2 / 2, 32: 2.4, 2.0           4 x 256 x 56^2, 3^2 / 2, 32, 72 shares: 5.5, 8.9
+# One channel each, what each tap gives spread over the input, and by shifts: 8 x 96 x 56^2,
+# 3^2 / 2: 2.9, 0.89; 16 x 144 x 16^2, 5^2 / 2: 3.3, 1.0.
+_FEW_GROUPS = 16
+_FEW_SHARES = 36
 
 
 def is_depthwise(w: Sequence[int]) -> bool:
@@ -61,19 +68,26 @@ def is_by_shifts(w: Sequence[int], window: Window) -> bool:
 
 def is_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
     """Whether the gradient by the input is."""
-    if set(window.stride) != {1}:
+    each, on_cpu = w[0] // window.groups, forms.chosen().is_host
+    if set(window.stride) == {1}:
+        if on_cpu and window.groups > 1 and _are_few((each, *w[2:])):
+            return True
+        return each == 1 and is_depthwise(w)
+    if not (on_cpu and _is_plain(window)) or any(s > k for s, k in zip(window.stride, w[2:])):
         return False
-    each = w[0] // window.groups
-    if each == 1 and is_depthwise(w):
-        return True
-    return forms.chosen().is_host and window.groups > 1 and _are_few((each, *w[2:]))
+    is_few = window.groups > 1 and is_depthwise(w) and _are_few((each, *w[2:]))
+    return is_few or _is_small((each, *w[2:]), window)
 
 
 def is_weight_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
     """Whether the gradient by the weight is."""
     if not forms.chosen().is_host or window.groups == 1:
         return False
-    return is_depthwise(w) or (window.groups > _FEW_GROUPS and _are_few(w[1:]))
+    return is_depthwise(w) or _is_small(w[1:], window)
+
+
+def _is_small(shares: Sequence[int], window: Window) -> bool:
+    return window.groups > _FEW_GROUPS and math.prod(shares) <= _FEW_SHARES
 
 
 def _are_few(shares: Sequence[int]) -> bool:

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from torch_xdist.ops.conv_forms import Window, added, out_sizes, padded, placed, taps
+from torch_xdist.ops.conv_phases import interleaved, padding_of_phase, reach
 from torch_xdist.ops.operands import wide
 
 
@@ -48,13 +49,37 @@ def by_shifts(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
 def input_gradient_by_shifts(
     grad: jax.Array, w: jax.Array, shape: Sequence[int], window: Window
 ) -> jax.Array:
-    """The gradient by the input: without strides the same of the kernel turned around."""
-    reach = [d * (k - 1) for d, k in zip(window.dilation, w.shape[2:])]
-    low = tuple(r - p for r, p in zip(reach, window.padding))
-    high = tuple(r - p for r, p in zip(reach, window.high))
+    """The gradient by the input, which has `shape`: the same of the kernel turned around."""
+    kernel = w.shape[2:]
     turned = jnp.flip(w, range(2, w.ndim)).reshape(window.groups, -1, *w.shape[1:])
-    turned = turned.swapaxes(1, 2).reshape(shape[1], -1, *w.shape[2:])
+    turned = turned.swapaxes(1, 2).reshape(shape[1], -1, *kernel)
+    if set(window.stride) != {1}:
+        return _by_phases(grad, turned, shape, window).astype(w.dtype)
+    reached = [d * (k - 1) for d, k in zip(window.dilation, kernel)]
+    low = tuple(r - p for r, p in zip(reached, window.padding))
+    high = tuple(r - p for r, p in zip(reached, window.high))
     return by_shifts(grad, turned, replace(window, padding=low, high=high)).astype(w.dtype)
+
+
+def _by_phases(
+    grad: jax.Array, turned: jax.Array, shape: Sequence[int], window: Window
+) -> jax.Array:
+    """With strides: positions a whole number of them apart see the same taps, of no dilation."""
+    first, count = reach(shape, window)
+    ones = (1,) * len(count)
+    phases = []
+    for phase in itertools.product(*map(range, window.stride)):
+        # Turned around, every so many taps from the end.
+        seen = [
+            slice((k - 1 - a) % s, k - a, s)
+            for k, a, s in zip(turned.shape[2:], phase, window.stride)
+        ]
+        part = turned[(slice(None), slice(None), *seen)]
+        low, high = padding_of_phase(grad.shape[2:], part.shape[2:], first, count)
+        plain = Window(ones, low, high, ones, window.groups)
+        phases.append(by_shifts(grad, part, plain))
+    stacked = jnp.stack(phases, 2)
+    return interleaved(stacked.reshape(*shape[:2], *window.stride, *count), shape, window)
 
 
 def spread_depthwise_gradient(

@@ -20,12 +20,30 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "fewer channels out": ((2, 12, 6, 6), (4, 3, 3, 3), {"padding": (2, 0), "groups": 4}),
     "dilated": ((2, 6, 9, 9), (6, 2, 3, 3), {"padding": 2, "dilation": (2, 1), "groups": 3}),
     "strided": ((2, 6, 9, 8), (6, 2, 3, 3), {"stride": 2, "padding": 1, "groups": 3}),
-    "many groups": ((2, 24, 6, 6), (24, 2, 3, 3), {"padding": 1, "groups": 12}),
-    "many groups, strided": ((2, 24, 7, 6), (36, 2, 3, 3), {"stride": (2, 1), "groups": 12}),
+    "many groups": ((2, 34, 6, 6), (34, 2, 3, 3), {"padding": 1, "groups": 17}),
+    "many groups, strided": ((2, 34, 7, 6), (51, 2, 3, 3), {"stride": (2, 1), "groups": 17}),
     "more than 64 groups": ((1, 140, 4, 4), (140, 2, 3, 3), {"padding": 1, "groups": 70}),
+    "many groups, padded": (
+        (1, 34, 8, 8),
+        (34, 2, 3, 3),
+        {"stride": 2, "padding": (1, 2), "groups": 17},
+    ),
     "one channel each": ((2, 5, 7, 7), (5, 1, 5, 5), {"padding": 2, "groups": 5}),
     "one channel each to several": ((2, 5, 7, 7), (15, 1, 3, 3), {"padding": 1, "groups": 5}),
     "one each to several, strided": ((2, 5, 7, 7), (15, 1, 3, 3), {"stride": 2, "groups": 5}),
+    "one channel each, strided": ((2, 3, 9, 11), (3, 1, 5, 3), {"stride": (3, 2), "groups": 3}),
+    "one each, strided, padded": (
+        (2, 3, 8, 9),
+        (3, 1, 3, 3),
+        {"stride": 2, "padding": (1, 4), "groups": 3},
+    ),
+    "one each, strided, dilated": (
+        (2, 3, 9, 9),
+        (3, 1, 3, 3),
+        {"stride": 2, "dilation": 2, "groups": 3},
+    ),
+    "one each, strides of more": ((2, 3, 9, 9), (3, 1, 2, 2), {"stride": 3, "groups": 3}),
+    "signals, strided": ((2, 34, 17), (34, 2, 5), {"stride": 2, "padding": 2, "groups": 17}),
     "signals": ((2, 6, 20), (9, 2, 5), {"padding": 2, "groups": 3}),
     "volumes": ((2, 4, 4, 5, 5), (4, 2, 3, 3, 3), {"padding": 1, "groups": 2}),
     "too many shares": ((2, 18, 6, 6), (4, 9, 3, 3), {"padding": 1, "groups": 2}),
@@ -87,9 +105,14 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
     ("w", "window", "expected"),
     [
         ((128, 4, 3, 3), WINDOW, (True, True, True)),
-        ((128, 4, 3, 3), BY_TWO, (True, False, True)),
+        ((128, 4, 3, 3), BY_TWO, (True, True, True)),
+        ((64, 4, 3, 3), replace(BY_TWO, groups=16), (True, False, False)),
+        ((96, 1, 5, 5), BY_TWO, (True, False, True)),
+        ((32, 1, 3, 3), replace(BY_TWO, dilation=(1, 2)), (True, False, True)),
+        ((32, 1, 3, 1), BY_TWO, (True, False, True)),
         ((32, 1, 7, 7), WINDOW, (True, True, True)),
-        ((32, 8, 3, 3), replace(WINDOW, groups=8), (True, True, False)),
+        ((32, 4, 3, 3), replace(WINDOW, groups=16), (True, True, False)),
+        ((128, 5, 3, 3), WINDOW, (True, True, False)),
         ((32, 9, 3, 3), WINDOW, (False, True, False)),
         ((320, 4, 3, 3), WINDOW, (True, False, True)),
         ((32, 1, 3, 3), replace(WINDOW, groups=1), (True, False, False)),
@@ -98,8 +121,13 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
     ids=[
         "groups",
         "strided",
+        "few groups, strided",
+        "many channels out of one",
+        "strided and dilated",
+        "strides of more than the kernel",
         "depthwise",
         "few groups",
+        "more channels in",
         "many channels in",
         "many channels out",
         "one channel",
@@ -119,7 +147,7 @@ def test_what_is_computed_by_shifts_on_a_cpu(
     assert found() == expected
     monkeypatch.setattr(forms, "_chosen", [platforms.of("tpu")])
     assert found() == (False, False, False)
-    # On GPUs what was so before: one channel a group.
+    # On GPUs one channel a group.
     monkeypatch.setattr(forms, "_chosen", [platforms.of("cuda")])
-    is_depthwise = w[1] == 1
-    assert found() == (is_depthwise, is_depthwise and window.groups > 1, False)
+    is_depthwise, is_dense = w[1] == 1, set(window.stride) == {1}
+    assert found() == (is_depthwise, is_depthwise and is_dense and window.groups > 1, False)
