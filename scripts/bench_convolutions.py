@@ -16,6 +16,7 @@ whole nets before a rule follows it.
 import argparse
 import functools
 import json
+import math
 import re
 import statistics
 import time
@@ -41,6 +42,8 @@ from torch_xdist.ops.conv_shifts import (
 MARGIN = 0.9
 # Of a turn.
 RUNS = 3
+# Above so many the form by shifts is not tried.
+_MOST_SHARES = 100
 Run = Callable[[], Any]
 
 
@@ -153,8 +156,12 @@ def _forms(shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
     """Of each direction: what the rules choose, and all forms."""
     out = (shape.size + 2 * shape.padding - shape.kernel) // shape.stride + 1
     grad = (shape.n, shape.o, out, out)
-    arguments = grad, (shape.o, shape.c, shape.kernel, shape.kernel), shape.window
-    yield "native", {"native": native}
+    w = shape.o, shape.c, shape.kernel, shape.kernel
+    arguments = grad, w, shape.window
+    value = {"native": native}
+    if math.prod(w[1:]) <= _MOST_SHARES:
+        value["shifts"] = by_shifts
+    yield "shifts" if conv_rules.is_by_shifts(w, shape.window) else "native", value
     by_input = dict(conv.INPUT_GRADIENTS)
     if shape.stride == 1 or shape.kernel % shape.stride:
         del by_input["phases"]

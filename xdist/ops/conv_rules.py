@@ -41,6 +41,15 @@ _FEW_SAMPLES = 4
 #   8 x 64 x 28^2, 3^2, 8 groups, 72 shares: native 1.03 ms, by shifts 0.94
 #   8 x 64 x 512, 5, 4 groups, 80 shares of 32 channels out each: native 0.62, by shifts 2.1
 _MOST_SHARES = 72
+# Of one group the value is by shifts from so few channels to so few, without strides:
+#   64 x 3 x 32^2, 5^2, 6: native 2.6 ms, by shifts 0.68    16 x 4 x 64^2, 3^2, 16: 1.4, 0.59
+#   64 x 3 x 32^2, 5^2, 16: 2.1, 1.3                        32 x 6 x 28^2, 3^2, 16: 0.89, 0.65
+# To more it is as much faster alone (16 x 3 x 32^2, 3^2, 32: 0.48, 0.33), but not in whole nets: the
+# steps of one from 3 channels to 6 took 0.61 and 0.72 of the time, to 8 0.93, to 16 0.96 and 1.00,
+# to 32 1.03.
+_FEW_IN = 6
+_FEW_OUT = 16
+_MOST_OF_FEW = 75
 # Of more groups and no more shares the weight gradient is by shifts, and with strides the gradient
 # by the input, besides those of one channel a group. XLA's own, group by group, takes a tenth of a
 # second to compile for each.
@@ -61,9 +70,13 @@ def is_depthwise(w: Sequence[int]) -> bool:
 
 
 def is_by_shifts(w: Sequence[int], window: Window) -> bool:
-    """Whether the value is; of several channels per group where it was measured."""
-    is_grouped = forms.chosen().is_host and window.groups > 1 and _are_few(w[1:])
-    return is_grouped or is_depthwise(w)
+    """Whether the value is."""
+    if not forms.chosen().is_host:
+        return is_depthwise(w)
+    if window.groups > 1:
+        return _are_few(w[1:])
+    is_narrow = w[0] <= _FEW_OUT and w[1] <= _FEW_IN and math.prod(w[1:]) <= _MOST_OF_FEW
+    return is_depthwise(w) or (is_narrow and set(window.stride) == {1})
 
 
 def is_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:

@@ -1,4 +1,4 @@
-"""Convolutions of groups with few channels each, as sums over what the taps see.
+"""Convolutions of few channels, or of few a group, as sums over what the taps see.
 
 A share is one tap of one channel of a group; XLA for CPUs makes one loop of all shares, where its
 own convolution takes a group at a time and few channels badly. Milliseconds of one direction, on

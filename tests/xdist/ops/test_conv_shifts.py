@@ -1,4 +1,4 @@
-"""Convolutions of groups with few channels each, which a CPU computes as sums of shares."""
+"""Convolutions of few channels, or of few a group, which a CPU computes as sums of shares."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,6 +46,11 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "signals, strided": ((2, 34, 17), (34, 2, 5), {"stride": 2, "padding": 2, "groups": 17}),
     "signals": ((2, 6, 20), (9, 2, 5), {"padding": 2, "groups": 3}),
     "volumes": ((2, 4, 4, 5, 5), (4, 2, 3, 3, 3), {"padding": 1, "groups": 2}),
+    "no groups, few channels": (
+        (2, 3, 9, 8),
+        (6, 3, 5, 5),
+        {"padding": (0, 2), "dilation": (1, 2)},
+    ),
     "too many shares": ((2, 18, 6, 6), (4, 9, 3, 3), {"padding": 1, "groups": 2}),
 }
 
@@ -116,7 +121,10 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         ((32, 9, 3, 3), WINDOW, (False, True, False)),
         ((320, 4, 3, 3), WINDOW, (True, False, True)),
         ((32, 1, 3, 3), replace(WINDOW, groups=1), (True, False, False)),
-        ((32, 3, 3, 3), replace(WINDOW, groups=1), (False, False, False)),
+        ((16, 3, 5, 5), replace(WINDOW, groups=1), (True, False, False)),
+        ((16, 3, 5, 5), replace(BY_TWO, groups=1), (False, False, False)),
+        ((17, 3, 5, 5), replace(WINDOW, groups=1), (False, False, False)),
+        ((16, 7, 3, 3), replace(WINDOW, groups=1), (False, False, False)),
     ],
     ids=[
         "groups",
@@ -131,7 +139,10 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         "many channels in",
         "many channels out",
         "one channel",
-        "no groups",
+        "few channels",
+        "few channels, strided",
+        "few channels to more",
+        "from more channels to few",
     ],
 )
 def test_what_is_computed_by_shifts_on_a_cpu(
