@@ -1,7 +1,7 @@
-"""Which form of a convolution's gradients a CPU computes, by shapes alone; `conv.py` asks.
+"""Which form of a convolution and its gradients a CPU computes, by shapes alone; `conv.py` asks.
 
-The direct convolution itself stays XLA's own, and so do gradients but for what is named here. Each
-rule has the measurements that it comes from: processor time of one core of an AMD EPYC with AVX2,
+They stay XLA's own but for what is named here. Each rule has the measurements that it comes from,
+in milliseconds where it says so, else: processor time of one core of an AMD EPYC with AVX2,
 best of 8 to 15 by turns with eager torch 2.13, as multiples of eager's (2026-11-25, jaxlib 0.10.2;
 `scripts/bench_convolutions.py`). `native` is XLA's own convolution, compiled without YNNPACK's;
 shapes are samples x channels in x positions, kernel and strides, channels out.
@@ -44,7 +44,7 @@ _MOST_SHARES = 72
 # Of one group the value is by shifts from so few channels to so few, without strides:
 #   64 x 3 x 32^2, 5^2, 6: native 2.6 ms, by shifts 0.68    16 x 4 x 64^2, 3^2, 16: 1.4, 0.59
 #   64 x 3 x 32^2, 5^2, 16: 2.1, 1.3                        32 x 6 x 28^2, 3^2, 16: 0.89, 0.65
-# To more it is as much faster alone (16 x 3 x 32^2, 3^2, 32: 0.48, 0.33), but not in whole nets: the
+# To more it is as much faster alone (16 x 3 x 32^2, 3^2, 32: 0.48, 0.33), but not in whole nets:
 # steps of one from 3 channels to 6 took 0.61 and 0.72 of the time, to 8 0.93, to 16 0.96 and 1.00,
 # to 32 1.03.
 _FEW_IN = 6
