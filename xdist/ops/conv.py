@@ -11,6 +11,7 @@ too: products would have channels first where cuDNN has them last, and transpose
 have XLA's grouped convolutions: they write out each of the shifted products and parts.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -149,7 +150,31 @@ def _weight_gradient(
     if _is_pointwise(shape[2:], window, x.dtype):
         return pointwise_weight_gradient(grad, x, shape, window)
     if conv_rules.is_weight_gradient_by_shifts(shape, window):
-        return weight_gradient_by_shifts(grad, x, shape, window)
+        return _walked_weight_gradient(grad, x, tuple(shape), window)
+    return _differentiable_weight_gradient(grad, x, shape, window)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _walked_weight_gradient(
+    grad: jax.Array, x: jax.Array, shape: tuple[int, ...], window: Window
+) -> jax.Array:
+    """By shifts, for whose one walk JAX has no derivative."""
+    return weight_gradient_by_shifts(grad, x, shape, window)
+
+
+@_walked_weight_gradient.defjvp
+def _of_both(
+    shape: tuple[int, ...], window: Window, operands: Any, tangents: Any
+) -> tuple[jax.Array, jax.Array]:
+    (grad, x), (more_grad, more_x) = operands, tangents
+    by_grad = _differentiable_weight_gradient(more_grad, x, shape, window)
+    by_x = _differentiable_weight_gradient(grad, more_x, shape, window)
+    return _walked_weight_gradient(grad, x, shape, window), by_grad + by_x
+
+
+def _differentiable_weight_gradient(
+    grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
+) -> jax.Array:
     # Of one channel in all, XLA's own is faster: 0.2 ms in a step of MNIST, by products 2.
     if conv_rules.is_depthwise(shape) and window.groups > 1:
         return depthwise_weight_gradient(grad, x, shape, window)

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import jax.test_util
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +13,7 @@ from devices_agree import both
 
 from torch_xdist import platforms
 from torch_xdist.ops import conv_rules, forms
+from torch_xdist.ops.conv import convolution_backward
 from torch_xdist.ops.conv_forms import Window
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -100,6 +104,21 @@ def test_what_is_not_finite_stays_in_its_group() -> None:
     images[0, 1, 3, 3], weight[6, 0, 0, 0] = float("inf"), float("nan")
     found = F.conv2d(images.to("xla"), weight.to("xla"), groups=2).cpu()
     torch.testing.assert_close(found, F.conv2d(images, weight, groups=2), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["one channel each", "many groups"])
+def test_jax_can_differentiate_the_gradient_by_the_weight(name: str) -> None:
+    _, w, options = CASES[name]
+    window = Window((1, 1), *[(options["padding"],) * 2] * 2, (1, 1), options["groups"])
+    assert conv_rules.is_weight_gradient_by_shifts(w, window)
+
+    def gradient(grad: Any, x: Any) -> Any:
+        rest = (*[[one] * 2 for one in (1, options["padding"], 1)], False, [0], options["groups"])
+        mask = [False, True, False]
+        return convolution_backward(grad, x, jnp.zeros(w), None, *rest, mask)[1]
+
+    operands = [jax.random.normal(jax.random.key(i), (2, w[0], 6, 6)) for i in range(2)]
+    jax.test_util.check_grads(gradient, operands, order=1, modes=["fwd", "rev"], rtol=1e-2)
 
 
 WINDOW = Window((1, 1), (1, 1), (1, 1), (1, 1), 32)
