@@ -60,6 +60,7 @@ PARTS = (
     Part("transfers", "memory", 6),
     Part("memory", "memory", 3),
     Part("full", "memory", 4),
+    Part("grouped", "grouped", 8),
     Part("compiling", "compiling", 12),
     Part("models", "models", 60),
 )

@@ -84,6 +84,7 @@ LONG = pytest.mark.long
         pytest.param("attention", marks=LONG),
         pytest.param("convolutions", marks=LONG),
         pytest.param("compiling", marks=LONG),
+        pytest.param("grouped", marks=LONG),
         *("tf32", "amp", "dlpack", "transfers", "memory", "full"),
     ],
 )
