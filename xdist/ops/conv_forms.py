@@ -15,7 +15,7 @@ from jax import lax
 from torch_xdist.ops import exactness
 from torch_xdist.ops.operands import wide
 
-# Above this many a convolution is left to XLA: each tap, or share, is an operand of its own.
+# Above this many taps a convolution is left to XLA: each tap is an operand of its own.
 MOST_TAPS = 64
 _LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
 
