@@ -111,20 +111,21 @@ def _are_few(shares: Sequence[int]) -> bool:
 def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
     """By shapes [n, o, *out] and [o, c, *kernel]: "phases", "columns" or "native"."""
     (n, _, *out), (_, c, *kernel) = grad, w
-    if len(kernel) == 3 or window.groups > 1:
+    if window.groups > 1:
         return "native"
     # Where the stride divides the kernel, one convolution computes all phases: 4 x 3 x 112^2,
     # 4^2 / 4, 96: native 0.52, by phases 0.30, by columns 0.78; 16 x 64 x 16^2, 4^2 / 2, 128: 1.14,
     # 1.04, 1.33. Its output channels are those of all phases, which must not be too few either. On
     # two cores with AVX-512 (2026-11-27): 16 x 3 x 32^2, 4^2 / 2, 64: 0.69, 0.91, 0.64; 64 x 4 x
     # 28^2, 4^2 / 2, 16: 0.89, 0.47, 0.90; 16 x 12 x 32^2, 4^2 / 2, 48: 1.71, 0.87, 1.57; 16 x 3 x
-    # 48^2, 6^2 / 3, 32: 0.79, 0.34, 1.42.
+    # 48^2, 6^2 / 3, 32: 0.79, 0.34, 1.42. Volumes, in ms: 2 x 16 x 16 x 32^2, 2^3 / 2, 32: native
+    # 0.73, by phases 0.42; 2 x 16 x 8 x 28^2, 4^3 / 2, 16: 0.99, 0.61.
     is_strided = set(window.stride) != {1}
     if is_strided and _is_plain(window) and not any(k % s for k, s in zip(kernel, window.stride)):
         is_patches = tuple(kernel) == window.stride
         if is_patches or c * math.prod(window.stride) >= _FEW_CHANNELS:
             return "phases"
-    if not _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
+    if len(kernel) == 3 or not _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
         return "native"
     # XLA exchanges a gradient that is smaller than the kernel with it: 32 x 128 x 4^2, 3^2 / 2,
     # 256: native 12.5, by columns 0.97; 32 x 256 x 2^2, 3^2 / 2, 512: 8.2, 1.42.

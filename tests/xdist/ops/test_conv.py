@@ -94,6 +94,24 @@ def test_a_transposed_convolution_equals_eager(groups: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        ((2, 2, 2), {"stride": 2}),
+        ((4, 2, 4), {"stride": 2, "padding": (1, 0, 1)}),
+        ((1, 2, 6), {"stride": (1, 2, 3), "padding": (0, 1, 2), "output_padding": (0, 1, 1)}),
+    ],
+    ids=str,
+)
+def test_volumes_grow_as_by_eager(kernel: tuple[int, ...], options: dict[str, Any]) -> None:
+    tensors = arrays((2, 4, 3, 4, 3), (4, 5, *kernel), 5)
+    both(lambda *a: F.conv_transpose3d(*a, **options), *tensors)
+    x, w, _ = tensors
+    x = torch.randn(2, 5, 7, 8, 9, dtype=torch.double)
+    options = {name: option for name, option in options.items() if name != "output_padding"}
+    both(lambda *a: F.conv3d(*a, **options), x, w, torch.zeros(4, dtype=torch.double))
+
+
 def test_output_padding_may_exceed_the_padding() -> None:
     tensors = arrays((1, 2, 4, 4), (2, 3, 2, 2), 3)
     both(lambda *a: F.conv_transpose2d(*a, dilation=3, output_padding=2), *tensors)
@@ -221,6 +239,7 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         ((16, 128, 8, 8), (128, 3, 2, 2), BY_TWO, "phases"),
         ((64, 20, 512, 512), (20, 10, 5, 5), WINDOW, "native"),
         ((2, 4, 9, 9, 9), (4, 2, 3, 3, 3), replace(WINDOW, stride=(1, 1, 1)), "native"),
+        ((2, 4, 9, 9, 9), (4, 2, 4, 4, 4), replace(WINDOW, stride=(2, 2, 2)), "phases"),
         ((64, 20, 8, 8), (20, 10, 5, 5), replace(WINDOW, groups=2), "native"),
     ],
     ids=[
@@ -233,6 +252,7 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         "patches",
         "too many columns",
         "volumes",
+        "volumes whose strides divide the kernel",
         "groups",
     ],
 )
