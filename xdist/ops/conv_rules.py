@@ -66,7 +66,8 @@ _FEW_SHARES = 36
 
 def is_depthwise(w: Sequence[int]) -> bool:
     """One input channel per group, and few enough taps to write them out; w [o, c, *kernel]."""
-    return w[1] == 1 and _are_few(w[2:]) and not forms.chosen().writes_out_taps
+    is_few = w[1] == 1 and math.prod(w[2:]) <= MOST_TAPS
+    return is_few and not forms.chosen().writes_out_taps
 
 
 def is_by_shifts(w: Sequence[int], window: Window) -> bool:

@@ -132,6 +132,7 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         ((128, 4, 3, 3), BY_TWO, (True, True, True)),
         ((64, 4, 3, 3), replace(BY_TWO, groups=16), (True, False, False)),
         ((96, 1, 5, 5), BY_TWO, (True, False, True)),
+        ((32, 1, 9, 8), WINDOW, (True, True, False)),
         ((32, 1, 3, 3), replace(BY_TWO, dilation=(1, 2)), (True, False, True)),
         ((32, 1, 3, 1), BY_TWO, (True, False, True)),
         ((32, 1, 7, 7), WINDOW, (True, True, True)),
@@ -150,6 +151,7 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         "strided",
         "few groups, strided",
         "many channels out of one",
+        "too many taps for a walk",
         "strided and dilated",
         "strides of more than the kernel",
         "depthwise",
@@ -177,7 +179,7 @@ def test_what_is_computed_by_shifts_on_a_cpu(
     assert found() == expected
     monkeypatch.setattr(forms, "_chosen", [platforms.of("tpu")])
     assert found() == (False, False, False)
-    # On GPUs one channel a group.
+    # On GPUs one channel a group, of 64 taps at most.
     monkeypatch.setattr(forms, "_chosen", [platforms.of("cuda")])
-    is_depthwise, is_dense = w[1] == 1, set(window.stride) == {1}
+    is_depthwise, is_dense = w[1] == 1 and w != (32, 1, 9, 8), set(window.stride) == {1}
     assert found() == (is_depthwise, is_depthwise and is_dense and window.groups > 1, False)

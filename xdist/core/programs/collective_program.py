@@ -192,8 +192,7 @@ class OnMesh:
         """Compile it; returns what runs it. JAX's cache alone keeps it, whatever the key is."""
         metrics.count("LoweredProgram")
         traced = self._traced(signature)
-        options = compile_options.options_of_products(traced.jaxpr, self._choices)
-        options |= compile_options.options_of_several(self._choices)
+        options = compile_options.options_on_mesh(traced.jaxpr, self._choices)
         self._compiled = compiled(self._lowered(traced), options)
         self._step = None  # As in OnDevice.
         return self._run

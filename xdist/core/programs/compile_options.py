@@ -136,6 +136,11 @@ def options_of_several(choices: Choices) -> Options:
     return _not_given(_OF_TPUS) if choices.combines else {}
 
 
+def options_on_mesh(program: core.ClosedJaxpr, choices: Choices) -> Options:
+    """Those of a program on several devices of a platform, by what it computes too."""
+    return {**options_of_products(program, choices), **options_of_several(choices)}
+
+
 def options_of_products(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """Those for the matrix products of a program, on one device or several."""
     if not choices.tries_triton:

@@ -116,8 +116,7 @@ class OnLayout:
         """Compile it, once; returns what runs it. JAX's cache alone keeps it, as in OnMesh."""
         metrics.count("LoweredProgram")
         traced = self._function.trace(*signature)
-        options = compile_options.options_of_products(traced.jaxpr, self._choices)
-        options |= compile_options.options_of_several(self._choices)
+        options = compile_options.options_on_mesh(traced.jaxpr, self._choices)
         self._compiled = compiled(self._lowered(traced), options)
         self._function = None  # As in OnDevice.
         run = callable_of(self._compiled)

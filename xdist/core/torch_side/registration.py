@@ -18,7 +18,7 @@ from torch_xdist.core.composites import (
     optimizer_states,
     optimizers,
     recurrent,
-    running,
+    running_gradients,
     sparse,
     sparse_math,  # noqa: F401 its kernels
 )
@@ -68,7 +68,7 @@ def register() -> None:
     lazy_modules.register()
     attention.register()
     recurrent.register()
-    running.register()
+    running_gradients.register()
     torch._register_device_module("xla", device_module)
     torch_generator.register()
     _follow_seeds()

@@ -105,6 +105,7 @@ def test_exact_products_of_float32_leave_triton_out_on_a_gpu(function, dtype, ex
     gpu = platforms.of("cuda")
     assert compile_options.options(program, gpu) == expected
     assert compile_options.options_of_products(program, gpu) == expected
+    assert compile_options.options_on_mesh(program, gpu) == expected
     for platform in ("cpu", "tpu"):
         assert compile_options.options_of_products(program, platforms.of(platform)) == {}
 
