@@ -5,10 +5,10 @@ torch makes a recurrent layer of a dozen operators per time step; here a step is
 the gradient of the recurrent weight after the backward loop, so a loop holds one small matmul and
 elementwise work. Called by `core/composites/recurrent.py`; arrays are time-major, [t, b, ...].
 
-Inside the loops features come before the batch, [t, features, b]: the recurrent weight is then the
-left side of its product, which a CPU takes as it lies, and else copies into another order at every
-step (1024 x 256 by 256 x 16: 0.14 ms, the other way round 0.21). Each step keeps what its gradient
-needs, so the way back has no other product and no sigmoid.
+The batch comes before the features everywhere, so that what a loop gives is the side of the large
+products as it lies: with the features first, as until 2026-11-27, seven matrices of [t b, g h] were
+turned around in each layer's step. The recurrent weight is turned once, before the loop. Each step
+keeps what its gradient needs, so the way back has no other product and no sigmoid.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,79 +18,84 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# The state of a layer: its output first; an LSTM has its cell beside it. Each is [h, b].
+from torch_xdist.ops import forms
+
+# Elements of a recurrent weight from which a CPU takes two products of half of it, where the gates
+# make halves. XLA's second thread has often gone to sleep when the product of a turn comes, and two
+# operators wake it sooner than the parts of one; each core then has its half in its own cache.
+# Layers before, after, forward and backward, on two cores of an EPYC with 1 MB each (2026-11-27):
+#   LSTM of b 2, h 256: 3.5 ms, 2.9    32, 256: 23.3, 20.8    16, 384: 13.4, 12.6
+#   8, 256: 8.3, 6.6                   64, 256: 26.7, 24.7    16, 512: 22.8, 22.3
+#   GRU, two gates and one: 8, 256: 5.0, 5.5    16, 512: 16.5, 17.8
+_TWO_PRODUCTS = 2**18
+# Gates, or what else there is of each: [b, h], or [t, b, h] of all times.
+Parts = Sequence[jax.Array]
+# The state of a layer: its output first; an LSTM has its cell beside it. Each is [b, h].
 State = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step of a layer and its gradient; `g` gates make the share of the input [g h, b].
+    """One step of a layer and its gradient; `g` gates make the share of the input.
 
     Attributes:
         forward: from a state, the input's and the state's share of the gates to the next state and
-            what is kept, [k h, b].
+            what is kept.
         backward: from the gradient of the next state, the state, the next one and what is kept to
             the gradient of the state beside its product, and that of the input's share.
         of_state: from the gradient of the input's share and what is kept to that of the state's.
+        not_added: the last so many gates are not a sum of both shares, so that their bias in the
+            state's is not just added to the input's.
     """
 
-    forward: Callable[[State, jax.Array, jax.Array], tuple[State, jax.Array]]
-    backward: Callable[[State, State, State, jax.Array], tuple[State, jax.Array]]
-    of_state: Callable[[jax.Array, jax.Array], jax.Array]
+    forward: Callable[[State, Parts, Parts], tuple[State, Parts]]
+    backward: Callable[[State, State, State, Parts], tuple[State, Parts]]
+    of_state: Callable[[Parts, Parts], Parts]
+    not_added: int = 0
 
 
-def _lstm_forward(
-    state: State, from_input: jax.Array, from_state: jax.Array
-) -> tuple[State, jax.Array]:
-    i, f, g, o = jnp.split(from_input + from_state, 4)
+def _lstm_forward(state: State, from_input: Parts, from_state: Parts) -> tuple[State, Parts]:
+    i, f, g, o = (mine + other for mine, other in zip(from_input, from_state))
     i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
     cell = f * state[1] + i * g
-    return (o * jnp.tanh(cell), cell), jnp.concatenate([i, f, g, o])
+    return (o * jnp.tanh(cell), cell), (i, f, g, o)
 
 
-def _lstm_backward(
-    grad: State, state: State, new: State, kept: jax.Array
-) -> tuple[State, jax.Array]:
-    i, f, g, o = jnp.split(kept, 4)
+def _lstm_backward(grad: State, state: State, new: State, kept: Parts) -> tuple[State, Parts]:
+    i, f, g, o = kept
     bent = jnp.tanh(new[1])
     of_cell = grad[1] + grad[0] * o * (1 - bent * bent)
-    share = jnp.concatenate(
-        [
-            of_cell * g * i * (1 - i),
-            of_cell * state[1] * f * (1 - f),
-            of_cell * i * (1 - g * g),
-            grad[0] * bent * o * (1 - o),
-        ]
+    share = (
+        of_cell * g * i * (1 - i),
+        of_cell * state[1] * f * (1 - f),
+        of_cell * i * (1 - g * g),
+        grad[0] * bent * o * (1 - o),
     )
     return (jnp.zeros_like(grad[0]), of_cell * f), share
 
 
-def _gru_forward(
-    state: State, from_input: jax.Array, from_state: jax.Array
-) -> tuple[State, jax.Array]:
-    r, z, n = jnp.split(from_input, 3)
-    state_r, state_z, state_n = jnp.split(from_state, 3)
+def _gru_forward(state: State, from_input: Parts, from_state: Parts) -> tuple[State, Parts]:
+    r, z, n = from_input
+    state_r, state_z, state_n = from_state
     r, z = jax.nn.sigmoid(r + state_r), jax.nn.sigmoid(z + state_z)
     n = jnp.tanh(n + r * state_n)
-    return (n + z * (state[0] - n),), jnp.concatenate([r, z, n, state_n])
+    return (n + z * (state[0] - n),), (r, z, n, state_n)
 
 
-def _gru_backward(
-    grad: State, state: State, new: State, kept: jax.Array
-) -> tuple[State, jax.Array]:
-    r, z, n, state_n = jnp.split(kept, 4)
+def _gru_backward(grad: State, state: State, new: State, kept: Parts) -> tuple[State, Parts]:
+    r, z, n, state_n = kept
     of_n = grad[0] * (1 - z) * (1 - n * n)
     of_z = grad[0] * (state[0] - n) * z * (1 - z)
-    return (grad[0] * z,), jnp.concatenate([of_n * state_n * r * (1 - r), of_z, of_n])
+    return (grad[0] * z,), (of_n * state_n * r * (1 - r), of_z, of_n)
 
 
-def _gru_of_state(share: jax.Array, kept: jax.Array) -> jax.Array:
-    """The state's share of the new gate passed the reset gate first; [..., 3 h, b]."""
-    of_r, of_z, of_n = jnp.split(share, 3, -2)
-    return jnp.concatenate([of_r, of_z, of_n * jnp.split(kept, 4, -2)[0]], -2)
+def _gru_of_state(share: Parts, kept: Parts) -> Parts:
+    """The state's share of the new gate passed the reset gate first."""
+    of_r, of_z, of_n = share
+    return of_r, of_z, of_n * kept[0]
 
 
-def _same(share: jax.Array, kept: jax.Array) -> jax.Array:
+def _same(share: Parts, kept: Parts) -> Parts:
     return share
 
 
@@ -99,21 +104,18 @@ def _plain_cell(
 ) -> Cell:
     """Of one gate; `slope` is the derivative of `bend` by its result."""
 
-    def forward(
-        state: State, from_input: jax.Array, from_state: jax.Array
-    ) -> tuple[State, jax.Array]:
-        new = bend(from_input + from_state)
-        return (new,), new[:0]
+    def forward(state: State, from_input: Parts, from_state: Parts) -> tuple[State, Parts]:
+        return (bend(from_input[0] + from_state[0]),), ()
 
-    def backward(grad: State, state: State, new: State, kept: jax.Array) -> tuple[State, jax.Array]:
-        return (jnp.zeros_like(grad[0]),), grad[0] * slope(new[0])
+    def backward(grad: State, state: State, new: State, kept: Parts) -> tuple[State, Parts]:
+        return (jnp.zeros_like(grad[0]),), (grad[0] * slope(new[0]),)
 
     return Cell(forward, backward, _same)
 
 
 CELLS: dict[str, Cell] = {
     "lstm": Cell(_lstm_forward, _lstm_backward, _same),
-    "gru": Cell(_gru_forward, _gru_backward, _gru_of_state),
+    "gru": Cell(_gru_forward, _gru_backward, _gru_of_state, not_added=1),
     "rnn_tanh": _plain_cell(jnp.tanh, lambda new: 1 - new * new),
     "rnn_relu": _plain_cell(jax.nn.relu, lambda new: (new > 0).astype(new.dtype)),
 }
@@ -176,13 +178,19 @@ def _direction(
 ) -> tuple[State, jax.Array]:
     """The last state, each [b, h], and the outputs [t, b, h]."""
     w_ih, w_hh, *biases = params
-    from_input = jnp.einsum("tbi,gi->tgb", x, w_ih)
+    from_input = jnp.einsum("tbi,gi->tbg", x, w_ih)
+    added = len(w_hh) - cell.not_added * w_hh.shape[1]
+    inner = biases[1][added:] if biases else jnp.zeros(len(w_hh) - added, x.dtype)
     if biases:
-        from_input = from_input + biases[0][:, None]
-    bias = biases[1] if biases else jnp.zeros(w_hh.shape[:1], w_hh.dtype)
-    first = tuple(part.T for part in state)
-    end, outputs = _loop(cell, reverse, from_input, first, w_hh, bias)
-    return tuple(part.T for part in end), outputs.swapaxes(1, 2)
+        from_input = from_input + (biases[0] + jnp.pad(biases[1][:added], (0, len(inner))))
+    return _loop(cell, reverse, from_input, state, w_hh, inner)
+
+
+def _halves(weight: jax.Array, axis: int) -> list[jax.Array]:
+    """The recurrent weight in parts whose products a loop takes beside each other."""
+    is_even = len(weight) // weight.shape[1] % 2 == 0
+    are_two = forms.chosen().is_host and is_even and weight.size >= _TWO_PRODUCTS
+    return jnp.split(weight, 2, axis) if are_two else [weight]
 
 
 def _loop_plain(
@@ -193,11 +201,15 @@ def _loop_plain(
     weight: jax.Array,
     bias: jax.Array,
 ) -> tuple[State, jax.Array]:
-    """The last state and the outputs [t, h, b], from the input's share of the gates [t, g h, b]."""
+    """The last state and the outputs [t, b, h], from the input's share of the gates [t, b, g h].
+
+    Args:
+        bias: of the state's share of the gates that are `not_added`, in one dim.
+    """
     return _loop_forward(cell, reverse, from_input, state, weight, bias)[0]
 
 
-_Saved = tuple[State, State, jax.Array, jax.Array]
+_Saved = tuple[State, State, Parts, jax.Array]
 
 
 def _loop_forward(
@@ -208,8 +220,15 @@ def _loop_forward(
     weight: jax.Array,
     bias: jax.Array,
 ) -> tuple[tuple[State, jax.Array], _Saved]:
-    def step(state: State, from_input: jax.Array) -> tuple[State, tuple[State, jax.Array]]:
-        new, kept = cell.forward(state, from_input, weight @ state[0] + bias[:, None])
+    hidden = weight.shape[1]
+    to_gates = [part.T for part in _halves(weight, 0)]
+
+    def step(state: State, from_input: jax.Array) -> tuple[State, tuple[State, Parts]]:
+        products = [state[0] @ part for part in to_gates]
+        from_state = [gate for p in products for gate in jnp.split(p, p.shape[1] // hidden, 1)]
+        if cell.not_added:
+            from_state[-1] = from_state[-1] + bias
+        new, kept = cell.forward(state, jnp.split(from_input, len(from_state), 1), from_state)
         return new, (new, kept)
 
     end, (states, kept) = lax.scan(step, state, from_input, reverse=reverse)
@@ -220,24 +239,31 @@ def _loop_backward(
     cell: Cell, reverse: bool, saved: _Saved, grads: tuple[State, jax.Array]
 ) -> tuple[jax.Array, State, jax.Array, jax.Array]:
     first, states, kept, weight = saved
-    to_state = weight.T
     before = tuple(
         jnp.concatenate([at[1:], start[None]] if reverse else [start[None], at[:-1]])
         for start, at in zip(first, states)
     )
 
-    def step(grad: State, at: tuple[jax.Array, State, State, jax.Array]) -> tuple[State, jax.Array]:
+    to_state = _halves(weight, 1)
+
+    def step(grad: State, at: tuple[jax.Array, State, State, Parts]) -> tuple[State, jax.Array]:
         grad_output, state, new, kept = at
         grad = (grad[0] + grad_output, *grad[1:])
         (own, *others), share = cell.backward(grad, state, new, kept)
-        return (own + to_state @ cell.of_state(share, kept), *others), share
+        of_state = jnp.concatenate(cell.of_state(share, kept), 1)
+        back = jnp.concatenate([of_state @ part for part in to_state], 1)
+        return (own + back, *others), jnp.concatenate(share, 1)
 
     grad_end, grad_outputs = grads
     over_time = (grad_outputs, before, states, kept)
     grad_first, shares = lax.scan(step, grad_end, over_time, reverse=not reverse)
-    of_state = cell.of_state(shares, kept)
-    grad_weight = jnp.einsum("tgb,thb->gh", of_state, before[0])
-    return shares, grad_first, grad_weight, of_state.sum((0, 2))
+    parts = jnp.split(shares, len(weight) // weight.shape[1], 2)
+    of_state = jnp.concatenate(cell.of_state(parts, kept), 2)
+    # Turned after the product: of the two sides the states are the smaller to turn before it.
+    grad_weight = jnp.einsum("tbg,tbh->hg", of_state, before[0]).T
+    inner = len(weight) - cell.not_added * weight.shape[1]
+    grad_bias = of_state[..., inner:].sum((0, 1))
+    return shares, grad_first, grad_weight, grad_bias
 
 
 _loop = jax.custom_vjp(_loop_plain, nondiff_argnums=(0, 1))

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
 
 import torch_xla
+from torch_xdist.ops.rnn import Layers, run_layers
 
 
 @pytest.fixture(autouse=True)
@@ -15,10 +18,10 @@ def nothing_pending() -> None:
 
 
 def results(
-    layer: type[nn.RNNBase], device: str, *, second: bool = False, **options: Any
+    layer: type[nn.RNNBase], device: str, *, hidden: int = 4, second: bool = False, **options: Any
 ) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = layer(3, 4, **options).double().to(device)
+    model = layer(3, hidden, **options).double().to(device)
     x = torch.randn(5, 2, 3, dtype=torch.float64).to(device).requires_grad_()
     out, state = model(x)
     states = state if isinstance(state, tuple) else (state,)
@@ -36,11 +39,13 @@ def results(
     [
         (nn.LSTM, {}),
         (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+        (nn.LSTM, {"hidden": 256, "bidirectional": True}),
         (nn.GRU, {"num_layers": 2, "bidirectional": True}),
+        (nn.GRU, {"bias": False}),
         (nn.RNN, {"nonlinearity": "relu", "bias": False}),
         (nn.RNN, {"bidirectional": True}),
     ],
-    ids=["lstm", "deep-lstm", "gru", "relu", "tanh"],
+    ids=["lstm", "deep-lstm", "lstm-in-halves", "gru", "gru-without-bias", "relu", "tanh"],
 )
 def test_a_layer_and_its_gradients_equal_eager(
     layer: type[nn.RNNBase], options: dict[str, Any]
@@ -62,6 +67,23 @@ def test_any_number_of_steps_is_one_row_and_one_for_the_gradient() -> None:
     names = [row[0].name for row in x.value.trace.rows]
     assert names.count("lstm") == names.count("lstm_backward") == 1
     assert not {"aten.sigmoid.default", "aten.mm.default"} & set(names)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize(
+    ("layer", "hidden", "count"), [(nn.LSTM, 256, 2), (nn.LSTM, 128, 1), (nn.GRU, 512, 1)]
+)
+def test_a_large_weight_of_an_even_number_of_gates_is_taken_in_halves(
+    layer: type[nn.RNNBase], hidden: int, count: int
+) -> None:
+    kind = layer.__name__.lower()
+    layers = Layers(kind, has_biases=False, num_layers=1, bidirectional=False, batch_first=False)
+    states = [jnp.zeros((1, 2, hidden))] * layers.states
+    gates = {"lstm": 4, "gru": 3}[kind] * hidden
+    arrays = [jnp.zeros((5, 2, 3)), *states, jnp.zeros((gates, 3)), jnp.zeros((gates, hidden))]
+    text = str(jax.make_jaxpr(lambda *given: run_layers(layers, *given))(*arrays))
+    of_input = 1
+    assert text.count("dot_general") == of_input + count
 
 
 def test_without_gradients_nothing_is_saved() -> None:
