@@ -259,8 +259,7 @@ def _loop_backward(
     grad_first, shares = lax.scan(step, grad_end, over_time, reverse=not reverse)
     parts = jnp.split(shares, len(weight) // weight.shape[1], 2)
     of_state = jnp.concatenate(cell.of_state(parts, kept), 2)
-    # Turned after the product: of the two sides the states are the smaller to turn before it.
-    grad_weight = jnp.einsum("tbg,tbh->hg", of_state, before[0]).T
+    grad_weight = jnp.einsum("tbg,tbh->gh", of_state, before[0])
     inner = len(weight) - cell.not_added * weight.shape[1]
     grad_bias = of_state[..., inner:].sum((0, 1))
     return shares, grad_first, grad_weight, grad_bias
