@@ -195,6 +195,7 @@ def test_small_programs_give_the_bits_of_others(function, shape, dtype):
 
 
 YNN = "xla_cpu_experimental_ynn_fusion_type"
+OF_CONVOLUTIONS = {YNN, "xla_backend_optimization_level"}
 
 
 def convolution(x):
@@ -203,14 +204,14 @@ def convolution(x):
 
 def test_convolutions_are_kept_from_ynnpack_on_a_cpu_alone():
     shape = (4, 3, 8, 8)
-    assert set(options(convolution, *shape)) == {YNN, *NO_EMITTERS}
+    assert set(options(convolution, *shape)) == {*OF_CONVOLUTIONS, *NO_EMITTERS}
     assert options(jax.jit(convolution), *shape) == options(convolution, *shape)
     assert options(convolution, *shape, platform="tpu") == {}
 
 
 def test_xla_flags_decide_about_ynnpack_where_they_speak_of_it(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--{YNN}=+individual_convolution")
-    assert options(convolution, 4, 3, 8, 8) == NO_EMITTERS
+    assert options(convolution, 4, 3, 8, 8) == {"xla_backend_optimization_level": 2, **NO_EMITTERS}
 
 
 def sums_after(x):
@@ -243,8 +244,8 @@ def gelu_after(x):
 def test_convolutions_have_no_fusion_emitters_where_nothing_needs_them(
     function, shape, dtype, is_without
 ):
-    expected = {YNN, *NO_EMITTERS} if is_without else {YNN}
-    assert set(options(function, *shape, dtype=dtype)) == expected
+    without = {*NO_EMITTERS} if is_without else set()
+    assert set(options(function, *shape, dtype=dtype)) == OF_CONVOLUTIONS | without
 
 
 def test_a_convolution_is_compiled_as_xlas_own_and_a_sum_beside_it_stays_ynnpacks():
