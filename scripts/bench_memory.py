@@ -86,30 +86,17 @@ def ours(name: str) -> Callable[[], int]:
 
 
 def by_hand(name: str) -> Callable[[], int]:
-    import jax
     import jax_models
 
-    made: list[Any] = []
-    jit = jax.jit
-
-    def compiled_of(function: Any, **options: Any) -> Any:
-        made.append(jit(function, **options))
-        return made[-1]
-
-    jax.jit = compiled_of
-    step, read = jax_models.step_of(name, sizes()[name])
-    jax.jit = jit
-    # The last one is the step; its arguments are those of the closure.
-    (update,) = made[-1:]
-    cells = dict(zip(step.__code__.co_freevars, step.__closure__ or (), strict=True))
-    state, x, wanted = (cells[one].cell_contents for one in ("state", "x", "wanted"))
+    measured = sizes()[name]
+    update, (state, x, wanted) = jax_models.program_of(name, measured, measured.make())
     stats = update.lower(state, x, wanted).compile().memory_analysis()
-    del state
 
     def run() -> int:
+        nonlocal state
         for _ in range(STEPS):
-            loss = step()
-        read(loss)
+            state, loss = update(state, x, wanted)
+        float(loss)
         return peak_bytes(stats)
 
     return run

@@ -1,10 +1,12 @@
 """LSTM, GRU and plain recurrent layers, each recorded as one row.
 
 torch makes a recurrent layer of a dozen operators per time step above autograd; kernels under the
-AutogradLazy key catch `aten::lstm.input` and its kin and record all layers as one row. What they
-do not serve goes torch's way: dropout between layers, projections, packed sequences.
+AutogradLazy key catch `aten::lstm.input` and its kin and record all layers as one row, or with
+dropout between them each as one. What they do not serve goes torch's way: projections, packed
+sequences.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,14 +77,35 @@ def _structure(layers: Layers, types: tuple[TensorType, ...]) -> Any:
     return jax.tree.structure(jax.eval_shape(lambda *xs: jax.vjp(function, *xs)[1], *abstract))
 
 
-def _fits(
-    layers: Layers, dropout: float, train: bool, tensors: Sequence[torch.Tensor], count: int
-) -> bool:
-    """Whether one row serves: known parameters, no dropout, nothing empty."""
-    if (dropout > 0 and train and layers.num_layers > 1) or not are_ours(*tensors):
+def _fits(layers: Layers, tensors: Sequence[torch.Tensor], count: int) -> bool:
+    """Whether rows of ours serve: known parameters, nothing empty."""
+    if not are_ours(*tensors):
         return False
     expected = layers.num_layers * layers.directions * layers.per_direction
     return count == expected and tensors[0].dim() == 3 and all(t.numel() for t in tensors)
+
+
+def _recorded(layers: Layers, tensors: Sequence[XlaTensor]) -> tuple[XlaTensor, ...]:
+    """All layers as one row; the tensors are those of `run_layers`."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return LayersRow.apply(layers, *tensors)  # type: ignore[no-any-return]
+    return tuple(record_jax(layers.kind, functools.partial(run_layers, layers), tensors, layers))
+
+
+def _with_dropout(layers: Layers, dropout: float, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Each layer as one row, and dropout of what it gives to the next."""
+    one = dataclasses.replace(layers, num_layers=1)
+    x: Any = tensors[0]
+    rest = tensors[1:]
+    first = [state.split(layers.directions) for state in rest[: layers.states]]
+    params, size = rest[layers.states :], layers.directions * layers.per_direction
+    last = []
+    for number in range(layers.num_layers):
+        x = torch.dropout(x, dropout, True) if number else x
+        own = params[number * size : (number + 1) * size]
+        x, *states = _recorded(one, [x, *(state[number] for state in first), *own])
+        last.append(states)
+    return x, *(torch.cat(states) for states in zip(*last))
 
 
 def _kernel(kind: str) -> Callable[..., Any]:
@@ -103,12 +126,12 @@ def _kernel(kind: str) -> Callable[..., Any]:
         layers = Layers(kind, has_biases, num_layers, bidirectional, batch_first)
         first = list(hx) if kind == "lstm" else [hx]
         tensors = [input, *first, *params]
-        if not _fits(layers, dropout, train, tensors, len(params)):
+        if not _fits(layers, tensors, len(params)):
             rest = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
             return func.decompose(input, hx, params, *rest)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return LayersRow.apply(layers, *tensors)
-        return tuple(record_jax(kind, functools.partial(run_layers, layers), tensors, layers))
+        if dropout > 0 and train and num_layers > 1:
+            return _with_dropout(layers, dropout, tensors)
+        return _recorded(layers, tensors)
 
     return kernel
 

@@ -94,8 +94,43 @@ def test_without_gradients_nothing_is_saved() -> None:
     assert len(row[0].types) == 2
 
 
-def test_dropout_between_layers_goes_torchs_way() -> None:
-    model = nn.LSTM(3, 4, num_layers=2, dropout=0.5).to("xla")
-    out, _ = model(torch.randn(3, 2, 3).to("xla"))
-    assert "lstm" not in [row[0].name for row in out.value.trace.rows]
-    assert out.isfinite().all().item()
+@pytest.mark.parametrize(("training", "rows"), [(True, 3), (False, 1)])
+def test_with_dropout_between_layers_each_is_a_row(training: bool, rows: int) -> None:
+    model = nn.LSTM(3, 4, num_layers=3, dropout=0.5).to("xla").train(training)
+    out, _ = model(torch.randn(50, 2, 3).to("xla"))
+    out.sum().backward()
+    names = [row[0].name for row in out.value.trace.rows]
+    assert names.count("lstm") == names.count("lstm_backward") == rows
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        (nn.LSTM, {"bidirectional": True, "batch_first": True}),
+        (nn.GRU, {"bias": False}),
+        (nn.RNN, {"bidirectional": True}),
+    ],
+    ids=["lstm", "gru", "tanh"],
+)
+def test_a_layer_that_gets_nothing_but_what_was_dropped_equals_eager(
+    layer: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
+    expected = results(layer, "cpu", num_layers=2, dropout=1.0, **options)
+    torch.testing.assert_close(
+        results(layer, "xla", num_layers=2, dropout=1.0, **options), expected
+    )
+
+
+def test_half_of_what_a_layer_gives_to_the_next_is_dropped_and_the_rest_doubled() -> None:
+    model = nn.RNN(8, 64, num_layers=2, dropout=0.5, nonlinearity="relu", bias=False)
+    with torch.no_grad():
+        model.weight_ih_l1.copy_(torch.eye(64))
+        model.weight_hh_l1.zero_()
+    x = torch.rand(20, 16, 8)
+    first = nn.RNN(8, 64, nonlinearity="relu", bias=False)
+    first.load_state_dict({k: v for k, v in model.state_dict().items() if k.endswith("l0")})
+    whole = first(x)[0].detach()
+    dropped = model.to("xla")(x.to("xla"))[0].detach().cpu()
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+    assert kept.sum().item() / (whole != 0).sum().item() == pytest.approx(0.5, abs=0.03)
