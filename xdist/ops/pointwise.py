@@ -33,7 +33,9 @@ def sgn(self: jax.Array) -> jax.Array:
     if not is_complex(self):
         return sign(self)
     size = jnp.abs(self)
-    return jnp.where(size == 0, 0, self / jnp.where(size == 0, 1, size))
+    # By a complex number XLA divides in five times as many operations.
+    parts = [part / jnp.where(size == 0, 1, size) for part in (self.real, self.imag)]
+    return jax.lax.complex(*(jnp.where(size == 0, 0, part) for part in parts))
 
 
 def frac(self: jax.Array) -> jax.Array:
