@@ -161,13 +161,14 @@ def in_xla(product: Product) -> dict[str, Run]:
             given = [*operands]
             given[smaller] = changed = state[0]
             result = product_of(given)
-            number = jnp.reshape(result, -1)[0] / result.size
-            return changed.at[(0,) * changed.ndim].set(number), result
+            corner = (0,) * changed.ndim
+            # The same number; XLA does not know that a number times zero is zero.
+            same = changed[corner] + 0 * jnp.reshape(result, -1)[0]
+            return changed.at[corner].set(same), result
 
         result = jax.eval_shape(product_of, operands)
-        return jax.lax.fori_loop(
-            0, IN_ONE, turn, (operands[smaller], jnp.zeros(result.shape, dtype))
-        )
+        empty = jnp.zeros(result.shape, dtype)
+        return jax.lax.fori_loop(0, IN_ONE, turn, (operands[smaller], empty))[1]
 
     lowered = jax.jit(turns).lower(*arrays)
     found = {}

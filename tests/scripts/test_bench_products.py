@@ -93,7 +93,9 @@ def test_a_way_that_xla_does_not_know_is_left_out_and_told(script, monkeypatch, 
 def test_sums_are_times_by_counts_and_the_quicker_way_counts(script, monkeypatch, capsys):
     one = script.Product("f32", (4, 3), (2, 3), ((), ()), ((1,), (1,)))
     slow, quick = script.WAYS
-    times = {"step": 10.0, "nothing": 0.5, (one, slow): 3.5, (one, quick): 2.5, (one, "torch"): 1.5}
+    count = script.IN_ONE
+    times = {(one, slow): 0.5 + 3 * count, (one, quick): 0.5 + 2 * count, (one, "torch"): 1.5}
+    times |= {"step": 10.0, "nothing": 0.5}
     monkeypatch.setattr(script, "medians", lambda runs, rounds: {key: times[key] for key in runs})
     found = script.measure(Counter({one: 6}), lambda: None, 1)
     told = json.loads(capsys.readouterr().out)
