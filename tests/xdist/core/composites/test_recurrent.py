@@ -40,12 +40,22 @@ def results(
         (nn.LSTM, {}),
         (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
         (nn.LSTM, {"hidden": 256, "bidirectional": True}),
+        (nn.LSTM, {"hidden": 257}),
         (nn.GRU, {"num_layers": 2, "bidirectional": True}),
         (nn.GRU, {"bias": False}),
         (nn.RNN, {"nonlinearity": "relu", "bias": False}),
         (nn.RNN, {"bidirectional": True}),
     ],
-    ids=["lstm", "deep-lstm", "lstm-in-halves", "gru", "gru-without-bias", "relu", "tanh"],
+    ids=[
+        "lstm",
+        "deep-lstm",
+        "lstm-in-halves",
+        "odd-lstm",
+        "gru",
+        "gru-without-bias",
+        "relu",
+        "tanh",
+    ],
 )
 def test_a_layer_and_its_gradients_equal_eager(
     layer: type[nn.RNNBase], options: dict[str, Any]
@@ -71,9 +81,10 @@ def test_any_number_of_steps_is_one_row_and_one_for_the_gradient() -> None:
 
 @pytest.mark.on_cpu
 @pytest.mark.parametrize(
-    ("layer", "hidden", "count"), [(nn.LSTM, 256, 2), (nn.LSTM, 128, 1), (nn.GRU, 512, 1)]
+    ("layer", "hidden", "count"),
+    [(nn.LSTM, 256, 2), (nn.LSTM, 128, 1), (nn.LSTM, 257, 1), (nn.GRU, 512, 1)],
 )
-def test_a_large_weight_of_an_even_number_of_gates_is_taken_in_halves(
+def test_a_large_weight_of_even_numbers_of_gates_and_features_is_taken_in_halves(
     layer: type[nn.RNNBase], hidden: int, count: int
 ) -> None:
     kind = layer.__name__.lower()
