@@ -21,8 +21,9 @@ from jax import lax
 from torch_xdist.ops import forms
 
 # Elements of a recurrent weight from which a CPU takes two products of half of it, where gates and
-# features make halves. XLA's second thread has often gone to sleep when the product of a turn comes, and two
-# operators wake it sooner than the parts of one; each core then has its half in its own cache.
+# features make halves. XLA's second thread has often gone to sleep when the product of a turn
+# comes, and two operators wake it sooner than the parts of one; each core then has its half in its
+# own cache.
 # Layers before, after, forward and backward, on two cores of an EPYC with 1 MB each (2026-11-27):
 #   LSTM of b 2, h 256: 3.5 ms, 2.9    32, 256: 23.3, 20.8    16, 384: 13.4, 12.6
 #   8, 256: 8.3, 6.6                   64, 256: 26.7, 24.7    16, 512: 22.8, 22.3
