@@ -91,6 +91,14 @@ def nms(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return torch.ops.aten.narrow_copy.default(kept, 0, 0, int(host_value(count)))
 
 
+def pack_padded(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Lengths stay on the CPU, as on cuda: which places are packed is asked of CPU torch."""
+    input, lengths, batch_first = (*args, *kwargs.values())
+    places = torch.arange(input.size(0) * input.size(1)).view(input.shape[:2])
+    packed, batch_sizes = op.func(places, lengths, batch_first)
+    return input.flatten(0, 1).index_select(0, packed.to(input.device)), batch_sizes
+
+
 def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
@@ -111,6 +119,7 @@ HANDLERS = {
     "aten._assert_tensor_metadata.default": assert_tensor_metadata,
     "aten._fused_sdp_choice.default": sdp_choice,
     "aten._linalg_check_errors.default": linalg_check_errors,
+    "aten._pack_padded_sequence.default": pack_padded,
     "aten.bernoulli_.float": bernoulli_,
     "aten.index_put.default": index_put,
     "aten.index_put.out": index_put,
