@@ -77,7 +77,9 @@ if fault == "chatty" and is_agent:
 if fault == "wrong code":
     began = there(command)
     pump(began.stdout, open(1, "wb", 0))
-    sys.exit(5 if is_agent else began.wait())
+    # Its output may end a while before it does.
+    code = began.wait()
+    sys.exit(5 if is_agent else code)
 if fault == "cut" and is_agent:
     agent = there(command)
     os.write(1, agent.stdout.read(40))
