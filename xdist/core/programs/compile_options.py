@@ -163,8 +163,9 @@ def _of_operators(program: core.ClosedJaxpr) -> Options:
     equations = [*_equations(program.jaxpr)]
     names = {equation.primitive.name for equation in equations}
     found: Options = {}
-    for primitive, options_of_it in _OF.items():
-        found |= options_of_it if primitive in names else {}
+    for primitive, of_it in _OF.items():
+        if primitive in names:
+            found |= of_it
     if _CONVOLUTION in names and not any(map(_needs_emitters, equations)):
         found |= _NO_EMITTERS
     return found
