@@ -39,19 +39,24 @@ State = tuple[jax.Array, ...]
 class Cell:
     """One step of a layer and its gradient; `g` gates make the share of the input.
 
+    The gradient is linear in that of the next state, so most of it is computed for all times
+    before the loop that goes back: its slopes, with which the loop multiplies.
+
     Attributes:
         forward: from a state, the input's and the state's share of the gates to the next state and
-            what is kept.
-        backward: from the gradient of the next state, the state, the next one and what is kept to
-            the gradient of the state beside its product, and that of the input's share.
-        of_state: from the gradient of the input's share and what is kept to that of the state's.
+            what is kept, as many or more.
+        slopes: of all times: from the states before, the states and what was kept to the slopes of
+            the state's share of each gate, those of the input's where it is another, and what else
+            `backward` needs.
+        backward: from the gradient of the next state and the latter to the gradient of the state
+            beside its product, and what the slope of each gate is multiplied with.
         not_added: the last so many gates are not a sum of both shares, so that their bias in the
             state's is not just added to the input's.
     """
 
     forward: Callable[[State, Parts, Parts], tuple[State, Parts]]
-    backward: Callable[[State, State, State, Parts], tuple[State, Parts]]
-    of_state: Callable[[Parts, Parts], Parts]
+    slopes: Callable[[State, State, Parts], tuple[Parts, Parts, Parts]]
+    backward: Callable[[State, Parts], tuple[State, Parts]]
     not_added: int = 0
 
 
@@ -62,17 +67,22 @@ def _lstm_forward(state: State, from_input: Parts, from_state: Parts) -> tuple[S
     return (o * jnp.tanh(cell), cell), (i, f, g, o)
 
 
-def _lstm_backward(grad: State, state: State, new: State, kept: Parts) -> tuple[State, Parts]:
+def _lstm_slopes(before: State, states: State, kept: Parts) -> tuple[Parts, Parts, Parts]:
     i, f, g, o = kept
-    bent = jnp.tanh(new[1])
-    of_cell = grad[1] + grad[0] * o * (1 - bent * bent)
-    share = (
-        of_cell * g * i * (1 - i),
-        of_cell * state[1] * f * (1 - f),
-        of_cell * i * (1 - g * g),
-        grad[0] * bent * o * (1 - o),
+    bent = jnp.tanh(states[1])
+    of_gates = (
+        g * i * (1 - i),
+        before[1] * f * (1 - f),
+        i * (1 - g * g),
+        bent * o * (1 - o),
     )
-    return (jnp.zeros_like(grad[0]), of_cell * f), share
+    return of_gates, (), (o * (1 - bent * bent), f)
+
+
+def _lstm_backward(grad: State, others: Parts) -> tuple[State, Parts]:
+    of_bent, f = others
+    of_cell = grad[1] + grad[0] * of_bent
+    return (jnp.zeros_like(grad[0]), of_cell * f), (of_cell, of_cell, of_cell, grad[0])
 
 
 def _gru_forward(state: State, from_input: Parts, from_state: Parts) -> tuple[State, Parts]:
@@ -83,21 +93,16 @@ def _gru_forward(state: State, from_input: Parts, from_state: Parts) -> tuple[St
     return (n + z * (state[0] - n),), (r, z, n, state_n)
 
 
-def _gru_backward(grad: State, state: State, new: State, kept: Parts) -> tuple[State, Parts]:
-    r, z, n, state_n = kept
-    of_n = grad[0] * (1 - z) * (1 - n * n)
-    of_z = grad[0] * (state[0] - n) * z * (1 - z)
-    return (grad[0] * z,), (of_n * state_n * r * (1 - r), of_z, of_n)
-
-
-def _gru_of_state(share: Parts, kept: Parts) -> Parts:
+def _gru_slopes(before: State, states: State, kept: Parts) -> tuple[Parts, Parts, Parts]:
     """The state's share of the new gate passed the reset gate first."""
-    of_r, of_z, of_n = share
-    return of_r, of_z, of_n * kept[0]
+    r, z, n, state_n = kept
+    of_n = (1 - z) * (1 - n * n)
+    of_state = (of_n * state_n * r * (1 - r), (before[0] - n) * z * (1 - z), of_n * r)
+    return of_state, (of_n,), (z,)
 
 
-def _same(share: Parts, kept: Parts) -> Parts:
-    return share
+def _gru_backward(grad: State, others: Parts) -> tuple[State, Parts]:
+    return (grad[0] * others[0],), (grad[0],) * 3
 
 
 def _plain_cell(
@@ -108,15 +113,18 @@ def _plain_cell(
     def forward(state: State, from_input: Parts, from_state: Parts) -> tuple[State, Parts]:
         return (bend(from_input[0] + from_state[0]),), ()
 
-    def backward(grad: State, state: State, new: State, kept: Parts) -> tuple[State, Parts]:
-        return (jnp.zeros_like(grad[0]),), (grad[0] * slope(new[0]),)
+    def slopes(before: State, states: State, kept: Parts) -> tuple[Parts, Parts, Parts]:
+        return (slope(states[0]),), (), ()
 
-    return Cell(forward, backward, _same)
+    def backward(grad: State, others: Parts) -> tuple[State, Parts]:
+        return (jnp.zeros_like(grad[0]),), grad
+
+    return Cell(forward, slopes, backward)
 
 
 CELLS: dict[str, Cell] = {
-    "lstm": Cell(_lstm_forward, _lstm_backward, _same),
-    "gru": Cell(_gru_forward, _gru_backward, _gru_of_state, not_added=1),
+    "lstm": Cell(_lstm_forward, _lstm_slopes, _lstm_backward),
+    "gru": Cell(_gru_forward, _gru_slopes, _gru_backward, not_added=1),
     "rnn_tanh": _plain_cell(jnp.tanh, lambda new: 1 - new * new),
     "rnn_relu": _plain_cell(jax.nn.relu, lambda new: (new > 0).astype(new.dtype)),
 }
@@ -208,7 +216,55 @@ def _loop_plain(
     Args:
         bias: of the state's share of the gates that are `not_added`, in one dim.
     """
-    return _loop_forward(cell, reverse, from_input, state, weight, bias)[0]
+    step = _stepping(cell, weight, bias)
+
+    def turn(state: State, from_input: Parts) -> tuple[State, jax.Array]:
+        new, _ = step(state, from_input)
+        return new, new[0]
+
+    return lax.scan(turn, state, _gates(from_input, weight), reverse=reverse)
+
+
+def _gates(of_all: jax.Array, weight: jax.Array) -> list[jax.Array]:
+    """Arrays of their own of the gates that stand beside each other in the last dim.
+
+    A kernel of XLA's for CPUs that reads several slices of one array at a time step takes its
+    numbers one by one, seven times as long.
+    """
+    return jnp.split(of_all, len(weight) // weight.shape[1], -1)
+
+
+def _stepping(
+    cell: Cell, weight: jax.Array, bias: jax.Array
+) -> Callable[[State, Parts], tuple[State, Parts]]:
+    """A step of the cell with its product, by the state and the input's share of the gates."""
+    to_gates = [part.T for part in _halves(weight, 0)]
+
+    def step(state: State, from_input: Parts) -> tuple[State, Parts]:
+        products = [state[0] @ part for part in to_gates]
+        from_state = [
+            gate for p in products for gate in jnp.split(p, p.shape[1] // len(weight.T), 1)
+        ]
+        if cell.not_added:
+            from_state[-1] = from_state[-1] + bias
+        return cell.forward(state, from_input, from_state)
+
+    return step
+
+
+def _at(of_all: Parts, t: jax.Array) -> list[jax.Array]:
+    """What [t, b, ...] have at a time."""
+    return [lax.dynamic_index_in_dim(one, t, 0, keepdims=False) for one in of_all]
+
+
+def _with(at: Parts, of_all: Parts, t: jax.Array) -> list[jax.Array]:
+    """[t, b, ...] with these at a time."""
+    return [lax.dynamic_update_index_in_dim(one, new, t, 0) for one, new in zip(of_all, at)]
+
+
+def _rooms(weight: jax.Array, count: int, shape: tuple[int, ...]) -> list[jax.Array]:
+    """Arrays that a loop writes over; of different values, or XLA makes one and copies it."""
+    return [jnp.broadcast_to(weight[i % len(weight), 0], shape) for i in range(count)]
 
 
 _Saved = tuple[State, State, Parts, jax.Array]
@@ -222,54 +278,59 @@ def _loop_forward(
     weight: jax.Array,
     bias: jax.Array,
 ) -> tuple[tuple[State, jax.Array], _Saved]:
-    hidden = weight.shape[1]
-    to_gates = [part.T for part in _halves(weight, 0)]
-    # Arrays of their own: a kernel of XLA's that reads several slices of one at a time step takes
-    # its numbers one by one, seven times as long.
-    gates = jnp.split(from_input, len(weight) // hidden, 2)
+    """What is kept of a time is written over the input's share, which no one reads after it."""
+    step = _stepping(cell, weight, bias)
+    gates = _gates(from_input, weight)
+    times, states = len(from_input), len(state)
+    of_time = jax.eval_shape(step, state, [gate[0] for gate in gates])
+    kept = len(of_time[1])
+    rooms = _rooms(weight, max(0, kept + states - len(gates)), gates[0].shape)
 
-    def step(state: State, from_input: Parts) -> tuple[State, tuple[State, Parts]]:
-        products = [state[0] @ part for part in to_gates]
-        from_state = [gate for p in products for gate in jnp.split(p, p.shape[1] // hidden, 1)]
-        if cell.not_added:
-            from_state[-1] = from_state[-1] + bias
-        new, kept = cell.forward(state, from_input, from_state)
-        return new, (new, kept)
+    def turn(i: jax.Array, carry: tuple[State, list[jax.Array]]) -> tuple[State, list[jax.Array]]:
+        state, of_all = carry
+        t = times - 1 - i if reverse else i
+        new, kept = step(state, _at(of_all[: len(gates)], t))
+        return new, _with((*kept, *new), of_all, t)
 
-    end, (states, kept) = lax.scan(step, state, gates, reverse=reverse)
-    return (end, states[0]), (state, states, kept, weight)
+    end, of_all = lax.fori_loop(0, times, turn, (state, [*gates, *rooms]))
+    saved = (state, tuple(of_all[kept:]), tuple(of_all[:kept]), weight)
+    return (end, of_all[kept]), saved
 
 
 def _loop_backward(
     cell: Cell, reverse: bool, saved: _Saved, grads: tuple[State, jax.Array]
 ) -> tuple[jax.Array, State, jax.Array, jax.Array]:
+    """The gradients of the shares of a time are written over its slopes."""
     first, states, kept, weight = saved
     before = tuple(
         jnp.concatenate([at[1:], start[None]] if reverse else [start[None], at[:-1]])
         for start, at in zip(first, states)
     )
-
+    of_state, of_input, others = cell.slopes(before, states, kept)
     to_state = _halves(weight, 1)
-
-    def step(grad: State, at: tuple[jax.Array, State, State, Parts]) -> tuple[State, jax.Array]:
-        grad_output, state, new, kept = at
-        grad = (grad[0] + grad_output, *grad[1:])
-        (own, *others), share = cell.backward(grad, state, new, kept)
-        of_state = jnp.concatenate(cell.of_state(share, kept), 1)
-        back = jnp.concatenate([of_state @ part for part in to_state], 1)
-        return (own + back, *others), jnp.concatenate(share, 1)
-
     grad_end, grad_outputs = grads
-    over_time = (grad_outputs, before, states, kept)
-    grad_first, shares = lax.scan(step, grad_end, over_time, reverse=not reverse)
-    parts = jnp.split(shares, len(weight) // weight.shape[1], 2)
-    of_state = jnp.concatenate(cell.of_state(parts, kept), 2)
+    times = len(grad_outputs)
+
+    def turn(i: jax.Array, carry: tuple[State, list[jax.Array]]) -> tuple[State, list[jax.Array]]:
+        grad, shares = carry
+        t = i if reverse else times - 1 - i
+        (own, *rest), factors = cell.backward(
+            (grad[0] + _at([grad_outputs], t)[0], *grad[1:]), _at(others, t)
+        )
+        factors = [jnp.concatenate(factors, 1), *factors[len(factors) - cell.not_added :]]
+        share, *more = (slope * factor for slope, factor in zip(_at(shares, t), factors))
+        back = jnp.concatenate([share @ part for part in to_state], 1)
+        return (own + back, *rest), _with([share, *more], shares, t)
+
+    slopes = [jnp.concatenate(of_state, 2), *of_input]
+    grad_first, (shares, *more) = lax.fori_loop(0, times, turn, (grad_end, slopes))
     # Over t, then b, as the input's share has it: one copy that XLA turns around serves both.
     over_rows = (((0, 1), (0, 1)), ((), ()))
-    grad_weight = lax.dot_general(of_state, before[0], over_rows)
-    inner = len(weight) - cell.not_added * weight.shape[1]
-    grad_bias = of_state[..., inner:].sum((0, 1))
-    return shares, grad_first, grad_weight, grad_bias
+    grad_weight = lax.dot_general(shares, before[0], over_rows)
+    added = len(weight) - cell.not_added * weight.shape[1]
+    grad_bias = shares[..., added:].sum((0, 1))
+    of_gates = jnp.concatenate([shares[..., :added], *more], 2) if more else shares
+    return of_gates, grad_first, grad_weight, grad_bias
 
 
 _loop = jax.custom_vjp(_loop_plain, nondiff_argnums=(0, 1))
