@@ -1,14 +1,17 @@
 """Recurrent layers as one loop over time per layer and direction.
 
 torch makes a recurrent layer of a dozen operators per time step; here a step is one turn of a
-`lax.scan`. The products with the input are taken before the loop for all times at once, and so is
-the gradient of the recurrent weight after the backward loop, so a loop holds one small matmul and
+loop. The products with the input are taken before it for all times at once, and so is the gradient
+of the recurrent weight after the loop that goes back, so a loop holds one small matmul and
 elementwise work. Called by `core/composites/recurrent.py`; arrays are time-major, [t, b, ...].
 
 The batch comes before the features everywhere, so that what a loop gives is the side of the large
 products as it lies: with the features first, as until 2026-11-27, seven matrices of [t b, g h] were
 turned around in each layer's step. The recurrent weight is turned once, before the loop. Each step
 keeps what its gradient needs, so the way back has no other product and no sigmoid.
+
+What a turn gives is written over what it read: XLA fills what a `lax.scan` gives with zeros first,
+once for all arrays of one shape, and copies that for each.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +47,13 @@ class Cell:
 
     Attributes:
         forward: from a state, the input's and the state's share of the gates to the next state and
-            what is kept, as many or more.
+            what is kept, with the state as many arrays as gates or more.
         slopes: of all times: from the states before, the states and what was kept to the slopes of
             the state's share of each gate, those of the input's where it is another, and what else
             `backward` needs.
         backward: from the gradient of the next state and the latter to the gradient of the state
-            beside its product, and what the slope of each gate is multiplied with.
+            beside its product, and the factors of the slopes.
+        takes: which of the factors each gate's slope is multiplied with.
         not_added: the last so many gates are not a sum of both shares, so that their bias in the
             state's is not just added to the input's.
     """
@@ -57,6 +61,7 @@ class Cell:
     forward: Callable[[State, Parts, Parts], tuple[State, Parts]]
     slopes: Callable[[State, State, Parts], tuple[Parts, Parts, Parts]]
     backward: Callable[[State, Parts], tuple[State, Parts]]
+    takes: tuple[int, ...] = (0,)
     not_added: int = 0
 
 
@@ -82,7 +87,7 @@ def _lstm_slopes(before: State, states: State, kept: Parts) -> tuple[Parts, Part
 def _lstm_backward(grad: State, others: Parts) -> tuple[State, Parts]:
     of_bent, f = others
     of_cell = grad[1] + grad[0] * of_bent
-    return (jnp.zeros_like(grad[0]), of_cell * f), (of_cell, of_cell, of_cell, grad[0])
+    return (jnp.zeros_like(grad[0]), of_cell * f), (of_cell, grad[0])
 
 
 def _gru_forward(state: State, from_input: Parts, from_state: Parts) -> tuple[State, Parts]:
@@ -102,7 +107,7 @@ def _gru_slopes(before: State, states: State, kept: Parts) -> tuple[Parts, Parts
 
 
 def _gru_backward(grad: State, others: Parts) -> tuple[State, Parts]:
-    return (grad[0] * others[0],), (grad[0],) * 3
+    return (grad[0] * others[0],), (grad[0],)
 
 
 def _plain_cell(
@@ -123,8 +128,8 @@ def _plain_cell(
 
 
 CELLS: dict[str, Cell] = {
-    "lstm": Cell(_lstm_forward, _lstm_slopes, _lstm_backward),
-    "gru": Cell(_gru_forward, _gru_slopes, _gru_backward, not_added=1),
+    "lstm": Cell(_lstm_forward, _lstm_slopes, _lstm_backward, (0, 0, 0, 1)),
+    "gru": Cell(_gru_forward, _gru_slopes, _gru_backward, (0, 0, 0), not_added=1),
     "rnn_tanh": _plain_cell(jnp.tanh, lambda new: 1 - new * new),
     "rnn_relu": _plain_cell(jax.nn.relu, lambda new: (new > 0).astype(new.dtype)),
 }
@@ -300,35 +305,41 @@ def _loop_forward(
 def _loop_backward(
     cell: Cell, reverse: bool, saved: _Saved, grads: tuple[State, jax.Array]
 ) -> tuple[jax.Array, State, jax.Array, jax.Array]:
-    """The gradients of the shares of a time are written over its slopes."""
+    """The gradient of a time's share is written over its slopes.
+
+    Where the input's share is another, its factor is, over the gradient of the output, and both are
+    computed from that at the end: with two arrays in the loop XLA's second thread is woken for one.
+    """
     first, states, kept, weight = saved
     before = tuple(
         jnp.concatenate([at[1:], start[None]] if reverse else [start[None], at[:-1]])
         for start, at in zip(first, states)
     )
     of_state, of_input, others = cell.slopes(before, states, kept)
+    slopes = jnp.concatenate(of_state, 2)
     to_state = _halves(weight, 1)
     grad_end, grad_outputs = grads
-    times = len(grad_outputs)
+    times, are_two = len(grad_outputs), bool(of_input)
 
-    def turn(i: jax.Array, carry: tuple[State, list[jax.Array]]) -> tuple[State, list[jax.Array]]:
-        grad, shares = carry
+    def turn(i: jax.Array, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
+        grad, over = carry
         t = i if reverse else times - 1 - i
-        (own, *rest), factors = cell.backward(
-            (grad[0] + _at([grad_outputs], t)[0], *grad[1:]), _at(others, t)
-        )
-        factors = [jnp.concatenate(factors, 1), *factors[len(factors) - cell.not_added :]]
-        share, *more = (slope * factor for slope, factor in zip(_at(shares, t), factors))
+        both = [over, slopes] if are_two else [grad_outputs, over]
+        grad_output, slope, *at = _at([*both, *others], t)
+        (own, *rest), factors = cell.backward((grad[0] + grad_output, *grad[1:]), at)
+        share = slope * jnp.concatenate([factors[i] for i in cell.takes], 1)
         back = jnp.concatenate([share @ part for part in to_state], 1)
-        return (own + back, *rest), _with([share, *more], shares, t)
+        return (own + back, *rest), _with(factors if are_two else [share], [over], t)[0]
 
-    slopes = [jnp.concatenate(of_state, 2), *of_input]
-    grad_first, (shares, *more) = lax.fori_loop(0, times, turn, (grad_end, slopes))
+    over = grad_outputs if are_two else slopes
+    grad_first, written = lax.fori_loop(0, times, turn, (grad_end, over))
+    shares = jnp.concatenate([s * written for s in of_state], 2) if are_two else written
     # Over t, then b, as the input's share has it: one copy that XLA turns around serves both.
     over_rows = (((0, 1), (0, 1)), ((), ()))
     grad_weight = lax.dot_general(shares, before[0], over_rows)
     added = len(weight) - cell.not_added * weight.shape[1]
     grad_bias = shares[..., added:].sum((0, 1))
+    more = [slope * written for slope in of_input]
     of_gates = jnp.concatenate([shares[..., :added], *more], 2) if more else shares
     return of_gates, grad_first, grad_weight, grad_bias
 
