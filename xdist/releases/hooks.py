@@ -137,6 +137,7 @@ PROBES = (
     Probe("torch._utils._rebuild_device_tensor_from_cpu_tensor", "pickling device tensors"),
     Probe("torch._utils._rebuild_parameter", "pickling device tensors"),
     Probe("torch.utils.swap_tensors", "torch's lazy modules get their sizes on the device"),
+    Probe("torch.Tensor._use_count", "a module whose parameters a graph holds gets new ones"),
     Probe("torch._C._nn._parse_to", "torch's lazy modules move to the device"),
     Probe("torch._C.PyTorchFileReader.get_record_offset", "files are written tensor by tensor"),
     Probe("pickle._Pickler", "files are written tensor by tensor"),

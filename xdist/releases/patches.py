@@ -45,6 +45,7 @@ ASKED_PROFILE = "the first profile that `xla-run profile` takes"
 
 _OPTIMIZERS = "core.composites.optimizers"
 _LAZY_MODULES = "core.torch_side.lazy_modules"
+_MOVED = "core.torch_side.moved_modules"
 _IN_DYNAMO = "core.torch_side.in_dynamo"
 _METHODS = "core.torch_side.tensor_methods"
 _REGISTRATION = "core.torch_side.registration"
@@ -84,9 +85,15 @@ PATCHES = (
         _REGISTRATION,
         "nobody enters such rules for our class, and looking for one takes long",
     ),
+    Patch("torch.nn.Module._apply", _MOVED, "parameters on the device keep their attributes"),
+    Patch(
+        "torch.nn.Module.to",
+        _MOVED,
+        "a module goes to the device after a forward pass on the CPU too",
+    ),
     Patch(
         "torch.nn.modules.module.is_traceable_wrapper_subclass",
-        _METHODS,
+        _MOVED,
         "Module.to swaps parameters in place, so that their identity and ties survive",
     ),
     Patch("torch.serialization._save", _METHODS, _SAVED),

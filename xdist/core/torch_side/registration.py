@@ -33,6 +33,7 @@ from torch_xdist.core.torch_side import (
     factories,
     in_dynamo,
     lazy_modules,
+    moved_modules,
     tensor_methods,
     without_dtensor,
     without_dynamo,
@@ -66,6 +67,7 @@ def register() -> None:
     optimizer_states.register()
     _serve_control_flow()
     lazy_modules.register()
+    moved_modules.register()
     attention.register()
     recurrent.register()
     running_gradients.register()

@@ -3,7 +3,6 @@
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -151,16 +150,6 @@ def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
     return copy  # type: ignore[return-value]
 
 
-def _swapping(is_wrapper: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Makes `Module.to` swap parameters in place, so that their identity and ties survive."""
-
-    @functools.wraps(is_wrapper)
-    def is_traceable_wrapper_subclass(tensor: Any) -> bool:
-        return tensor.__class__ is XlaTensor or is_wrapper(tensor)
-
-    return is_traceable_wrapper_subclass
-
-
 def _as_tangent(self: XlaTensor, meta: Any, type_: type | None = None) -> XlaTensor | None:
     """AOT autograd captured its backward pass with plain tensors in the place of ours."""
     return self if type_ is torch.Tensor else None
@@ -194,7 +183,6 @@ def register() -> None:
         setattr(XlaTensor, name, method)
     for target in ("torch.serialization._save", "torch.serialization._legacy_save"):
         patches.wrap(target, _marking)
-    patches.wrap("torch.nn.modules.module.is_traceable_wrapper_subclass", _swapping)
     patches.replace("torch.Tensor.xla", _xla)
 
 

@@ -1,0 +1,109 @@
+"""Modules on their way to the device: which parameters stay the same objects, and which cannot."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torch_xdist.core.torch_side.registration  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def _tied() -> nn.Sequential:
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    module[2].weight = module[0].weight
+    return module
+
+
+def test_parameters_stay_the_same_objects_with_their_gradients():
+    module = _tied()
+    module(torch.arange(3)).sum().backward()
+    before = [*module.parameters()]
+    module.to("xla")
+    assert all(new is old for new, old in zip(module.parameters(), before))
+    assert module[2].weight is module[0].weight
+    assert all(p.is_xla and p.grad.is_xla for p in before)
+
+
+def test_parameters_that_a_graph_holds_become_new_ones():
+    module = _tied()
+    out = module(torch.arange(3))
+    out.sum().backward(retain_graph=True)
+    before = dict(module.named_parameters())
+    module[0].weight.tag = "tied"
+    with pytest.warns(
+        UserWarning,
+        match=r"Sequential\.to\('xla'\): .* still holds 0\.weight, 1\.weight, which become new "
+        r"parameters\. An optimizer made before .* make it after this line",
+    ) as caught:
+        module.to(device="xla")
+    assert caught[0].filename == __file__
+    assert module[2].weight is module[0].weight and module[0].weight.tag == "tied"
+    assert module[1].bias is before["1.bias"]
+    for name, parameter in module.named_parameters():
+        assert parameter.is_xla and parameter.requires_grad
+        assert torch.equal(parameter.grad.cpu(), before[name].grad.cpu()), name
+    torch.testing.assert_close(module(torch.arange(3).to("xla")).cpu(), out.detach())
+
+
+def test_parameters_keep_their_attributes():
+    module = nn.Linear(2, 2)
+    module.weight.is_shared_by_ranks = True
+    assert module.to("xla").weight.is_shared_by_ranks
+    assert module.bfloat16().weight.is_shared_by_ranks and module.weight.dtype == torch.bfloat16
+    assert module.weight.tolist() and module.cpu().weight.is_shared_by_ranks
+
+
+def test_the_graph_on_the_cpu_goes_on_with_the_old_parameters():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    weight, out = module[1].weight, module(torch.ones(1, 3))
+    with pytest.warns(UserWarning, match="still holds 1.weight"):
+        module.to("xla")
+    grad = torch.autograd.grad(out.sum(), weight)[0]
+    assert grad.device.type == "cpu" and grad.shape == weight.shape
+
+
+def test_names_of_many_held_parameters_are_counted():
+    module = nn.LSTM(4, 4, bidirectional=True)
+    out = module(torch.ones(2, 3, 4))
+    with pytest.warns(
+        UserWarning, match="weight_ih_l0, weight_hh_l0, bias_ih_l0 and 5 more, which"
+    ):
+        module.to("xla")
+    torch.testing.assert_close(module(torch.ones(2, 3, 4, device="xla"))[0].cpu(), out[0].detach())
+
+
+def test_frozen_parameters_that_a_graph_holds_become_new_ones():
+    module = nn.Linear(4, 4).requires_grad_(False)
+    out = module(torch.ones(1, 4, requires_grad=True))
+    with pytest.warns(UserWarning, match="still holds weight, which"):
+        module.to("xla")
+    assert not module.weight.requires_grad and out.requires_grad
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.Linear], ids=lambda make: make.__name__)
+def test_a_pass_without_gradients_holds_nothing(make):
+    module = make(4, 4)
+    with torch.no_grad():
+        out = module(torch.ones(2, 3, 4))
+    before = [*module.parameters()]
+    module.to("xla")
+    assert all(new is old for new, old in zip(module.parameters(), before)), out
+
+
+def test_a_conversion_on_the_cpu_is_torchs_own():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    weight, out = module[1].weight, module(torch.ones(1, 3))
+    assert module.to("cpu", torch.float64)[1].weight is weight, out
+
+
+def test_what_to_does_not_take_is_refused_in_torchs_words():
+    with pytest.raises(TypeError, match="to\\(\\) received an invalid combination"):
+        nn.Linear(2, 2).to(xla=1)

@@ -1,0 +1,107 @@
+"""Modules that move or change their dtype: parameters stay the same Python objects, with their
+ties, optimizers and attributes.
+
+torch swaps what a parameter holds for a tensor of the device. It refuses where an autograd graph
+still holds the old tensor, after a forward pass on the CPU whose result is alive. Such a parameter
+becomes a new one first, in all modules that share it, as each does with torch_xla.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.releases import patches
+
+
+def _swapping(is_wrapper: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Makes `Module.to` swap parameters for those on the device."""
+
+    @functools.wraps(is_wrapper)
+    def is_traceable_wrapper_subclass(tensor: Any) -> bool:
+        return tensor.__class__ is XlaTensor or is_wrapper(tensor)
+
+    return is_traceable_wrapper_subclass
+
+
+def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """`Module._apply` after which parameters have the attributes that users gave them."""
+
+    @functools.wraps(usual)
+    def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        attributes = {n: dict(p.__dict__) for n, p in self._parameters.items() if p is not None}
+        result = usual(self, *args, **kwargs)
+        for name, had in attributes.items():
+            had.pop("value", None)
+            for attribute, value in had.items():
+                self._parameters[name].__dict__.setdefault(attribute, value)
+        return result
+
+    return _apply
+
+
+def _freeing(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """`Module.to` after which no graph holds a parameter that goes to the device."""
+
+    @functools.wraps(usual)
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _go_to_xla(args, kwargs):
+            _free_parameters(self)
+        return usual(self, *args, **kwargs)
+
+    return to
+
+
+def _go_to_xla(args: Any, kwargs: dict[str, Any]) -> bool:
+    try:
+        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    except (TypeError, RuntimeError):
+        return False  # The usual one says what is wrong.
+    return device is not None and device.type == "xla"
+
+
+def _free_parameters(module: torch.nn.Module) -> None:
+    new: dict[int, torch.nn.Parameter] = {}
+    names = []
+    for prefix, owner in module.named_modules():
+        for name, parameter in owner._parameters.items():
+            if type(parameter) is not torch.nn.Parameter:
+                continue
+            if id(parameter) not in new and _is_held(parameter):
+                new[id(parameter)] = _renewed(parameter)
+                names.append(f"{prefix}.{name}" if prefix else name)
+            owner._parameters[name] = new.get(id(parameter), parameter)
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        warnings.warn(
+            f"{type(module).__name__}.to('xla'): an autograd graph on the CPU still holds "
+            f"{', '.join(names[:3])}{more}, which become new parameters. An optimizer made before "
+            "goes on with the old ones: make it after this line, or run what came before under "
+            "torch.no_grad() or let its result go.",
+            stacklevel=3,
+        )
+
+
+def _is_held(parameter: torch.nn.Parameter) -> bool:
+    """Whether more than its Python object and the node that takes its gradient hold it."""
+    if parameter._use_count() != 2 or not parameter.requires_grad:  # type: ignore[attr-defined]
+        return parameter._use_count() > 1  # type: ignore[attr-defined, no-any-return]
+    edge = torch.autograd.graph.get_gradient_edge(parameter)  # A new one is one more.
+    return parameter._use_count() > 2 and edge is not None  # type: ignore[attr-defined]
+
+
+def _renewed(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """Another parameter of the same memory, gradient and attributes."""
+    other = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+    other.grad = None if parameter.grad is None else parameter.grad.detach()
+    other.__dict__.update(parameter.__dict__)
+    return other
+
+
+def register() -> None:
+    patches.wrap("torch.nn.modules.module.is_traceable_wrapper_subclass", _swapping)
+    patches.wrap("torch.nn.Module._apply", _keeping)
+    patches.wrap("torch.nn.Module.to", _freeing)
