@@ -144,6 +144,7 @@ class Layers:
     num_layers: int
     bidirectional: bool
     batch_first: bool
+    has_lengths: bool = False
 
     @property
     def directions(self) -> int:
@@ -164,12 +165,15 @@ def run_layers(layers: Layers, *arrays: jax.Array) -> list[jax.Array]:
 
     Args:
       arrays: the input; then the first state or states, each [layers * directions, b, h]; then
-        the parameters in torch's order.
+        the parameters in torch's order; then, where sequences have lengths of their own, 1 for
+        each time of theirs and 0 for those after, [t, b, 1], which has no gradient.
 
     Returns:
-        The last layer's outputs, then the last state or states.
+        The last layer's outputs, then the last state or states. After the end of a sequence they
+        stay what they are, and a reverse direction begins there.
     """
     x, *rest = arrays
+    within = rest.pop() if layers.has_lengths else None
     first, params = rest[: layers.states], rest[layers.states :]
     x = x.swapaxes(0, 1) if layers.batch_first else x
     last: list[State] = []
@@ -179,7 +183,7 @@ def run_layers(layers: Layers, *arrays: jax.Array) -> list[jax.Array]:
             i = len(last)
             own = params[i * layers.per_direction : (i + 1) * layers.per_direction]
             state = tuple(s[i] for s in first)
-            end, out = _direction(CELLS[layers.kind], x, state, own, reverse=direction == 1)
+            end, out = _direction(CELLS[layers.kind], x, state, own, within, reverse=direction == 1)
             last.append(end)
             outputs.append(out)
         x = outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, -1)
@@ -188,7 +192,13 @@ def run_layers(layers: Layers, *arrays: jax.Array) -> list[jax.Array]:
 
 
 def _direction(
-    cell: Cell, x: jax.Array, state: State, params: Sequence[jax.Array], *, reverse: bool
+    cell: Cell,
+    x: jax.Array,
+    state: State,
+    params: Sequence[jax.Array],
+    within: jax.Array | None,
+    *,
+    reverse: bool,
 ) -> tuple[State, jax.Array]:
     """The last state, each [b, h], and the outputs [t, b, h]."""
     w_ih, w_hh, *biases = params
@@ -197,7 +207,7 @@ def _direction(
     inner = biases[1][added:] if biases else jnp.zeros(len(w_hh) - added, x.dtype)
     if biases:
         from_input = from_input + (biases[0] + jnp.pad(biases[1][:added], (0, len(inner))))
-    return _loop(cell, reverse, from_input, state, w_hh, inner)
+    return _loop(cell, reverse, from_input, state, w_hh, inner, within)
 
 
 def _halves(weight: jax.Array, axis: int) -> list[jax.Array]:
@@ -215,19 +225,29 @@ def _loop_plain(
     state: State,
     weight: jax.Array,
     bias: jax.Array,
+    within: jax.Array | None,
 ) -> tuple[State, jax.Array]:
     """The last state and the outputs [t, b, h], from the input's share of the gates [t, b, g h].
 
     Args:
         bias: of the state's share of the gates that are `not_added`, in one dim.
+        within: whether a time is one of its sequence, [t, b, 1]; None: each is.
     """
     step = _stepping(cell, weight, bias)
 
-    def turn(state: State, from_input: Parts) -> tuple[State, jax.Array]:
-        new, _ = step(state, from_input)
+    def turn(state: State, at: tuple[Parts, jax.Array | None]) -> tuple[State, jax.Array]:
+        from_input, is_within = at
+        new = _where(is_within, step(state, from_input)[0], state)
         return new, new[0]
 
-    return lax.scan(turn, state, _gates(from_input, weight), reverse=reverse)
+    return lax.scan(turn, state, (_gates(from_input, weight), within), reverse=reverse)
+
+
+def _where(is_within: jax.Array | None, new: State, old: State) -> State:
+    """The new state, or where a sequence is over the old one."""
+    if is_within is None:
+        return new
+    return tuple(jnp.where(is_within > 0, n, o) for n, o in zip(new, old))
 
 
 def _gates(of_all: jax.Array, weight: jax.Array) -> list[jax.Array]:
@@ -272,7 +292,7 @@ def _rooms(weight: jax.Array, count: int, shape: tuple[int, ...]) -> list[jax.Ar
     return [jnp.broadcast_to(weight[i % len(weight), 0], shape) for i in range(count)]
 
 
-_Saved = tuple[State, State, Parts, jax.Array]
+_Saved = tuple[State, State, Parts, jax.Array, jax.Array | None]
 
 
 def _loop_forward(
@@ -282,6 +302,7 @@ def _loop_forward(
     state: State,
     weight: jax.Array,
     bias: jax.Array,
+    within: jax.Array | None,
 ) -> tuple[tuple[State, jax.Array], _Saved]:
     """What is kept of a time is written over the input's share, which no one reads after it."""
     step = _stepping(cell, weight, bias)
@@ -295,27 +316,30 @@ def _loop_forward(
         state, of_all = carry
         t = times - 1 - i if reverse else i
         new, kept = step(state, _at(of_all[: len(gates)], t))
+        new = _where(None if within is None else within[t], new, state)
         return new, _with((*kept, *new), of_all, t)
 
     end, of_all = lax.fori_loop(0, times, turn, (state, [*gates, *rooms]))
-    saved = (state, tuple(of_all[kept:]), tuple(of_all[:kept]), weight)
+    saved = (state, tuple(of_all[kept:]), tuple(of_all[:kept]), weight, within)
     return (end, of_all[kept]), saved
 
 
 def _loop_backward(
     cell: Cell, reverse: bool, saved: _Saved, grads: tuple[State, jax.Array]
-) -> tuple[jax.Array, State, jax.Array, jax.Array]:
+) -> tuple[jax.Array, State, jax.Array, jax.Array, jax.Array | None]:
     """The gradient of a time's share is written over its slopes.
 
     Where the input's share is another, its factor is, over the gradient of the output, and both are
     computed from that at the end: with two arrays in the loop XLA's second thread is woken for one.
     """
-    first, states, kept, weight = saved
+    first, states, kept, weight, within = saved
     before = tuple(
         jnp.concatenate([at[1:], start[None]] if reverse else [start[None], at[:-1]])
         for start, at in zip(first, states)
     )
     of_state, of_input, others = cell.slopes(before, states, kept)
+    if within is not None:
+        of_state, of_input = ([s * within for s in slopes] for slopes in (of_state, of_input))
     slopes = jnp.concatenate(of_state, 2)
     to_state = _halves(weight, 1)
     grad_end, grad_outputs = grads
@@ -326,7 +350,9 @@ def _loop_backward(
         t = i if reverse else times - 1 - i
         both = [over, slopes] if are_two else [grad_outputs, over]
         grad_output, slope, *at = _at([*both, *others], t)
-        (own, *rest), factors = cell.backward((grad[0] + grad_output, *grad[1:]), at)
+        grad = (grad[0] + grad_output, *grad[1:])
+        new, factors = cell.backward(grad, at)
+        own, *rest = _where(None if within is None else within[t], new, grad)
         share = slope * jnp.concatenate([factors[i] for i in cell.takes], 1)
         back = jnp.concatenate([share @ part for part in to_state], 1)
         return (own + back, *rest), _with(factors if are_two else [share], [over], t)[0]
@@ -341,7 +367,7 @@ def _loop_backward(
     grad_bias = shares[..., added:].sum((0, 1))
     more = [slope * written for slope in of_input]
     of_gates = jnp.concatenate([shares[..., :added], *more], 2) if more else shares
-    return of_gates, grad_first, grad_weight, grad_bias
+    return of_gates, grad_first, grad_weight, grad_bias, jax.tree.map(jnp.zeros_like, within)
 
 
 _loop = jax.custom_vjp(_loop_plain, nondiff_argnums=(0, 1))

@@ -2,8 +2,8 @@
 
 torch makes a recurrent layer of a dozen operators per time step above autograd; kernels under the
 AutogradLazy key catch `aten::lstm.input` and its kin and record all layers as one row, or with
-dropout between them each as one. What they do not serve goes torch's way: projections, packed
-sequences.
+dropout between them each as one, of packed sequences too. What they do not serve goes torch's way:
+projections.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import jax
 import torch
 
 from torch_xdist.core.composites.attention import are_ours
+from torch_xdist.core.composites.packed import Packed, Unpacked, layout_of
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.differentiable import differentiable_row, pull_back
 from torch_xdist.core.record.jax_ops import record_jax
@@ -92,18 +93,21 @@ def _recorded(layers: Layers, tensors: Sequence[XlaTensor]) -> tuple[XlaTensor, 
     return tuple(record_jax(layers.kind, functools.partial(run_layers, layers), tensors, layers))
 
 
-def _with_dropout(layers: Layers, dropout: float, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Each layer as one row, and dropout of what it gives to the next."""
+def _run(layers: Layers, dropout: float, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """All layers, with dropout of what each gives to the next."""
+    if dropout == 0 or layers.num_layers == 1:
+        return _recorded(layers, tensors)
     one = dataclasses.replace(layers, num_layers=1)
     x: Any = tensors[0]
-    rest = tensors[1:]
+    rest = [*tensors[1:]]
+    within = [rest.pop()] if layers.has_lengths else []
     first = [state.split(layers.directions) for state in rest[: layers.states]]
     params, size = rest[layers.states :], layers.directions * layers.per_direction
     last = []
     for number in range(layers.num_layers):
         x = torch.dropout(x, dropout, True) if number else x
         own = params[number * size : (number + 1) * size]
-        x, *states = _recorded(one, [x, *(state[number] for state in first), *own])
+        x, *states = _recorded(one, [x, *(state[number] for state in first), *own, *within])
         last.append(states)
     return x, *(torch.cat(states) for states in zip(*last))
 
@@ -129,11 +133,48 @@ def _kernel(kind: str) -> Callable[..., Any]:
         if not _fits(layers, tensors, len(params)):
             rest = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
             return func.decompose(input, hx, params, *rest)
-        if dropout > 0 and train and num_layers > 1:
-            return _with_dropout(layers, dropout, tensors)
-        return _recorded(layers, tensors)
+        return _run(layers, dropout if train else 0, tensors)
 
     return kernel
+
+
+def _kernel_of_packed(kind: str) -> Callable[..., Any]:
+    """The kernel of `aten::KIND.data`."""
+    func = getattr(torch.ops.aten, kind).data
+
+    def kernel(
+        data: torch.Tensor,
+        batch_sizes: torch.Tensor,
+        hx: Any,
+        params: Sequence[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
+        layers = Layers(kind, has_biases, num_layers, bidirectional, False, has_lengths=True)
+        first = list(hx) if kind == "lstm" else [hx]
+        tensors = [data[:, None], *first, *params]
+        if not _fits(layers, tensors, len(params)) or not _are_sizes(batch_sizes, data):
+            rest = (has_biases, num_layers, dropout, train, bidirectional)
+            return func.decompose(data, batch_sizes, hx, params, *rest)
+        layout = layout_of(batch_sizes, data.device)
+        tensors[0] = Unpacked.apply(data, layout)
+        out, *states = _run(
+            layers, dropout if train else 0, [*tensors, layout.within.to(data.dtype)]
+        )
+        return Packed.apply(out, layout), *states
+
+    return kernel
+
+
+def _are_sizes(batch_sizes: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether these are numbers of sequences that no one begins late, of all rows."""
+    if batch_sizes.device.type != "cpu" or not len(batch_sizes):
+        return False
+    sizes = batch_sizes.tolist()
+    return sizes == sorted(sizes, reverse=True) and sizes[-1] > 0 and sum(sizes) == len(data)
 
 
 def register() -> None:
@@ -141,4 +182,5 @@ def register() -> None:
     library = torch.library.Library("aten", "IMPL", "AutogradLazy")
     for kind in CELLS:
         library.impl(f"{kind}.input", _kernel(kind))
+        library.impl(f"{kind}.data", _kernel_of_packed(kind))
     _libraries.append(library)
