@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops import forms
 from torch_xdist.ops.positions import narrowed, width
 from torch_xdist.ops.table import lowers
 
@@ -71,7 +72,12 @@ def gather(self: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = F
 def index_select(self: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if not self.ndim:
         return self
-    return read_rows(self, index.reshape(-1), dim % self.ndim)
+    index, dim = index.reshape(-1), dim % self.ndim
+    if forms.chosen().is_host and dim == self.ndim - 1 > 0:
+        # Columns: a gather of rows of one element each, 1024 x 512 to 256: 107 us, by element 82.
+        whole = jnp.broadcast_to(narrowed(index, self.shape[dim]), (*self.shape[:dim], index.size))
+        return jnp.take_along_axis(self, whole, dim, mode=CLAMPED)
+    return read_rows(self, index, dim)
 
 
 @lowers("aten.take.default")
