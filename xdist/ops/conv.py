@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.ops import conv_rules, forms
+from torch_xdist.ops import conv_rules, conv_turned, forms
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import (
     Window,
@@ -99,6 +99,14 @@ def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
     if _is_split(window):
         parts = zip(_split(x, 1, window), _split(w, 0, window))
         return jnp.concatenate([_direct(a, b, window.one_group()) for a, b in parts], 1)
+    out = (*x.shape[:2], *out_sizes(x.shape[2:], w.shape[2:], window))
+    if conv_rules.is_turned(out, w.shape, window):
+        return lax.platform_dependent(
+            x,
+            w,
+            cpu=lambda x, w: conv_turned.direct(x, w, window, wide(x.dtype)),
+            default=lambda x, w: native(x, w, window, wide(x.dtype)),
+        )
     return native(x, w, window, wide(x.dtype))
 
 
@@ -211,6 +219,7 @@ INPUT_GRADIENTS: dict[str, _Gradient] = {
 }
 WEIGHT_GRADIENTS: dict[str, _Gradient] = {
     "columns": gathered_weight_gradient,
+    "turned": conv_turned.weight_gradient,
     "native": _native_weight_gradient,
 }
 

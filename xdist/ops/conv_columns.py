@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from torch_xdist.ops.conv_forms import Window, added, padded, placed, taps
 from torch_xdist.ops.operands import wide
+from torch_xdist.ops.turned import out_first, out_last
 
 
 def spread_input_gradient(
@@ -26,7 +27,7 @@ def spread_input_gradient(
     o, _, *kernel = w.shape
     out = grad.shape[2:]
     # [o, c, taps] -> [taps, c, o]; [n, o, *out] -> [o, n, *out]
-    by_tap = w.reshape(o, c, -1).transpose(2, 1, 0).reshape(-1, o)
+    by_tap = out_last(w).reshape(-1, o)
     flat = jnp.moveaxis(grad, 1, 0).reshape(o, -1)
     columns = jnp.matmul(by_tap, flat, preferred_element_type=wide(grad.dtype))
     columns = columns.reshape(-1, c, n, *out)
@@ -50,4 +51,4 @@ def gathered_weight_gradient(
     columns = seen.reshape(math.prod(kernel) * c, -1)
     flat = jnp.moveaxis(grad, 1, -1).reshape(-1, o)
     product = jnp.matmul(columns, flat, preferred_element_type=wide(x.dtype))
-    return product.astype(x.dtype).reshape(-1, c, o).transpose(2, 1, 0).reshape(shape)
+    return out_first(product.astype(x.dtype).reshape(-1, c, o).swapaxes(0, 1)).reshape(shape)

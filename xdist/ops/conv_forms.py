@@ -17,7 +17,7 @@ from torch_xdist.ops.operands import wide
 
 # Above this many taps a convolution is left to XLA: each tap is an operand of its own.
 MOST_TAPS = 64
-_LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NCHW", "OIHW", "NCHW"), 3: ("NCDHW", "OIDHW", "NCDHW")}
+_KERNEL = {1: "H", 2: "HW", 3: "DHW"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,37 @@ class Window:
 
 
 def native(
-    x: jax.Array, w: jax.Array, window: Window, accumulate: jnp.dtype | None = None
+    x: jax.Array,
+    w: jax.Array,
+    window: Window,
+    accumulate: jnp.dtype | None = None,
+    weight: str = "OI*",
 ) -> jax.Array:
+    """XLA's own convolution; `weight` says where w has its channels, `*` being the kernel.
+
+    Volumes and results smaller than the kernel are left to products, for which w is "OI*".
+    """
+    rank = len(window.stride)
+    if weight != "OI*":
+        return _convolved(x, w, window, accumulate, weight.replace("*", _KERNEL[rank]))
     if len(window.stride) == 3 and window.groups == 1:
         return _by_planes(x, w, window, accumulate)
     if 0 < math.prod(x.shape[2:]) < math.prod(w.shape[2:]) <= MOST_TAPS and window.groups == 1:
         return _by_taps(x, w, window, accumulate)
+    return _convolved(x, w, window, accumulate, "OI" + _KERNEL[rank])
+
+
+def _convolved(
+    x: jax.Array, w: jax.Array, window: Window, accumulate: jnp.dtype | None, weight: str
+) -> jax.Array:
+    channels_first = "NC" + _KERNEL[len(window.stride)]
     return lax.conv_general_dilated(
         x,
         w,
         window.stride,
         list(zip(window.padding, window.high)),
         rhs_dilation=window.dilation,
-        dimension_numbers=_LAYOUTS[len(window.stride)],
+        dimension_numbers=(channels_first, weight, channels_first),
         feature_group_count=window.groups,
         precision=exactness.of_convolutions(),
         preferred_element_type=accumulate,

@@ -61,6 +61,8 @@ _MOST_OF_FEW = 75
 # One channel each, what each tap gives spread over the input, and by shifts: 8 x 96 x 56^2,
 # 3^2 / 2: 2.9, 0.89; 16 x 144 x 16^2, 5^2 / 2: 3.3, 1.0.
 _FEW_GROUPS = 16
+# Elements of a weight that is turned around by a copy of its own (`turned.py`).
+_LARGE = 2**16
 _FEW_SHARES = 36
 
 
@@ -110,7 +112,7 @@ def _are_few(shares: Sequence[int]) -> bool:
 
 
 def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
-    """By shapes [n, o, *out] and [o, c, *kernel]: "phases", "columns" or "native"."""
+    """By shapes [n, o, *out] and [o, c, *kernel]: a name in `conv.INPUT_GRADIENTS`."""
     (n, _, *out), (_, c, *kernel) = grad, w
     if window.groups > 1:
         return "native"
@@ -135,12 +137,22 @@ def input_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str
 
 
 def weight_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> str:
-    """By shapes [n, o, *out] and [o, c, *kernel]: "columns" or "native"."""
+    """By shapes [n, o, *out] and [o, c, *kernel]: a name in `conv.WEIGHT_GRADIENTS`."""
     (n, _, *out), (_, c, *kernel) = grad, w
-    if len(kernel) == 3 or window.groups > 1 or n > _FEW_SAMPLES:
+    if len(kernel) == 3 or window.groups > 1:
         return "native"
-    found = _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel)
-    return "columns" if found else "native"
+    if n > _FEW_SAMPLES:
+        return "turned" if is_turned(grad, w, window) else "native"
+    if _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
+        return "columns"
+    return "turned" if is_turned(grad, w, window) else "native"
+
+
+def is_turned(result: Sequence[int], w: Sequence[int], window: Window) -> bool:
+    """Whether a convolution with that result has a weight so large that it is turned around."""
+    kernel = math.prod(w[2:])
+    is_whole = window.groups == 1 and len(w) < 5 and 1 < kernel <= math.prod(result[2:])
+    return forms.chosen().is_host and is_whole and math.prod(w) >= _LARGE
 
 
 def _is_plain(window: Window) -> bool:
