@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.conv_forms import Window, added, padded, placed, taps
+from torch_xdist.ops.conv_turned import out_first, out_last
 from torch_xdist.ops.operands import wide
-from torch_xdist.ops.turned import out_first, out_last
 
 
 def spread_input_gradient(

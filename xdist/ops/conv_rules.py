@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from torch_xdist.ops import forms
 from torch_xdist.ops.conv_forms import MOST_TAPS, Window
+from torch_xdist.ops.conv_turned import LARGE
 
 # Columns of more elements are not written out.
 _MOST_COLUMNS = 2**24
@@ -61,8 +62,6 @@ _MOST_OF_FEW = 75
 # One channel each, what each tap gives spread over the input, and by shifts: 8 x 96 x 56^2,
 # 3^2 / 2: 2.9, 0.89; 16 x 144 x 16^2, 5^2 / 2: 3.3, 1.0.
 _FEW_GROUPS = 16
-# Elements of a weight that is turned around by a copy of its own (`turned.py`).
-_LARGE = 2**16
 _FEW_SHARES = 36
 
 
@@ -141,9 +140,7 @@ def weight_gradient(grad: Sequence[int], w: Sequence[int], window: Window) -> st
     (n, _, *out), (_, c, *kernel) = grad, w
     if len(kernel) == 3 or window.groups > 1:
         return "native"
-    if n > _FEW_SAMPLES:
-        return "turned" if is_turned(grad, w, window) else "native"
-    if _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
+    if n <= _FEW_SAMPLES and _has_columns(math.prod(kernel) * c * n * math.prod(out), kernel):
         return "columns"
     return "turned" if is_turned(grad, w, window) else "native"
 
@@ -152,7 +149,7 @@ def is_turned(result: Sequence[int], w: Sequence[int], window: Window) -> bool:
     """Whether a convolution with that result has a weight so large that it is turned around."""
     kernel = math.prod(w[2:])
     is_whole = window.groups == 1 and len(w) < 5 and 1 < kernel <= math.prod(result[2:])
-    return forms.chosen().is_host and is_whole and math.prod(w) >= _LARGE
+    return forms.chosen().is_host and is_whole and math.prod(w) >= LARGE
 
 
 def _is_plain(window: Window) -> bool:

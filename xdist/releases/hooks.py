@@ -259,6 +259,7 @@ PROBES = (
         when=USE,
     ),
     # jax
+    Probe("jax.experimental.layout.with_layout_constraint", "large weights are turned by copies"),
     Probe("jax.ffi.ffi_lowering", "collectives through shared memory"),
     Probe("jax.extend.core.Primitive", "collectives through shared memory"),
     Probe("jax.interpreters.mlir.register_lowering", "collectives through shared memory"),

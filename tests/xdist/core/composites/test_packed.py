@@ -18,7 +18,12 @@ def nothing_pending() -> None:
 
 
 def results(
-    layer: type[nn.RNNBase], device: str, *, second: bool = False, given: bool = True, **options: Any
+    layer: type[nn.RNNBase],
+    device: str,
+    *,
+    second: bool = False,
+    given: bool = True,
+    **options: Any,
 ) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = layer(3, 4, **options).double().to(device)
