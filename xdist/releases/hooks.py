@@ -211,9 +211,7 @@ PROBES = (
         otherwise="it is not there",
         when=USE,
     ),
-    Probe(
-        "torch._C._AutoDispatchBelowAutograd", "what runs on the CPU runs as torch would call it"
-    ),
+    Probe("torch._C._AutoDispatchBelowAutograd", "what runs on the CPU runs as torch calls it"),
     # torch: several ranks
     Probe("torch.distributed.Backend.register_backend", "the backend 'xla'"),
     Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),
@@ -259,6 +257,7 @@ PROBES = (
         when=USE,
     ),
     # jax
+    Probe("jax.experimental.layout.Layout", "large weights are turned by copies"),
     Probe("jax.experimental.layout.with_layout_constraint", "large weights are turned by copies"),
     Probe("jax.ffi.ffi_lowering", "collectives through shared memory"),
     Probe("jax.extend.core.Primitive", "collectives through shared memory"),
