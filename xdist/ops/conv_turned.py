@@ -7,10 +7,10 @@ hold. Weights of 512 x 512 x 3 x 3 take 2 to 2.6 ns a number so in programs with
 (`core/programs/compile_options.py`), and 0.6 by its copy of matrices, which goes block by block.
 Barriers keep that copy apart, and a layout says where it is made.
 
-Steps of ResNet-18 before and after, by turns (2026-11-27, 2 cores of an EPYC with AVX-512): 8 images
-of 96^2 98 ms, 77; 2 of 224^2 142, 108; 8 of 32^2 53, 27; 32 of 32^2 42.3, 41.5. The gradient by the
-input has the weight in an order that costs little. Activations are not turned so: nets took 0.92 to
-1.08 of the time.
+Steps of ResNet-18 before and after, by turns (2026-11-27, 2 cores of an EPYC with AVX-512): 8
+images of 96^2 98 ms, 77; 2 of 224^2 142, 108; 8 of 32^2 53, 27; 32 of 32^2 42.3, 41.5. The gradient
+by the input has the weight in an order that costs little. Activations are not turned so: nets took
+0.92 to 1.08 of the time.
 """
 
 from collections.abc import Sequence
