@@ -99,8 +99,8 @@ def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
     if _is_split(window):
         parts = zip(_split(x, 1, window), _split(w, 0, window))
         return jnp.concatenate([_direct(a, b, window.one_group()) for a, b in parts], 1)
-    out = (*x.shape[:2], *out_sizes(x.shape[2:], w.shape[2:], window))
-    if conv_rules.is_turned(out, w.shape, window):
+    shape = (len(x), len(w), *out_sizes(x.shape[2:], w.shape[2:], window))
+    if conv_rules.is_turned(shape, w.shape, window):
         return lax.platform_dependent(
             x,
             w,
