@@ -116,22 +116,12 @@ def _kernel(kind: str) -> Callable[..., Any]:
     """The kernel of `aten::KIND.input`."""
     func = getattr(torch.ops.aten, kind).input
 
-    def kernel(
-        input: torch.Tensor,
-        hx: Any,
-        params: Sequence[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
+    def kernel(input: torch.Tensor, hx: Any, params: Sequence[torch.Tensor], *rest: Any) -> Any:
+        has_biases, num_layers, dropout, train, bidirectional, batch_first = rest
         layers = Layers(kind, has_biases, num_layers, bidirectional, batch_first)
         first = list(hx) if kind == "lstm" else [hx]
         tensors = [input, *first, *params]
         if not _fits(layers, tensors, len(params)):
-            rest = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
             return func.decompose(input, hx, params, *rest)
         return _run(layers, dropout if train else 0, tensors)
 
@@ -147,17 +137,13 @@ def _kernel_of_packed(kind: str) -> Callable[..., Any]:
         batch_sizes: torch.Tensor,
         hx: Any,
         params: Sequence[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
+        *rest: Any,
     ) -> Any:
+        has_biases, num_layers, dropout, train, bidirectional = rest
         layers = Layers(kind, has_biases, num_layers, bidirectional, False, has_lengths=True)
         first = list(hx) if kind == "lstm" else [hx]
         tensors = [data[:, None], *first, *params]
         if not _fits(layers, tensors, len(params)) or not _are_sizes(batch_sizes, data):
-            rest = (has_biases, num_layers, dropout, train, bidirectional)
             return func.decompose(data, batch_sizes, hx, params, *rest)
         layout = layout_of(batch_sizes, data.device)
         tensors[0] = Unpacked.apply(data, layout)

@@ -54,20 +54,27 @@ def results(
         (nn.GRU, {"bias": False}),
         (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
         (nn.RNN, {"num_layers": 2, "bias": False}),
+        (nn.LSTM, {"second": True}),
+        (nn.GRU, {"second": True}),
     ],
-    ids=["lstm", "deep-lstm", "lstm-from-zero", "dropped", "gru", "no-bias", "relu", "tanh"],
+    ids=[
+        "lstm",
+        "deep-lstm",
+        "lstm-from-zero",
+        "dropped",
+        "gru",
+        "gru-without-bias",
+        "relu",
+        "tanh",
+        "twice",
+        "gru-twice",
+    ],
 )
-def test_a_layer_and_its_gradients_equal_eager(
+def test_a_layer_and_its_gradients_of_both_orders_equal_eager(
     layer: type[nn.RNNBase], options: dict[str, Any]
 ) -> None:
     expected = results(layer, "cpu", **options)
     torch.testing.assert_close(results(layer, "xla", **options), expected)
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
-def test_the_second_derivative_equals_eager(layer: type[nn.RNNBase]) -> None:
-    expected = results(layer, "cpu", second=True)
-    torch.testing.assert_close(results(layer, "xla", second=True), expected)
 
 
 def test_sequences_of_any_lengths_are_one_row_and_one_for_the_gradient() -> None:
