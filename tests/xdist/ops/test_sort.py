@@ -56,3 +56,27 @@ def test_isin_finds_members_and_inverts() -> None:
     assert_same(
         lambda x, t: (torch.isin(x, t), torch.isin(x, t, invert=True), torch.isin(x, 3)), x, tested
     )
+
+
+PIECES = {
+    "equals": lambda x: (x * 2).round() / 2,
+    "all alike": torch.zeros_like,
+    "no smallest": lambda x: x.where(x > 2, -torch.inf),
+    "infinite": lambda x: x.where(x < 2, torch.inf),
+    "with nan": lambda x: x.where(x < 3.5, torch.nan),
+}
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("shape", [(100, 1500), (3, 50000)], ids=str)
+@pytest.mark.parametrize("name", PIECES)
+def test_topk_of_many_is_the_beginning_of_a_stable_sort(
+    name: str, shape: tuple[int, int], largest: bool
+) -> None:
+    torch.manual_seed(0)
+    x = PIECES[name](torch.randn(shape))
+    values, places = torch.topk(x.to("xla"), 11, largest=largest)
+    expected = torch.sort(x, stable=True, descending=largest)
+    assert_same(lambda x: torch.topk(x, 11, largest=largest).values, x)
+    torch.testing.assert_close(values.cpu(), expected.values[:, :11], equal_nan=True)
+    assert torch.equal(places.cpu(), expected.indices[:, :11])
