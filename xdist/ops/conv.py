@@ -28,6 +28,7 @@ from torch_xdist.ops.conv_forms import (
     out_sizes,
     pointwise,
     pointwise_weight_gradient,
+    transpose_of,
 )
 from torch_xdist.ops.conv_phases import input_gradient_by_phases
 from torch_xdist.ops.conv_shifts import (
@@ -115,7 +116,7 @@ def _input_gradient(
 ) -> jax.Array:
     """The gradient of the direct convolution by its input, which has `shape`."""
     if _is_pointwise(w.shape[2:], window, grad.dtype):
-        return _transposed(lambda x: pointwise(x, w, window), grad, shape)
+        return transpose_of(lambda x: pointwise(x, w, window), grad, shape)
     if conv_rules.is_gradient_by_shifts(w.shape, window):
         return settled(input_gradient_by_shifts(grad, w, shape, window))
     if conv_rules.is_depthwise(w.shape):
@@ -148,7 +149,7 @@ def _native_input_gradient(
     if len(window.stride) == 3:
         # A volume's is a sum over planes: half precision is rounded once, after it.
         grad, w = grad.astype(wide(dtype)), w.astype(wide(dtype))
-    return _transposed(lambda x: native(x, w, window), grad, shape).astype(dtype)
+    return transpose_of(lambda x: native(x, w, window), grad, shape).astype(dtype)
 
 
 def _weight_gradient(
@@ -198,18 +199,11 @@ def _differentiable_weight_gradient(
 def _native_weight_gradient(
     grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
 ) -> jax.Array:
-    return _transposed(lambda w: native(x, w, window), grad, shape)
+    return transpose_of(lambda w: native(x, w, window), grad, shape)
 
 
 def _split(array: jax.Array, axis: int, window: Window) -> list[jax.Array]:
     return jnp.split(array, window.groups, axis)
-
-
-def _transposed(
-    linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shape: Sequence[int]
-) -> jax.Array:
-    """The transpose of a linear function of one array of `shape`, at `grad`."""
-    return jax.linear_transpose(linear, jax.ShapeDtypeStruct(tuple(shape), grad.dtype))(grad)[0]
 
 
 INPUT_GRADIENTS: dict[str, _Gradient] = {

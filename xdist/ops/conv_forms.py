@@ -5,7 +5,7 @@ Arrays are x [n, c, *in], w [o, c / groups, *kernel], results [n, o, *out].
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -74,6 +74,13 @@ def _convolved(
         precision=exactness.of_convolutions(),
         preferred_element_type=accumulate,
     )
+
+
+def transpose_of(
+    linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shape: Sequence[int]
+) -> jax.Array:
+    """The transpose of a linear function of one array of `shape`, at `grad`."""
+    return jax.linear_transpose(linear, jax.ShapeDtypeStruct(tuple(shape), grad.dtype))(grad)[0]
 
 
 def _by_taps(x: jax.Array, w: jax.Array, window: Window, accumulate: jnp.dtype | None) -> jax.Array:

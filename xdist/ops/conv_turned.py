@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from torch_xdist.ops.conv_forms import Window, native
+from torch_xdist.ops.conv_forms import Window, native, transpose_of
 
 # Elements of a weight. Smaller ones are in a cache whatever the order.
 LARGE = 2**16
@@ -40,11 +40,8 @@ def weight_gradient(
     """grad [n, o, *out], x [n, c, *in] -> the gradient of the weight, which has `shape`."""
     o, c, *kernel = shape
 
-    def value(weight: jax.Array) -> jax.Array:
-        return native(x, weight, window, weight="I*O")
-
-    by_channel = jax.ShapeDtypeStruct((c, *kernel, o), grad.dtype)
-    return out_first(jax.linear_transpose(value, by_channel)(grad)[0]).reshape(shape)
+    found = transpose_of(lambda w: native(x, w, window, weight="I*O"), grad, (c, *kernel, o))
+    return out_first(found).reshape(shape)
 
 
 def out_last(weight: jax.Array) -> jax.Array:
