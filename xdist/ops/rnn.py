@@ -47,7 +47,8 @@ class Cell:
 
     Attributes:
         forward: from a state, the input's and the state's share of the gates to the next state and
-            what is kept, with the state as many arrays as gates or more.
+            what is kept.
+        keeps: how many arrays that are, with the state as many as gates or more.
         slopes: of all times: from the states before, the states and what was kept to the slopes of
             the state's share of each gate, those of the input's where it is another, and what else
             `backward` needs.
@@ -59,6 +60,7 @@ class Cell:
     """
 
     forward: Callable[[State, Parts, Parts], tuple[State, Parts]]
+    keeps: int
     slopes: Callable[[State, State, Parts], tuple[Parts, Parts, Parts]]
     backward: Callable[[State, Parts], tuple[State, Parts]]
     takes: tuple[int, ...] = (0,)
@@ -124,12 +126,12 @@ def _plain_cell(
     def backward(grad: State, others: Parts) -> tuple[State, Parts]:
         return (jnp.zeros_like(grad[0]),), grad
 
-    return Cell(forward, slopes, backward)
+    return Cell(forward, 0, slopes, backward)
 
 
 CELLS: dict[str, Cell] = {
-    "lstm": Cell(_lstm_forward, _lstm_slopes, _lstm_backward, (0, 0, 0, 1)),
-    "gru": Cell(_gru_forward, _gru_slopes, _gru_backward, (0, 0, 0), not_added=1),
+    "lstm": Cell(_lstm_forward, 4, _lstm_slopes, _lstm_backward, (0, 0, 0, 1)),
+    "gru": Cell(_gru_forward, 4, _gru_slopes, _gru_backward, (0, 0, 0), not_added=1),
     "rnn_tanh": _plain_cell(jnp.tanh, lambda new: 1 - new * new),
     "rnn_relu": _plain_cell(jax.nn.relu, lambda new: (new > 0).astype(new.dtype)),
 }
@@ -307,10 +309,8 @@ def _loop_forward(
     """What is kept of a time is written over the input's share, which no one reads after it."""
     step = _stepping(cell, weight, bias)
     gates = _gates(from_input, weight)
-    times, states = len(from_input), len(state)
-    of_time = jax.eval_shape(step, state, [gate[0] for gate in gates])
-    kept = len(of_time[1])
-    rooms = _rooms(weight, max(0, kept + states - len(gates)), gates[0].shape)
+    times, kept = len(from_input), cell.keeps
+    rooms = _rooms(weight, kept + len(state) - len(gates), gates[0].shape)
 
     def turn(i: jax.Array, carry: tuple[State, list[jax.Array]]) -> tuple[State, list[jax.Array]]:
         state, of_all = carry

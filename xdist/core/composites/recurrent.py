@@ -83,7 +83,8 @@ def _fits(layers: Layers, tensors: Sequence[torch.Tensor], count: int) -> bool:
     if not are_ours(*tensors):
         return False
     expected = layers.num_layers * layers.directions * layers.per_direction
-    return count == expected and tensors[0].dim() == 3 and all(t.numel() for t in tensors)
+    dims = 2 if layers.has_lengths else 3
+    return count == expected and tensors[0].dim() == dims and all(t.numel() for t in tensors)
 
 
 def _recorded(layers: Layers, tensors: Sequence[XlaTensor]) -> tuple[XlaTensor, ...]:
@@ -142,7 +143,7 @@ def _kernel_of_packed(kind: str) -> Callable[..., Any]:
         has_biases, num_layers, dropout, train, bidirectional = rest
         layers = Layers(kind, has_biases, num_layers, bidirectional, False, has_lengths=True)
         first = list(hx) if kind == "lstm" else [hx]
-        tensors = [data[:, None], *first, *params]
+        tensors = [data, *first, *params]
         if not _fits(layers, tensors, len(params)) or not _are_sizes(batch_sizes, data):
             return func.decompose(data, batch_sizes, hx, params, *rest)
         layout = layout_of(batch_sizes, data.device)

@@ -16,6 +16,8 @@ import torch
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.releases import patches
 
+_PARAMETERS = (torch.nn.Parameter, XlaTensor)
+
 
 def _swapping(is_wrapper: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Makes `Module.to` swap parameters for those on the device."""
@@ -28,11 +30,15 @@ def _swapping(is_wrapper: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """`Module._apply` after which parameters have the attributes that users gave them."""
+    """`Module._apply` after which parameters have the attributes that users gave them.
+
+    Those of other classes keep what they are made of there.
+    """
 
     @functools.wraps(usual)
     def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        attributes = {n: dict(p.__dict__) for n, p in self._parameters.items() if p is not None}
+        owned = {n: p for n, p in self._parameters.items() if type(p) in _PARAMETERS}
+        attributes = {name: dict(parameter.__dict__) for name, parameter in owned.items()}
         result = usual(self, *args, **kwargs)
         for name, had in attributes.items():
             had.pop("value", None)

@@ -61,6 +61,19 @@ def test_parameters_keep_their_attributes():
     assert module.weight.tolist() and module.cpu().weight.is_shared_by_ranks
 
 
+class _Boxed(torch.Tensor):
+    """A tensor that holds another one, as quantized ones hold their scales."""
+
+
+def test_what_a_parameter_of_another_class_is_made_of_does_not_go_with_it():
+    module = nn.Linear(2, 2)
+    boxed = torch.ones(2, 2).as_subclass(_Boxed)
+    module.weight = nn.Parameter(boxed)
+    module.weight.scale = torch.ones(1)
+    module._apply(lambda t: t.as_subclass(torch.Tensor).to("xla"))
+    assert module.weight.is_xla and "scale" not in module.weight.__dict__
+
+
 def test_the_graph_on_the_cpu_goes_on_with_the_old_parameters():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     weight, out = module[1].weight, module(torch.ones(1, 3))
