@@ -222,7 +222,7 @@ class PipeStream:
         """Go on over another connection, whose other side has got `came` messages of ours.
 
         Raises:
-            HostError: it lacks some that are not kept any more, or the stream is over.
+            HostError: it lacks some that are not kept any more.
         """
         with self._turn:
             if self.is_over:
@@ -387,7 +387,8 @@ class PipeStream:
         self._why, self._waited_s = why, within_s
         # Both sides count from the last word: neither waits much longer than the other one.
         now_s = time.monotonic()
-        self._until_s = max(now_s, min(now_s + within_s, self._heard_s + self._within_s))
+        heard_s = self._heard_s or now_s
+        self._until_s = max(now_s, min(now_s + within_s, heard_s + self._within_s))
 
     def _drop_line(self) -> None:
         if self.line is not None:

@@ -111,6 +111,7 @@ class Agent:
             self._stream.send({"op": "broken", "text": f"the agent failed:\n{why}"})
             # It may have had too many files open, and cleaning up needs some.
             self._drop_held()
+            self._selector.close()
         finally:
             self._clean_up()
 

@@ -251,6 +251,16 @@ def test_an_orderly_end_is_waited_for_no_longer_than_said() -> None:
     assert head.closed.get(timeout=5) == told
 
 
+def test_a_side_that_has_said_nothing_yet_is_waited_for_as_long_as_any_other() -> None:
+    head = Side(is_head=True, lost_s=5.0, within_s=20.0)
+    head.stream.suspend()
+    assert 19 < head.stream.left_s() <= 20
+    with pytest.raises(queue.Empty):
+        head.closed.get(timeout=0.2)
+    assert not head.stream.is_over
+    head.hang_up()
+
+
 def test_a_side_without_a_connection_is_closed_at_once() -> None:
     agent = Side(is_head=False, lost_s=5.0, within_s=20.0)
     agent.stream.suspend()

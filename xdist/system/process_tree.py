@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch_xdist.system import process
 from torch_xdist.system.errors import ProcessError
@@ -87,7 +87,9 @@ def sweep(marker: str, keep: Iterable[int], roots: Iterable[int] = (), limit_s: 
             break
         killed |= alive
         with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(p) for pid in alive if (p := _held(pid)) is not None]
+            # To look takes a descriptor, too.
+            with _one_descriptor_left():
+                held = [stack.enter_context(p) for pid in alive if (p := _held(pid)) is not None]
             # A number may have gone to a stranger between the look and the grip: look again.
             still = _living(marker, roots)
             for victim in held:
@@ -96,6 +98,20 @@ def sweep(marker: str, keep: Iterable[int], roots: Iterable[int] = (), limit_s: 
             for victim in held:
                 victim.wait(min(_DEATH_S, left_s))
     return len(killed)
+
+
+@contextlib.contextmanager
+def _one_descriptor_left() -> Iterator[None]:
+    """What is opened meanwhile leaves one descriptor to be opened afterwards, if there was one."""
+    try:
+        spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.close(spare)
 
 
 def _living(marker: str, roots: Iterable[int]) -> set[int]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import uuid
 
+import pytest
+
 from torch_xdist.system import process, process_tree
 from torch_xdist.system.process import Child
 
@@ -75,6 +77,26 @@ def test_a_sweep_overtakes_processes_that_fork_while_it_kills():
     assert process_tree.marked(mark) == set()
     parent.wait()
     parent.close()
+
+
+SWEEPS_WITH_FEW_DESCRIPTORS = """
+import os, resource, subprocess, sys
+from torch_xdist.system import process_tree
+alone = {"env": {"SWEPT": sys.argv[1]}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+below = [subprocess.Popen(["/bin/sleep", "600"], **alone) for _ in range(20)]
+left = len(os.listdir("/proc/self/fd")) - 1 + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (left, left))
+print(process_tree.sweep("SWEPT=" + sys.argv[1], keep=()))
+"""
+
+
+@pytest.mark.parametrize("free", [2, 5, 19, 40])
+def test_a_sweep_makes_do_with_the_descriptors_that_are_left(free: int):
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-c", SWEEPS_WITH_FEW_DESCRIPTORS, mark, str(free)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    survivors = process_tree.sweep(f"SWEPT={mark}", keep=())
+    assert (ended.stdout, ended.stderr, survivors) == ("20\n", "", 0)
 
 
 DIES_WITH_PARENT = """
