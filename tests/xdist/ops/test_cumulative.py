@@ -40,6 +40,21 @@ def test_what_is_not_finite_spreads_to_later_places_alone() -> None:
     agree(lambda x: (x.cumsum(1), *x.cummax(1), *x.cummin(1)), x)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sums_of_many_numbers_are_rounded_once(reverse: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(300_001)
+    exact = x.double().cumsum(0) if not reverse else x.double().flip(0).cumsum(0).flip(0)
+    on_device = x.to("xla")
+    found = on_device.cumsum(0) if not reverse else on_device.flip(0).cumsum(0).flip(0)
+    assert ((found.cpu().double() - exact).abs() <= exact * 2**-24 * 1.001).all()
+
+
+def test_products_come_back_from_what_float32_cannot_hold() -> None:
+    x = torch.tensor([1e30, 1e30, 1e-30, 1e-30] * 10)
+    agree(lambda x: x.cumprod(0), x)
+
+
 def _with_zeros() -> torch.Tensor:
     torch.manual_seed(0)
     x = torch.rand(3, 20, dtype=torch.double) + 0.5

@@ -35,7 +35,13 @@ from torch_xdist.core.programs.manual_region import interpret_regions, manual_sl
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.programs.program_words import call, digest, fingerprint
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
-from torch_xdist.core.rows import aliases, permuted_stacks, refused_dtypes, relu_masks
+from torch_xdist.core.rows import (
+    aliases,
+    flipped_runs,
+    permuted_stacks,
+    refused_dtypes,
+    relu_masks,
+)
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
 from torch_xdist.core.trace.plans import PLANS
@@ -225,7 +231,7 @@ def make(launch: Launch) -> Program:
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
     seeds = seeds_of(entries)
-    computed = permuted_stacks.by_parts(entries)
+    computed = flipped_runs.from_the_end(permuted_stacks.by_parts(entries))
     if launch.device.choices.reads_once:
         computed = relu_masks.by_operands(computed)
 

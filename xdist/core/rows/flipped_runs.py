@@ -1,0 +1,61 @@
+"""Running sums between two flips: they run from the end.
+
+So torch makes the gradients of `cumsum` and `logcumsumexp`, and scripts make discounted returns. A
+flip is a copy, or whatever reads its result reads that backwards: 1024 x 1024 running sums from the
+end take 0.6 ms on a CPU, between flips 1.3.
+"""
+
+import functools
+from collections.abc import Sequence
+
+from torch_xdist.core.trace.plans import SINGLE, Plan
+from torch_xdist.core.trace.trace import Entry, rows_of
+from torch_xdist.ops.table import LOWERINGS
+
+_FLIP = "aten.flip.default"
+# Their lowerings take `reverse`.
+_RUNNING = (
+    "aten.cumsum.default",
+    "aten.logcumsumexp.default",
+    "aten._logcumsumexp.default",
+)
+
+
+def from_the_end(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The rows, of which the second flip of each such three computes what all of them do."""
+    rows = dict(rows_of(entries))
+    changed: list[Entry] = []
+    plans: dict[tuple[Plan, Plan], Plan] = {}
+    for slot, row in rows.items():
+        running = rows.get(row[1]) if row[0].name == _FLIP else None
+        first = rows.get(running[1]) if running and running[0].name in _RUNNING else None
+        if running is None or first is None or first[0].name != _FLIP:
+            continue
+        if _dims(first[0]) == _dims(row[0]) == _dims(running[0]):
+            both = running[0], row[0]
+            if both not in plans:
+                plans[both] = _reversed(*both)
+            changed = changed or list(entries)
+            changed[slot] = (plans[both], first[1])
+    return changed or entries
+
+
+def _dims(plan: Plan) -> set[int]:
+    """The dims that a flip turns around, or a running operator runs along."""
+    dims = plan.args[1] if len(plan.args) > 1 else plan.kwargs.get("dims", plan.kwargs.get("dim"))
+    rank = len(plan.operand_types[0].shape)
+    return {dim % rank for dim in (dims if isinstance(dims, list | tuple) else [dims])}
+
+
+def _reversed(running: Plan, flip: Plan) -> Plan:
+    # Of this program alone: no row of a tape has it.
+    return Plan(
+        f"{running.name} from the end",
+        None,
+        running.args,
+        running.kwargs,
+        running.operand_types,
+        flip.types,
+        SINGLE,
+        lowering=functools.partial(LOWERINGS[running.name], reverse=True),
+    )
