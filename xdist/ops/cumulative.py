@@ -117,7 +117,7 @@ def _joined(places: Sequence[jax.Array], dim: int, size: int) -> jax.Array:
 
 
 def _shifted(x: jax.Array, dim: int, fill: Any = 0, *, reverse: bool = False) -> jax.Array:
-    """The next one of each element along a dim, or the one before it; `fill` where there is none."""
+    """The next one of each element along a dim, or the one before; `fill` where there is none."""
     end = jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=dim), fill)
     if reverse:
         return jnp.concatenate([end, jax.lax.slice_in_dim(x, 0, -1, axis=dim)], dim)

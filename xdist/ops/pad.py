@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from torch_xdist.ops.settled import settled_if_complex
 from torch_xdist.ops.table import add_rows
 
 End = Callable[[jax.Array, int, int, bool], jax.Array]
@@ -17,7 +18,7 @@ def _constant_pad(self: jax.Array, pad: Sequence[int], value: Any = 0) -> jax.Ar
     config = [(0, 0, 0)] * self.ndim
     for i in range(len(pad) // 2):
         config[self.ndim - 1 - i] = (pad[2 * i], pad[2 * i + 1], 0)
-    return lax.pad(self, jnp.asarray(value).astype(self.dtype), config)
+    return lax.pad(settled_if_complex(self), jnp.asarray(value).astype(self.dtype), config)
 
 
 def _mirror(x: jax.Array, dim: int, count: int, low: bool) -> jax.Array:

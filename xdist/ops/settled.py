@@ -8,6 +8,7 @@ that, in programs compiled with the barriers kept (`core/programs/compile_option
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 _Arrays = TypeVar("_Arrays", jax.Array, tuple[jax.Array, ...], tuple[jax.Array, jax.Array])
@@ -19,3 +20,12 @@ def settled(arrays: _Arrays) -> _Arrays:
         arrays, cpu=lax.optimization_barrier, default=lambda arrays: arrays
     )
     return settled
+
+
+def settled_if_complex(x: jax.Array) -> jax.Array:
+    """What is written into a part of an array, or padded.
+
+    A kernel that does so computes one number after the other, and complex functions are long: 256 x
+    513 directions in 256 x 1024 zeros take 0.54 ms on a CPU so, 0.13 apart.
+    """
+    return settled(x) if jnp.iscomplexobj(x) else x

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from torch_xdist.dtypes import to_jax
+from torch_xdist.ops.settled import settled_if_complex
 from torch_xdist.ops.table import add_rows, lowers
 
 INVERSES: dict[str, Callable[..., jax.Array]] = {}
@@ -292,6 +293,7 @@ def write_sliced(
     dim %= parent.ndim
     first, last = slice_bounds(parent.shape[dim], start, end)
     if step == 1:
+        new = settled_if_complex(new)
         return jax.lax.dynamic_update_slice_in_dim(parent, new, first, dim)
     where = (slice(None),) * dim + (slice(first, last, step),)
     return parent.at[where].set(new)
