@@ -10,7 +10,7 @@ from torch_xdist.core.alias.views import make_as_strided, write
 from torch_xdist.core.devices.tensor import XlaTensor, wrap, wrap_roomy
 from torch_xdist.core.run.device_trace import HERE, trace_here
 from torch_xdist.core.trace.operators import Op
-from torch_xdist.core.trace.plans import PLANS, jax_plan
+from torch_xdist.core.trace.plans import PLANS, Plan, jax_plan
 from torch_xdist.core.trace.tensor_types import (
     TensorType,
     dense_type,
@@ -18,6 +18,7 @@ from torch_xdist.core.trace.tensor_types import (
     overlaps,
     tensor_type,
 )
+from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Value, root_of
 from torch_xdist.errors import CutError, DeviceError
 from torch_xdist.ops.table import LOWERINGS
@@ -62,6 +63,24 @@ def check_targets(op: Op, targets: Sequence[Any]) -> None:
             )
 
 
+def alike(plan: Plan, trace: Trace, targets: Sequence[Any]) -> list[Value] | None:
+    """The values of written tensors, if each can hold the plan's result just as it is.
+
+    They are the storages' own, and no result has another shape or dtype.
+    """
+    if trace.is_symbolic:
+        return None
+    found = []
+    for target, type_ in zip(targets, plan.types[-len(targets) :]):
+        if target is None:
+            return None
+        value = target.value
+        if value.parent is not None or value.type is not type_:
+            return None
+        found.append(value)
+    return found
+
+
 def finish(op: Op, values: Sequence[Value | None], targets: Sequence[Any], *, is_out: bool) -> Any:
     """Give the written tensors their new values, and return what the operator returns."""
     fresh = len(values) - len(targets)
@@ -73,10 +92,15 @@ def finish(op: Op, values: Sequence[Value | None], targets: Sequence[Any], *, is
         if value.type is not target.value.type:
             check_result(value.type, target.value.type)
         write(target.value, as_dtype(value, target.value.type.dtype))
-    results = [None if value is None else wrap(value) for value in values[:fresh]]
+    return returned(op, values[:fresh], targets)
+
+
+def returned(op: Op, values: Sequence[Value | None], targets: Sequence[Any]) -> Any:
+    """What an operator returns that has written: its other results, or what it wrote."""
+    results = [None if value is None else wrap(value) for value in values]
     if not op.returns_mutated:
         return None
-    if fresh:
+    if results:
         return tuple(results) if len(results) > 1 else results[0]
     # An operator may write to more than it returns: _amp_update_scale_ does.
     count = len(op.func._schema.returns)

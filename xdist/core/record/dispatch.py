@@ -209,7 +209,11 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
     trace = call.trace or trace_here(outs[0].value.trace.device)
-    values = trace.record(plan, call.operands, scalars_of(call, plan, trace))
+    scalars = scalars_of(call, plan, trace)
+    held = None if op.out_names else writes.alike(plan, trace, outs)
+    if held is not None:
+        return writes.returned(op, trace.record_into(plan, call.operands, scalars, held), outs)
+    values = trace.record(plan, call.operands, scalars)
     return writes.finish(op, values, outs, is_out=bool(op.out_names))
 
 

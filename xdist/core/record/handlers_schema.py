@@ -10,7 +10,7 @@ import torch
 from torch_xdist.core.alias import writes
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.record import mask_counts
-from torch_xdist.core.record.dispatch import record, write_handler
+from torch_xdist.core.record.dispatch import dispatch, record, write_handler
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.ops.regions import kept_boxes
@@ -23,7 +23,8 @@ def native_batch_norm(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     x, weight, bias, mean, var, training, momentum, eps = args
     if mean is None or var is None:
         return _BATCH_NORM.no_stats(x, weight, bias, training, momentum, eps)
-    return _BATCH_NORM.default(x, weight, bias, mean, var, training, momentum, eps)
+    # Not by torch, which would bring it here again.
+    return dispatch(_BATCH_NORM.default, (), args, kwargs)
 
 
 def polygamma_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

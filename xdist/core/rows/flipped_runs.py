@@ -42,7 +42,8 @@ def from_the_end(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 def _dims(plan: Plan) -> set[int]:
     """The dims that a flip turns around, or a running operator runs along."""
-    dims = plan.args[1] if len(plan.args) > 1 else plan.kwargs.get("dims", plan.kwargs.get("dim"))
+    named = [value for name, value in plan.kwargs.items() if name in ("dim", "dims")]
+    (dims,) = plan.args[1:2] or named
     rank = len(plan.operand_types[0].shape)
     return {dim % rank for dim in (dims if isinstance(dims, list | tuple) else [dims])}
 

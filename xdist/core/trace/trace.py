@@ -273,12 +273,15 @@ class Trace:
         operands: Sequence[Value],
         scalars: tuple[int | float, ...],
         targets: Sequence[Value],
-    ) -> None:
-        """Append one row whose results become what `targets`, roots of this device, hold.
+    ) -> list[Value | None]:
+        """Append one row whose last results become what `targets`, roots of this device, hold.
 
         Not for a symbolic trace, where each is a `write`: a root from outside is not moved there.
         Whoever runs the tape meanwhile makes the writes that are left (`finish_writes`).
+
+        Returns a value for each result before those, None where torch has none.
         """
+        fresh = len(plan.types) - len(targets)
         while True:
             if len(self.tape.entries) >= self.limit:
                 self.trim()
@@ -289,13 +292,14 @@ class Trace:
                 if target.listed != epoch:
                     tape.values.append(target)
                     target.listed = epoch
-            writes = Writes(self, targets, slot, epoch)
+            values = self.new_values(plan.types[:fresh], tape, slot) if fresh else []
+            writes = Writes(self, targets, slot + fresh, epoch)
             try:
                 tape.writes.append(writes)
                 # If the tape was run before it knew of the writes, nobody made them.
                 if self.tape is tape or writes not in tape.writes:
                     writes.make()
-                    return
+                    return values
             finally:
                 if writes in tape.writes:
                     tape.writes.remove(writes)
