@@ -50,12 +50,27 @@ def test_gradients_of_overlapping_windows(size: int, step: int) -> None:
     both(lambda x: x.unfold(2, size, step), torch.arange(20.0).reshape(2, 1, 10))
 
 
-def test_columns_of_windows_and_back() -> None:
-    x = torch.arange(60.0).reshape(1, 2, 5, 6)
-    options = {"kernel_size": (2, 3), "dilation": (2, 1), "padding": (1, 0), "stride": (1, 2)}
+# kernel, dilation, padding, stride
+WINDOWS = {
+    "strides and gaps": ((2, 3), (2, 1), (1, 0), (1, 2)),
+    "side by side": ((3, 2), (1, 2), (2, 1), (1, 1)),
+    "more padding than kernel": ((1, 2), (1, 1), (3, 4), (1, 1)),
+    "one of all": ((7, 8), (1, 1), (0, 0), (1, 1)),
+    "many of many": ((6, 6), (1, 1), (1, 2), (1, 1)),
+    "patches": ((2, 2), (1, 1), (0, 0), (2, 2)),
+    "of more elements than shifts are taken": ((10, 9), (1, 1), (3, 3), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("way", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("lead", [(2, 2), (2,)], ids=["batch", "no batch"])
+def test_columns_of_windows_and_back(way: tuple[tuple[int, int], ...], lead: tuple[int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(*lead, 7, 8)
+    options = dict(zip(("kernel_size", "dilation", "padding", "stride"), way))
     both(lambda x: torch.nn.functional.unfold(x, **options), x)
     columns = torch.nn.functional.unfold(x, **options)
-    both(lambda c: torch.nn.functional.fold(c, (5, 6), **options), columns)
+    both(lambda c: torch.nn.functional.fold(c, (7, 8), **options), torch.randn_like(columns))
 
 
 def test_pixels_and_channels_shuffle() -> None:
