@@ -100,6 +100,11 @@ def _mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return product(self, mat2, ((1,), (0,)))
 
 
+def transposed_mv(self: jax.Array, vec: jax.Array) -> jax.Array:
+    """The product of `self` [k, n], turned around, and a vector of k -> [n]."""
+    return product(self, vec, ((0,), (0,)))
+
+
 def _bmm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return product(self, mat2, ((2,), (1,)), ((0,), (0,)))
 

@@ -42,6 +42,11 @@ def test_lengths_may_be_tensors_of_the_device() -> None:
     both(loss, logits(6, 2, 5))
 
 
+def test_lengths_and_targets_may_be_on_the_cpu() -> None:
+    targets, lengths = torch.tensor([[1, 1, 2], [2, 4, 1]]), torch.tensor([3, 2])
+    both(lambda x: F.ctc_loss(x.log_softmax(2), targets, lengths * 2, lengths), logits(6, 2, 5))
+
+
 @pytest.mark.parametrize("zero_infinity", [True, False])
 def test_a_target_that_does_not_fit_has_an_infinite_loss_or_none(zero_infinity: bool) -> None:
     targets = torch.tensor([[1, 1, 1], [2, 1, 0]])

@@ -41,6 +41,7 @@ from torch_xdist.core.rows import (
     permuted_stacks,
     refused_dtypes,
     relu_masks,
+    transposed_matrices,
 )
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
@@ -231,7 +232,8 @@ def make(launch: Launch) -> Program:
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
     seeds = seeds_of(entries)
-    computed = flipped_runs.from_the_end(permuted_stacks.by_parts(entries))
+    computed = permuted_stacks.by_parts(entries)
+    computed = transposed_matrices.as_they_lie(flipped_runs.from_the_end(computed))
     if launch.device.choices.reads_once:
         computed = relu_masks.by_operands(computed)
 

@@ -27,13 +27,19 @@ SIZES = (int, bool)
 # Their indices may be on the CPU, as torch lets them be for cuda.
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
 # One of the two operands of these may be on the CPU: torch_xla copies it to the device. One that
-# needs a gradient may not: the gradient would be on the device.
+# needs a gradient may not: the gradient would be on the device. Lengths and targets of a CTC loss
+# may be there as torch lets them be for cuda.
 _TAKES_CPU = frozenset(
     f"aten.{name}{place}.{overload}"
     for name in "add sub rsub mul div fmod bitwise_and bitwise_or bitwise_xor".split()
     for place in ("", "_")
     for overload in ("Tensor", "Tensor_mode")
-) | {"aten.pow.Tensor_Tensor", "aten.pow_.Tensor"}
+) | {
+    "aten.pow.Tensor_Tensor",
+    "aten.pow_.Tensor",
+    "aten._ctc_loss.Tensor",
+    "aten._ctc_loss_backward.Tensor",
+}
 
 
 class CallArguments:
