@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops import in_double
 from torch_xdist.ops.operands import (
     Number,
     convert,
@@ -60,7 +61,7 @@ def add_relu(self: jax.Array, other: jax.Array, *, alpha: Number = 1) -> jax.Arr
 
 def _float_floor_div(self: jax.Array, other: jax.Array) -> jax.Array:
     """The floor of the exact quotient, which may lie one below that of the rounded quotient."""
-    remainder = jax.lax.rem(self, other)
+    remainder = in_double.rem(self, other)
     quotient = (self - remainder) / other
     quotient = jnp.where(
         (remainder != 0) & ((other < 0) != (remainder < 0)), quotient - 1, quotient
@@ -114,7 +115,7 @@ def remainder(self: jax.Array, other: jax.Array) -> jax.Array:
 
 def fmod(self: jax.Array, other: jax.Array) -> jax.Array:
     """The rest of truncated division: its sign is that of the dividend."""
-    return jax.lax.rem(*jnp.broadcast_arrays(self, other))
+    return in_double.rem(self, other)
 
 
 def _integer_pow(self: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -281,7 +282,7 @@ def copysign(self: jax.Array, other: jax.Array) -> jax.Array:
 
 
 _BINARY = {
-    "atan2.default": jnp.arctan2,
+    "atan2.default": in_double.arctan2,
     "div.Tensor": jnp.true_divide,
     "fmax.default": jnp.fmax,
     "fmin.default": jnp.fmin,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from torch_xdist.ops import in_double
 from torch_xdist.ops.operands import convert, is_complex, is_integral
 from torch_xdist.ops.table import add_rows, lowers
 
@@ -62,7 +63,7 @@ def exp2(self: jax.Array) -> jax.Array:
 def angle(self: jax.Array) -> jax.Array:
     """The argument of a complex number; 0 or pi for a real one, nan for nan."""
     if is_complex(self):
-        return jnp.arctan2(self.imag, self.real)
+        return in_double.arctan2(self.imag, self.real)
     return jnp.where(self != self, self, jnp.where(self < 0, np.pi, 0).astype(self.dtype))
 
 
@@ -74,15 +75,15 @@ def neg(self: jax.Array) -> jax.Array:
 add_rows(
     {
         "aten.abs.default": jnp.abs,
-        "aten.acos.default": jnp.arccos,
+        "aten.acos.default": in_double.arccos,
         "aten.acosh.default": jnp.arccosh,
         "aten.angle.default": angle,
-        "aten.asin.default": jnp.arcsin,
+        "aten.asin.default": in_double.arcsin,
         "aten.asinh.default": jnp.arcsinh,
-        "aten.atan.default": jnp.arctan,
+        "aten.atan.default": in_double.arctan,
         "aten.atanh.default": jnp.arctanh,
         "aten.ceil.default": _integers_stay(jnp.ceil),
-        "aten.cos.default": jnp.cos,
+        "aten.cos.default": in_double.cos,
         "aten.cosh.default": jnp.cosh,
         "aten.deg2rad.default": lambda self: self * (np.pi / 180),
         "aten.exp.default": jnp.exp,
@@ -101,12 +102,12 @@ add_rows(
         "aten.sgn.default": sgn,
         "aten.sigmoid.default": jax.nn.sigmoid,
         "aten.sign.default": sign,
-        "aten.sin.default": jnp.sin,
+        "aten.sin.default": in_double.sin,
         "aten.sinc.default": sinc,
         "aten.sinh.default": jnp.sinh,
         "aten.sqrt.default": jnp.sqrt,
         "aten.square.default": jnp.square,
-        "aten.tan.default": jnp.tan,
+        "aten.tan.default": in_double.tan,
         "aten.tanh.default": jnp.tanh,
         "aten.trunc.default": _integers_stay(jnp.trunc),
         "aten.round.default": _integers_stay(jnp.round),
