@@ -25,7 +25,8 @@ def _norm(diff: jax.Array, p: float) -> jax.Array:
     if p == 2:
         return jnp.sqrt(jnp.sum(size * size, -1))
     if math.isinf(p):
-        return jnp.max(size, -1, initial=0)
+        # torch passes over a nan here.
+        return jnp.max(jnp.where(jnp.isnan(size), 0, size), -1, initial=0)
     return jnp.sum(size**p, -1) ** (1 / p)
 
 

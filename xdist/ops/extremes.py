@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.largest import largest, smallest
 from torch_xdist.ops.operands import is_integral
 from torch_xdist.ops.order import sorted_along
 from torch_xdist.ops.positions import width
@@ -24,7 +25,7 @@ def _extreme(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return over
 
 
-amax, amin = _extreme(jnp.max), _extreme(jnp.min)
+amax, amin = _extreme(largest), _extreme(smallest)
 
 
 def _position(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -46,7 +47,7 @@ def _position(reduction: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return over
 
 
-argmax, argmin = _position(jnp.max), _position(jnp.min)
+argmax, argmin = _position(largest), _position(smallest)
 add_rows(
     {
         "aten.amax.default": amax,

@@ -16,6 +16,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PromotionKind
 from torch._prims_common import elementwise_dtypes
 
 from torch_xdist.dtypes import to_jax, to_torch
+from torch_xdist.ops.largest import largest
 from torch_xdist.ops.operands import Number, convert
 from torch_xdist.ops.reduce import vector_norm
 from torch_xdist.ops.table import LOWERINGS, add_rows, lowers
@@ -201,8 +202,8 @@ def powsum(self: Arrays, ord: Number = 2, dtype: torch.dtype | None = None) -> l
 
 
 @lowers("aten._foreach_max.default")
-def largest(self: Arrays) -> list[jax.Array]:
-    return [jnp.max(array) for array in self]
+def largest_of_each(self: Arrays) -> list[jax.Array]:
+    return [largest(array) for array in self]
 
 
 @lowers("aten._foreach_clone.default")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.largest import largest, smallest
 from torch_xdist.ops.operands import Number, is_integral, scalar, widened
 from torch_xdist.ops.sort import searchsorted
 from torch_xdist.ops.table import lowers
@@ -35,7 +36,7 @@ def histc(self: jax.Array, bins: int = 100, min: Number = 0, max: Number = 0) ->
     if self.size:
         # Equal ends mean the operand's own.
         own = low == high
-        low, high = jnp.where(own, jnp.min(flat), low), jnp.where(own, jnp.max(flat), high)
+        low, high = jnp.where(own, smallest(flat), low), jnp.where(own, largest(flat), high)
     low, high = _apart(low, high, 1)
     place = jnp.minimum(((flat - low) * bins / (high - low)).astype(jnp.int64), bins - 1)
     place = jnp.where((flat >= low) & (flat <= high), place, bins)
@@ -49,7 +50,7 @@ def _edges(column: jax.Array, bins: int, ends: Sequence[float] | None) -> jax.Ar
     elif column.size == 0:
         low, high = scalar(0, column), scalar(1, column)
     else:
-        low, high = jnp.min(column), jnp.max(column)
+        low, high = smallest(column), largest(column)
     low, high = _apart(low, high, 0.5)
     return jnp.linspace(low, high, bins + 1, dtype=column.dtype)
 

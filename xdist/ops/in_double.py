@@ -56,7 +56,7 @@ def _in_double(plain: Function, wide: Function, fits: Function | None = None) ->
     """`plain` of many numbers of float32 by `wide`, which sees them in double precision.
 
     Args:
-        fits: of the operands as they are, for which numbers `wide` is right; None: for all.
+        fits: of the operands as they are, whether `wide` is right for all of them; None: it is.
     """
 
     def quick(*operands: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ def _in_double(plain: Function, wide: Function, fits: Function | None = None) ->
     def on_cpu(*operands: jax.Array) -> jax.Array:
         if fits is None:
             return quick(*operands)
-        found: jax.Array = lax.cond(jnp.all(fits(*operands)), quick, plain, *operands)
+        found: jax.Array = lax.cond(fits(*operands), quick, plain, *operands)
         return found
 
     @jax.custom_jvp
@@ -130,9 +130,9 @@ def _tangent(x: jax.Array) -> jax.Array:
     return jnp.where(is_odd, -cosine, sine) / jnp.where(is_odd, sine, cosine)
 
 
-def _is_small_angle(x: jax.Array) -> jax.Array:
-    # nan and infinity give nan either way.
-    return ~(jnp.abs(x) >= _LARGEST_ANGLE) | jnp.isinf(x)
+def _are_small_angles(x: jax.Array) -> jax.Array:
+    # A nan, which the maximum may pass over, has none either way.
+    return jnp.max(jnp.abs(x)) < _LARGEST_ANGLE
 
 
 def _angle(y: jax.Array, x: jax.Array) -> jax.Array:
@@ -166,16 +166,17 @@ def _rest(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.copysign(rest, a)
 
 
-def _has_small_quotient(a: jax.Array, b: jax.Array) -> jax.Array:
-    # What is no number, or divided by zero, has no rest either way.
-    return ~(jnp.abs(a) >= jnp.abs(b) * _LARGEST_QUOTIENT) | (b == 0) | jnp.isinf(a)
+def _have_small_quotients(a: jax.Array, b: jax.Array) -> jax.Array:
+    # What is no number has no rest either way, and a maximum may pass over it.
+    over = jnp.abs(a) - jnp.abs(b) * _LARGEST_QUOTIENT
+    return jnp.max(jnp.where(jnp.isnan(over), 0, over)) < 0
 
 
-sin = _in_double(jnp.sin, _sine_from(0), _is_small_angle)
-cos = _in_double(jnp.cos, _sine_from(1), _is_small_angle)
-tan = _in_double(jnp.tan, _tangent, _is_small_angle)
+sin = _in_double(jnp.sin, _sine_from(0), _are_small_angles)
+cos = _in_double(jnp.cos, _sine_from(1), _are_small_angles)
+tan = _in_double(jnp.tan, _tangent, _are_small_angles)
 arctan2 = _in_double(jnp.arctan2, _angle)
 arctan = _in_double(jnp.arctan, lambda x: _angle(x, jnp.ones_like(x)))
 arcsin = _in_double(jnp.arcsin, lambda x: _angle(x, _other_side(x)))
 arccos = _in_double(jnp.arccos, lambda x: _angle(_other_side(x), x))
-rem = _in_double(lax.rem, _rest, _has_small_quotient)
+rem = _in_double(lax.rem, _rest, _have_small_quotients)

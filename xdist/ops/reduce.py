@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from torch_xdist.ops.largest import largest, smallest
 from torch_xdist.ops.operands import (
     Number,
     convert,
@@ -212,7 +213,7 @@ def vector_norm(
 
 
 def _extreme_size(size: jax.Array, order: float, dims: tuple[int, ...], keepdim: bool) -> jax.Array:
-    reduction = jnp.max if order > 0 else jnp.min
+    reduction = largest if order > 0 else smallest
     # Of no numbers at all, the largest magnitude is zero; torch refuses the smallest.
     return reduction(size, axis=dims, keepdims=keepdim, initial=None if size.size else 0)
 
