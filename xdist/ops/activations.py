@@ -126,7 +126,7 @@ def elu_backward(
     x = self_or_result
     alpha, scale, input_scale = (scalar(number, x) for number in (alpha, scale, input_scale))
     below = x + alpha * scale if is_result else alpha * scale * jnp.exp(x * input_scale)
-    return grad_output * jnp.where(x <= 0, below * input_scale, scale)
+    return grad_output * jnp.where(x > 0, scale, below * input_scale)
 
 
 @lowers("aten.celu.default")
@@ -184,7 +184,8 @@ def hardswish(self: jax.Array) -> jax.Array:
 @opmath
 def hardswish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     middle = grad_output * (self / 3 + 0.5)
-    return jnp.where(self <= -3, 0, jnp.where(self < 3, middle, grad_output))
+    # A nan goes the way of the middle.
+    return jnp.where(self >= 3, grad_output, jnp.where(self <= -3, 0, middle))
 
 
 @lowers("aten.softplus.default")

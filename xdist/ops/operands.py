@@ -58,7 +58,18 @@ def convert(x: jax.Array, dtype: torch.dtype | np.dtype | type) -> jax.Array:
     if narrow and is_float(x):
         # XLA saturates; torch on the CPU goes through int32 and keeps the low bits.
         x = x.astype(jnp.int32)
-    return x.astype(target)
+    return promoted(x, target)
+
+
+def promoted(x: jax.Array, dtype: Any) -> jax.Array:
+    """`x` in a dtype that holds its numbers.
+
+    A product with what was a mask is nan where that is false and the other factor is not finite, as
+    in eager torch: XLA would select by the mask.
+    """
+    if x.dtype == jnp.bool_ and jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
+    return x.astype(dtype)
 
 
 def wide(dtype: Any) -> Any:

@@ -185,3 +185,47 @@ def test_scalars_change_nothing_in_the_dtype() -> None:
     x = torch.arange(4, dtype=torch.int32)
     for function in (lambda x: x + 2, lambda x: x + 2.5, lambda x: x > 1.5, lambda x: x / 2):
         assert_same(function, x)
+
+
+MASKED = {
+    "by a mask": lambda x, mask: x * mask,
+    "of a mask": lambda x, mask: mask * x,
+    "in place": lambda x, mask: x.clone().mul_(mask),
+    "by its numbers": lambda x, mask: x * mask.float(),
+    "in double": lambda x, mask: x.double() * mask,
+    "of halves": lambda x, mask: x.bfloat16() * mask,
+    "of three": lambda x, mask: torch.addcmul(x, x, mask.float()),
+}
+
+
+@pytest.mark.parametrize("product", MASKED.values(), ids=MASKED)
+def test_a_product_with_a_mask_is_nan_where_the_other_factor_is_not_finite(product) -> None:
+    x = torch.tensor([float("inf"), float("nan"), 1.0, -2.0])
+    mask = torch.tensor([False, False, False, True])
+    found = product(x.to("xla"), mask.to("xla")).cpu()
+    torch.testing.assert_close(found, product(x, mask), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", [torch.nn.functional.elu, torch.nn.functional.hardswish])
+def test_the_gradient_at_a_nan_is_nan(function) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
+
+    x = torch.linspace(-5, 5, 64)
+    x[9] = float("nan")
+    torch.testing.assert_close(
+        gradient(x.clone().to("xla")).cpu(), gradient(x.clone()), equal_nan=True
+    )
+
+
+def test_the_gradient_of_a_largest_number_that_is_nan_is_nan() -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        return torch.autograd.grad(x.amax(-1).sum(), x)[0]
+
+    x = torch.randn(5, 40)
+    x[2, 7] = float("nan")
+    torch.testing.assert_close(
+        gradient(x.clone().to("xla")).cpu(), gradient(x.clone()), equal_nan=True
+    )

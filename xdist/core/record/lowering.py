@@ -22,6 +22,7 @@ from torch_xdist.core.trace.plans import Compute, CpuOnly, Param, Plan, ScalarPa
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.dtypes import to_jax
 from torch_xdist.ops import forms, load_all
+from torch_xdist.ops.operands import promoted
 from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 
 load_all()
@@ -115,7 +116,7 @@ class ByLowering:
             self._dtypes = _dtypes_of(plan)
         dtype, of_numbers, selected, is_no_less = self._dtypes
         if dtype is not None and not (is_no_less and forms.chosen().keeps_halves):
-            operands = [x if i in selected else x.astype(dtype) for i, x in enumerate(operands)]
+            operands = [x if i in selected else promoted(x, dtype) for i, x in enumerate(operands)]
         given = iter(scalars if of_numbers is None else [n.astype(of_numbers) for n in scalars])
         args = [fill(mark, operands, given) for mark in plan.args]
         kwargs = {name: fill(mark, operands, given) for name, mark in plan.kwargs.items()}
