@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.core.rows.joined_rows import Found, Rows, joined
 from torch_xdist.core.trace.plans import SINGLE, Plan
-from torch_xdist.core.trace.trace import Entry, rows_of
+from torch_xdist.core.trace.trace import Entry, Row
 
 _STACK = "aten.stack.default"
 _PERMUTE = "aten.permute.default"
@@ -20,18 +21,14 @@ _PERMUTE = "aten.permute.default"
 
 def by_parts(entries: Sequence[Entry]) -> Sequence[Entry]:
     """The rows, of which those permutes read the parts of their stacks."""
-    rows = dict(rows_of(entries))
-    changed: list[Entry] = []
-    plans: dict[tuple[Plan, Plan], Plan] = {}
-    for slot, row in rows.items():
-        stack = rows.get(row[1]) if row[0].name == _PERMUTE else None
-        if stack is not None and stack[0].name == _STACK:
-            both = stack[0], row[0]
-            if both not in plans:
-                plans[both] = _permuted(*both)
-            changed = changed or list(entries)
-            changed[slot] = (plans[both], *stack[1:])
-    return changed or entries
+    return joined(entries, _look, _permuted)
+
+
+def _look(rows: Rows, row: Row) -> Found | None:
+    stack = rows.get(row[1]) if row[0].name == _PERMUTE else None
+    if stack is None or stack[0].name != _STACK:
+        return None
+    return (stack[0], row[0]), stack[1:]
 
 
 def _permuted(stack: Plan, permute: Plan) -> Plan:
@@ -43,6 +40,5 @@ def _permuted(stack: Plan, permute: Plan) -> Plan:
     def compute(*parts: jax.Array) -> Any:
         return jnp.stack([part.transpose(of_parts) for part in parts], dims.index(along))
 
-    # Of this program alone: no row of a tape has it.
     types = stack.operand_types, permute.types
     return Plan("permuted stack", None, stack.args[0], {}, *types, SINGLE, lowering=compute)

@@ -7,8 +7,9 @@ as they lie.
 
 from collections.abc import Sequence
 
+from torch_xdist.core.rows.joined_rows import Found, Rows, joined
 from torch_xdist.core.trace.plans import SINGLE, Plan
-from torch_xdist.core.trace.trace import Entry, rows_of
+from torch_xdist.core.trace.trace import Entry, Row
 from torch_xdist.ops.matmul import transposed_mv
 
 _PRODUCT = "aten.mv.default"
@@ -16,18 +17,14 @@ _PRODUCT = "aten.mv.default"
 
 def as_they_lie(entries: Sequence[Entry]) -> Sequence[Entry]:
     """The rows, of which those products read what was transposed."""
-    rows = dict(rows_of(entries))
-    changed: list[Entry] = []
-    plans: dict[tuple[Plan, Plan], Plan] = {}
-    for slot, row in rows.items():
-        turned = rows.get(row[1]) if row[0].name == _PRODUCT else None
-        if turned is not None and _transposes(turned[0]):
-            both = turned[0], row[0]
-            if both not in plans:
-                plans[both] = _by_columns(*both)
-            changed = changed or list(entries)
-            changed[slot] = (plans[both], turned[1], row[2])
-    return changed or entries
+    return joined(entries, _look, _by_columns)
+
+
+def _look(rows: Rows, row: Row) -> Found | None:
+    turned = rows.get(row[1]) if row[0].name == _PRODUCT else None
+    if turned is None or not _transposes(turned[0]):
+        return None
+    return (turned[0], row[0]), (turned[1], row[2])
 
 
 def _transposes(plan: Plan) -> bool:
@@ -43,7 +40,6 @@ def _transposes(plan: Plan) -> bool:
 
 
 def _by_columns(turned: Plan, product: Plan) -> Plan:
-    # Of this program alone: no row of a tape has it.
     return Plan(
         f"{product.name} of columns",
         None,
