@@ -62,10 +62,10 @@ def convert(x: jax.Array, dtype: torch.dtype | np.dtype | type) -> jax.Array:
 
 
 def promoted(x: jax.Array, dtype: Any) -> jax.Array:
-    """`x` in a dtype that holds its numbers.
+    """`x` in another dtype, as XLA casts it, but for masks that become numbers.
 
-    A product with what was a mask is nan where that is false and the other factor is not finite, as
-    in eager torch: XLA would select by the mask.
+    A product with such numbers is nan where they are 0 and the other factor is not finite, as in
+    eager torch: of a cast XLA would know that it is a mask, and select by it.
     """
     if x.dtype == jnp.bool_ and jnp.issubdtype(dtype, jnp.inexact):
         return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
