@@ -4,15 +4,20 @@ Images are [n, c, *sizes], grids [n, *out, rank] with the last dimension's coord
 [-1, 1]. The gradients are those of the forward functions, taken by JAX.
 """
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from torch_xdist.ops.index import read_rows
 from torch_xdist.ops.operands import widened
 from torch_xdist.ops.positions import width
+from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
@@ -49,43 +54,62 @@ def _padded(place: jax.Array, size: int, padding: int, align: bool) -> jax.Array
     return place if padding == _ZEROS else _clipped(place, size)
 
 
-def _at(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
-    """[c, *out]: the pixels of `image` [c, *sizes] at whole `places`; 0 outside."""
-    sizes = image.shape[1:]
-    integer = width(math.prod(sizes))
-    inside, flat = jnp.asarray(True), jnp.zeros((), integer)
+class _Pixels(NamedTuple):
+    """Images whose pixels are rows, which XLA reads and adds up fastest.
+
+    Attributes:
+        rows: [n * pixels of one, c].
+        sizes: of one image.
+    """
+
+    rows: jax.Array
+    sizes: tuple[int, ...]
+
+
+def _pixels_of(images: jax.Array) -> _Pixels:
+    channels, sizes = images.shape[1], images.shape[2:]
+    return _Pixels(jnp.moveaxis(images, 1, -1).reshape(-1, channels), sizes)
+
+
+def _at(pixels: _Pixels, places: Sequence[jax.Array]) -> jax.Array:
+    """[taps, n, *out, c]: the pixels at whole `places` [taps, n, *out]; 0 outside."""
+    rows, sizes = pixels
+    integer = width(rows.shape[0])
+    images = jnp.arange(rows.shape[0] // math.prod(sizes), dtype=integer)
+    inside, flat = jnp.asarray(True), images.reshape(-1, *(1,) * len(sizes))
     for place, size in zip(places, sizes):
         inside = inside & (place >= 0) & (place <= size - 1)
         # A nan or a huge coordinate is outside; it must not be cast.
         whole = jnp.where((place >= 0) & (place <= size - 1), place, 0).astype(integer)
         flat = flat * size + whole
-    pixels = image.reshape(image.shape[0], -1)[:, flat]
-    return jnp.where(inside, pixels, 0)
+    inside, flat = settled((inside, flat))
+    return jnp.where(inside[..., None], read_rows(rows, flat, 0), 0)
 
 
-def _linear(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
+def _linear(pixels: _Pixels, places: Sequence[jax.Array]) -> jax.Array:
     floors = [jnp.floor(jax.lax.stop_gradient(place)) for place in places]
     weights, corners = [], []
     for corner in itertools.product((0, 1), repeat=len(places)):
-        weight = jnp.ones((), image.dtype)
+        weight = jnp.ones((), pixels.rows.dtype)
         for high, place, floor in zip(corner, places, floors):
             weight = weight * (place - floor if high else floor + 1 - place)
         weights.append(weight)
         corners.append([f + high for f, high in zip(floors, corner)])
-    return _weighted(image, corners, weights)
+    return _weighted(pixels, corners, weights)
 
 
 def _weighted(
-    image: jax.Array, taps: Sequence[Sequence[jax.Array]], weights: Sequence[jax.Array]
+    pixels: _Pixels, taps: Sequence[Sequence[jax.Array]], weights: Sequence[jax.Array]
 ) -> jax.Array:
     """The weighted sum of the pixels at several places, read by one gather."""
-    pixels = _at(image, [jnp.stack(by_dim) for by_dim in zip(*taps)])
-    return (pixels * jnp.stack(weights)).sum(1)
+    found = _at(pixels, [jnp.stack(by_dim) for by_dim in zip(*taps)])
+    parts = [one * weight[..., None] for one, weight in zip(found, settled(jnp.stack(weights)))]
+    return functools.reduce(operator.add, parts)
 
 
-def _nearest(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
+def _nearest(pixels: _Pixels, places: Sequence[jax.Array]) -> jax.Array:
     # Halves go to the even neighbour, as in torch.
-    return _at(image, [jnp.round(jax.lax.stop_gradient(place)) for place in places])
+    return _at(pixels, [jnp.round(jax.lax.stop_gradient(place))[None] for place in places])[0]
 
 
 def _cubic_weights(t: jax.Array) -> list[jax.Array]:
@@ -102,18 +126,18 @@ def _cubic_weights(t: jax.Array) -> list[jax.Array]:
 
 
 def _cubic(
-    image: jax.Array, places: Sequence[jax.Array], pad: Callable[[jax.Array, int], jax.Array]
+    pixels: _Pixels, places: Sequence[jax.Array], pad: Callable[[jax.Array, int], jax.Array]
 ) -> jax.Array:
     floors = [jnp.floor(jax.lax.stop_gradient(place)) for place in places]
     rows, columns = (_cubic_weights(place - floor) for place, floor in zip(places, floors))
     taps, weights = [], []
     for i, j in itertools.product(range(4), repeat=2):
-        y = pad(floors[0] + (i - 1), image.shape[1])
-        x = pad(floors[1] + (j - 1), image.shape[2])
+        y = pad(floors[0] + (i - 1), pixels.sizes[0])
+        x = pad(floors[1] + (j - 1), pixels.sizes[1])
         # Reflection and clipping of whole places give whole places.
         taps.append([jnp.round(y), jnp.round(x)])
         weights.append(rows[i] * columns[j])
-    return _weighted(image, taps, weights)
+    return _weighted(pixels, taps, weights)
 
 
 def _sample(input: jax.Array, grid: jax.Array, mode: int, padding: int, align: bool) -> jax.Array:
@@ -122,17 +146,16 @@ def _sample(input: jax.Array, grid: jax.Array, mode: int, padding: int, align: b
     def pad(place: jax.Array, size: int) -> jax.Array:
         return _padded(place, size, padding, align)
 
-    def one(image: jax.Array, places: jax.Array) -> jax.Array:
-        by_dim = [places[..., -1 - i] for i in range(len(sizes))]
-        found = [_unnormalised(p, n, align) for p, n in zip(by_dim, sizes)]
-        if mode == _BICUBIC:
-            return _cubic(image, found, pad)
-        found = [pad(p, n) for p, n in zip(found, sizes)]
-        return _linear(image, found) if mode == _BILINEAR else _nearest(image, found)
-
     if math.prod(input.shape) == 0 or math.prod(grid.shape) == 0:
         return jnp.zeros((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
-    return jax.vmap(one)(widened(input), widened(grid))
+    pixels, places = _pixels_of(widened(input)), widened(grid)
+    by_dim = [places[..., -1 - i] for i in range(len(sizes))]
+    found = [_unnormalised(p, n, align) for p, n in zip(by_dim, sizes)]
+    if mode == _BICUBIC:
+        return jnp.moveaxis(_cubic(pixels, found, pad), -1, 1)
+    found = [pad(p, n) for p, n in zip(found, sizes)]
+    sampled = (_linear if mode == _BILINEAR else _nearest)(pixels, found)
+    return jnp.moveaxis(sampled, -1, 1)
 
 
 @lowers("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
