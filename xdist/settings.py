@@ -219,9 +219,13 @@ def is_flag_given(name: str) -> bool:
 
 
 def tunes_malloc() -> bool:
-    """Whether the user tunes glibc's allocator: by MALLOC_* variables or GLIBC_TUNABLES."""
+    """Whether the user tunes glibc's allocator: by MALLOC_* variables or GLIBC_TUNABLES.
+
+    That large pages are asked for, as the launcher does for its ranks, decides nothing else.
+    """
     names = [name for name in os.environ if name.startswith("MALLOC_")]
-    return bool(names) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    tunables = os.environ.get("GLIBC_TUNABLES", "").replace("glibc.malloc.hugetlb=", "")
+    return bool(names) or "glibc.malloc" in tunables
 
 
 def read(env: Mapping[str, str]) -> Settings:

@@ -46,7 +46,7 @@ def test_a_variable_says_how_much_is_kept(chosen, given, kept):
     [
         ("XDIST_HEAP_MB", "0"),
         ("MALLOC_ARENA_MAX", "2"),
-        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2"),
     ],
 )
 def test_who_tunes_the_allocator_is_left_alone(chosen, name, value):
@@ -54,6 +54,12 @@ def test_who_tunes_the_allocator_is_left_alone(chosen, name, value):
     settings.reread()
     assert not heap.keep_freed_memory()
     assert chosen == {}
+
+
+def test_who_asks_for_large_pages_as_the_launcher_does_keeps_freed_memory(chosen):
+    settings.os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    assert heap.keep_freed_memory()
+    assert chosen[MALLOPT["arenas"]] == 1
 
 
 def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
