@@ -9,6 +9,7 @@ import torch
 import torch_xla
 from torch_xdist import settings
 from torch_xdist.core.devices import heap
+from torch_xdist.launcher.facts import placement
 
 MALLOPT = {"arenas": -8, "largest not of the heap": -3, "kept at its top": -1}
 
@@ -56,8 +57,9 @@ def test_who_tunes_the_allocator_is_left_alone(chosen, name, value):
     assert chosen == {}
 
 
-def test_who_asks_for_large_pages_as_the_launcher_does_keeps_freed_memory(chosen):
-    settings.os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+def test_ranks_of_the_launcher_which_asks_for_large_pages_keep_freed_memory(chosen):
+    settings.os.environ.update(placement.library_environ({}, 2))
+    assert "glibc.malloc" in settings.os.environ["GLIBC_TUNABLES"]
     assert heap.keep_freed_memory()
     assert chosen[MALLOPT["arenas"]] == 1
 
