@@ -81,6 +81,11 @@ def keep(tensor: torch.Tensor, index: int) -> KeptTensor:
         _extra_dispatch_keys=AUTOCAST_KEYS,
     )
     made.kept, made.ordinal = tensor, index
+    # torch looks at these here, and not again below: it would pass over them in the CPU's tensor.
+    if tensor.is_conj():
+        torch._C._set_conj(made, True)
+    if tensor.is_neg():
+        torch._C._set_neg(made, True)
     return made
 
 

@@ -126,6 +126,33 @@ def test_complex128_is_kept_where_the_compiler_refuses_it(on_tpu):
     assert made[0].real.clone().__class__ is XlaTensor
 
 
+def test_a_conjugate_and_its_imaginary_part_are_read_and_written_as_torch_does():
+    def of(device: str) -> list[torch.Tensor]:
+        parts = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]], dtype=torch.float16)
+        x = torch.complex(*parts).to(device)
+        conjugate, other = x.conj(), torch.complex(*parts.flip(0)).to(device)
+        read = [conjugate * other, other * conjugate, conjugate + 1, conjugate.imag + 0]
+        read += [conjugate.imag * 2, conjugate.abs(), conjugate.conj() * 1]
+        conjugate.add_(1).mul_(other)
+        read += [conjugate.clone(), x.clone()]
+        x.conj().imag.mul_(3)
+        return [part.cpu() for part in (*read, x)]
+
+    for expected, found in zip(of("cpu"), of("xla"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_gradients_pass_through_half_complex_numbers():
+    def of(device: str) -> tuple[torch.Tensor, ...]:
+        parts = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]], dtype=torch.float16)
+        a, b = (part.clone().to(device).requires_grad_() for part in parts)
+        product = torch.complex(a, b) * torch.complex(b, a)
+        return torch.autograd.grad(product.abs().sum(), [a, b])
+
+    for expected, found in zip(of("cpu"), of("xla"), strict=True):
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
+
+
 def test_complex128_is_an_array_where_it_can_be():
     assert torch.ones(2, device="xla").cdouble().__class__ is XlaTensor
 
