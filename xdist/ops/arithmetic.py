@@ -216,11 +216,33 @@ def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(self == 0, values, (self > 0).astype(values.dtype))
 
 
+def gcd(self: jax.Array, other: jax.Array) -> jax.Array:
+    """The greatest common divisor; of the smallest integer of a dtype what torch gives.
+
+    `jnp.gcd` compares the two in each round, and never ends with the smallest integer of a dtype.
+    """
+
+    def is_left(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return (pair[0] != 0).any()
+
+    def divided(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        divisor, found = pair
+        is_left = divisor != 0
+        rest = jax.lax.rem(found, jnp.where(is_left, divisor, 1))
+        return jnp.where(is_left, rest, 0), jnp.where(is_left, divisor, found)
+
+    first, second = jnp.broadcast_arrays(jnp.abs(self), jnp.abs(other))
+    return jax.lax.while_loop(is_left, divided, (first, second))[1]
+
+
 def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     """The least common multiple; zero where one operand is zero."""
-    common = jnp.gcd(self, other)
+    dtype, common = self.dtype, gcd(self, other)
+    # As in C, in which torch has it: below 32 bits the product has 32, and is cut off at the end.
+    wide = jnp.promote_types(dtype, jnp.int32)
+    self, other, common = (part.astype(wide) for part in (self, other, common))
     divided = jax.lax.div(*jnp.broadcast_arrays(self, jnp.where(common == 0, 1, common)))
-    return jnp.abs(divided * other)
+    return jnp.abs(divided * other).astype(dtype)
 
 
 @lowers("aten.xlogy.Tensor")
@@ -286,7 +308,7 @@ _BINARY = {
     "div.Tensor": jnp.true_divide,
     "fmax.default": jnp.fmax,
     "fmin.default": jnp.fmin,
-    "gcd.default": jnp.gcd,
+    "gcd.default": gcd,
     "hypot.default": jnp.hypot,
     "lcm.default": lcm,
     "logaddexp.default": logaddexp,

@@ -31,6 +31,10 @@ def _lu(a: jax.Array, pivot: bool = True) -> tuple[jax.Array, jax.Array]:
         rows = jnp.arange(1, count + 1, dtype=jnp.int32)
         return (eliminate(a) if a.size else a), jnp.broadcast_to(rows, (*a.shape[:-2], count))
     lu, pivots, _ = lax.linalg.lu(a)
+    if a.shape[-2] == a.shape[-1]:
+        # Wherever a nan is, the last pivot is one; jaxlib's LAPACK may pass over it.
+        has_nan = jnp.isnan(a).any((-2, -1))
+        lu = lu.at[..., -1, -1].set(jnp.where(has_nan, jnp.nan, lu[..., -1, -1]))
     return lu, pivots + 1
 
 

@@ -33,6 +33,22 @@ def test_inverses_equal_eager() -> None:
     both(lambda a: torch.linalg.pinv(a[:, :2]), A)
 
 
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_a_nan_anywhere_in_a_matrix_is_passed_over_by_nothing_that_rests_on_its_factors(
+    size: int,
+) -> None:
+    a, b = torch.randn(4, size, size), torch.randn(4, size, 2)
+    for matrix, (row, column) in enumerate([(0, 0), (-1, 0), (size // 2, size // 2)]):
+        a[matrix, row, column] = float("nan")
+
+    def found(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.linalg.inv(a), torch.linalg.solve(a, b), torch.linalg.det(a)]
+        return [part.isnan() for part in parts]
+
+    for expected, other in zip(found(a, b), found(a.to("xla"), b.to("xla")), strict=True):
+        assert torch.equal(other.cpu(), expected)
+
+
 def test_cholesky_reads_only_the_named_triangle() -> None:
     for upper in (False, True):
         spoiled = positive(A) + 100 * torch.ones(3, 3).triu(1).to(A) * (-1 if upper else 1)

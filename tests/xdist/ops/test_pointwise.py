@@ -229,3 +229,14 @@ def test_the_gradient_of_a_largest_number_that_is_nan_is_nan() -> None:
     torch.testing.assert_close(
         gradient(x.clone().to("xla")).cpu(), gradient(x.clone()), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_common_divisors_and_multiples_equal_eager_and_end_at_the_least_integer(
+    dtype: torch.dtype,
+) -> None:
+    least = torch.iinfo(dtype).min
+    numbers = torch.tensor([0, 1, 6, 7, 12, 100, 127, least, least + 1], dtype=dtype)
+    assert_same(lambda x: torch.gcd(x[:, None], x), numbers)
+    # Of the smallest integer torch divides by -1 here, and the processor ends the process.
+    assert_same(lambda x: torch.lcm(x[:, None], x), numbers[:7])

@@ -72,3 +72,22 @@ def test_gradients_of_dirichlet_samples_equal_eager_in_every_region() -> None:
     expected = torch._dirichlet_grad(sample, alpha, total)
     found = torch._dirichlet_grad(*(t.to("xla") for t in (sample, alpha, total)))
     torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("name", ["gammainc", "gammaincc"])
+def test_incomplete_gamma_functions_equal_eager_from_zero_to_infinity(name: str) -> None:
+    function = getattr(torch.special, name)
+    ends = torch.tensor([0, 1e-6, 0.5, 1, 7, 50, 1e3, 1e6, 1e10, 1e30, float("inf")])
+    a, x = (of.reshape(-1) for of in torch.meshgrid(ends, ends, indexing="ij"))
+    torch.testing.assert_close(
+        function(a.to("xla"), x.to("xla")).cpu(), function(a, x), equal_nan=True
+    )
+
+
+def test_incomplete_gamma_functions_of_large_numbers_are_as_exact_as_their_dtype() -> None:
+    a = torch.logspace(-1, 9, 201, dtype=torch.float64)
+    for far in (-3, -0.001, 0, 0.001, 2):
+        x = a + far * a.sqrt()
+        exact = torch.special.gammainc(a, x.clamp(min=0))
+        found = torch.special.gammainc(a.to("xla"), x.clamp(min=0).to("xla")).cpu()
+        torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-9)
