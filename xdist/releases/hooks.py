@@ -212,8 +212,7 @@ PROBES = (
         when=USE,
     ),
     Probe("torch._C._AutoDispatchBelowAutograd", "what runs on the CPU runs as torch calls it"),
-    Probe("torch._C._set_conj", "conjugates of tensors that are kept on the host"),
-    Probe("torch._C._set_neg", "their imaginary parts"),
+    *_each("torch._C", "_set_conj _set_neg", "conjugates of tensors that are kept on the host"),
     # torch: several ranks
     Probe("torch.distributed.Backend.register_backend", "the backend 'xla'"),
     Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),
