@@ -164,6 +164,11 @@ POOLING = [
         lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
         one(4, 16, 32, 32),
     ),
+    Case(
+        "grid_sample",
+        lambda x, grid: F.grid_sample(x, grid, align_corners=False),
+        lambda: (torch.randn(8, 16, 32, 32), torch.rand(8, 32, 32, 2) * 2 - 1),
+    ),
     Case("unfold", lambda x: F.unfold(x, 3, padding=1), one(8, 32, 28, 28)),
 ]
 CONVOLUTION = [
