@@ -4,6 +4,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,11 @@ def pair() -> Iterator[Pair]:
     made = Pair(asks, grants, queue.SimpleQueue())
     asks.start(lambda *_: None, made.why.put, **LIMITS)
     grants.start(lambda *_: None, lambda _: None, **LIMITS)
+    # Before its mark there is no stream that could go on: nobody makes another connection then.
+    until_s = time.monotonic() + 10
+    while not grants.has_begun and time.monotonic() < until_s:
+        time.sleep(0.001)
+    assert grants.has_begun
     yield made
     for stream in (asks, grants):
         stream.close(0.2)

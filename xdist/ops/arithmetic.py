@@ -227,9 +227,9 @@ def gcd(self: jax.Array, other: jax.Array) -> jax.Array:
 
     def divided(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         divisor, found = pair
-        is_left = divisor != 0
-        rest = jax.lax.rem(found, jnp.where(is_left, divisor, 1))
-        return jnp.where(is_left, rest, 0), jnp.where(is_left, divisor, found)
+        divides = divisor != 0
+        rest = jax.lax.rem(found, jnp.where(divides, divisor, 1))
+        return jnp.where(divides, rest, 0), jnp.where(divides, divisor, found)
 
     first, second = jnp.broadcast_arrays(jnp.abs(self), jnp.abs(other))
     return jax.lax.while_loop(is_left, divided, (first, second))[1]
