@@ -12,5 +12,10 @@ from jax import lax
 def rows(stacked: jax.Array) -> list[jax.Array]:
     """Each row along dim 0 of an array [n, ...], in order, of shape [...]."""
     # One by one: of an array of places each would be read at a constant one.
-    places = [lax.optimization_barrier(jnp.uint32(place)) for place in range(stacked.shape[0])]
+    places = [unknown(place) for place in range(stacked.shape[0])]
     return [lax.dynamic_index_in_dim(stacked, place, keepdims=False) for place in places]
+
+
+def unknown(place: int) -> jax.Array:
+    """A place, of which XLA does not know where it is: uint32 []."""
+    return lax.optimization_barrier(jnp.uint32(place))

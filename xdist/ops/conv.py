@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.ops import conv_rules, conv_turned, forms
+from torch_xdist.ops import conv_grouped, conv_rules, conv_turned, forms
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import (
     Window,
@@ -44,8 +44,6 @@ from torch_xdist.ops.table import lowers
 
 # From two arrays, the shape of the result and the window.
 _Gradient = Callable[[jax.Array, jax.Array, Sequence[int], Window], jax.Array]
-# Above this many groups the program would grow too long.
-_MOST_GROUPS = 64
 
 
 def _window(
@@ -79,7 +77,7 @@ def _is_cudnns(dtype: jnp.dtype, window: Window) -> bool:
 
 
 def _is_split(window: Window) -> bool:
-    return 1 < window.groups <= _MOST_GROUPS and not forms.chosen().writes_out_taps
+    return 1 < window.groups <= conv_rules.MOST_GROUPS and not forms.chosen().writes_out_taps
 
 
 def _rounded(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
@@ -97,10 +95,12 @@ def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
         return pointwise(x, w, window, wide(x.dtype))
     if conv_rules.is_by_shifts(w.shape, window):
         return settled(by_shifts(x, w, window))
+    shape = (len(x), len(w), *out_sizes(x.shape[2:], w.shape[2:], window))
+    if conv_rules.is_one_product(shape, w.shape, window):
+        return conv_grouped.direct(x, w, window)
     if _is_split(window):
         parts = zip(_split(x, 1, window), _split(w, 0, window))
         return jnp.concatenate([_direct(a, b, window.one_group()) for a, b in parts], 1)
-    shape = (len(x), len(w), *out_sizes(x.shape[2:], w.shape[2:], window))
     if conv_rules.is_turned(shape, w.shape, window):
         return lax.platform_dependent(
             x,
@@ -121,6 +121,8 @@ def _input_gradient(
         return settled(input_gradient_by_shifts(grad, w, shape, window))
     if conv_rules.is_depthwise(w.shape):
         return settled(spread_depthwise_gradient(grad, w, shape, window))
+    if conv_rules.is_one_product(grad.shape, w.shape, window):
+        return conv_grouped.input_gradient(grad, w, shape, window)
     if _is_split(window):
         part = (shape[0], shape[1] // window.groups, *shape[2:])
         parts = zip(_split(grad, 1, window), _split(w, 0, window))
@@ -187,6 +189,8 @@ def _differentiable_weight_gradient(
     # Of one channel in all, XLA's own is faster: 0.2 ms in a step of MNIST, by products 2.
     if conv_rules.is_depthwise(shape) and window.groups > 1:
         return depthwise_weight_gradient(grad, x, shape, window)
+    if conv_rules.is_one_product(grad.shape, shape, window):
+        return conv_grouped.weight_gradient(grad, x, shape, window)
     if _is_split(window):
         part = (shape[0] // window.groups, *shape[1:])
         parts = zip(_split(grad, 1, window), _split(x, 1, window))

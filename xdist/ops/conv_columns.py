@@ -23,7 +23,7 @@ def spread_input_gradient(
 
     The columns of the gradient are one product; each tap's part of them is added where it lies.
     """
-    n, c, *sizes = shape
+    n, c = shape[:2]
     o, _, *kernel = w.shape
     out = grad.shape[2:]
     # [o, c, taps] -> [taps, c, o]; [n, o, *out] -> [o, n, *out]
@@ -31,13 +31,21 @@ def spread_input_gradient(
     flat = jnp.moveaxis(grad, 1, 0).reshape(o, -1)
     columns = jnp.matmul(by_tap, flat, preferred_element_type=wide(grad.dtype))
     columns = columns.reshape(-1, c, n, *out)
-    reached = [size + p + h for size, p, h in zip(sizes, window.padding, window.high)]
+    return put_together(columns, kernel, shape, window).astype(grad.dtype)
+
+
+def put_together(
+    columns: jax.Array, kernel: Sequence[int], shape: Sequence[int], window: Window
+) -> jax.Array:
+    """columns [taps, c, n, *out], each tap's share of an input of `shape` -> [n, c, *in]."""
+    padding = zip(shape[2:], window.padding, window.high)
+    reached = [size + low + high for size, low, high in padding]
     shares = [
         placed(part, tap, reached, window)
         for tap, part in zip(itertools.product(*map(range, kernel)), columns)
     ]
     found = padded(added(shares), [-p for p in window.padding], [-h for h in window.high])
-    return jnp.moveaxis(found, 0, 1).astype(grad.dtype)
+    return jnp.moveaxis(found, 0, 1)
 
 
 def gathered_weight_gradient(

@@ -63,6 +63,16 @@ _MOST_OF_FEW = 75
 # 3^2 / 2: 2.9, 0.89; 16 x 144 x 16^2, 5^2 / 2: 3.3, 1.0.
 _FEW_GROUPS = 16
 _FEW_SHARES = 36
+# Of groups with so few positions in all samples, all are one product (`conv_grouped.py`). In ms,
+# and seconds to compile (2 cores of an EPYC with AVX-512, 2026-11-28), 3^2, in 32 groups, one by
+# one and together:
+#   value: 4 x 512 x 4^2: 0.24, 0.30; 0.32, 0.07 s           4 x 1024 x 2^2: 0.33, 0.31; 0.99, 0.07
+#   by the input: 4 x 512 x 4^2: 0.24, 0.18; 0.31, 0.05      4 x 1024 x 2^2: 0.26, 0.18; 0.45, 0.04
+#   by the weight: 4 x 512 x 4^2: 0.39, 0.35; 0.99, 0.07     4 x 1024 x 2^2: 0.29, 0.26; 0.84, 0.07
+#   16 x 512 x 4^2, 256 positions: 0.61, 0.80; 0.60, 0.55; 0.76, 1.23
+_FEW_POSITIONS = 128
+# More groups one by one would make the program too long.
+MOST_GROUPS = 64
 
 
 def is_depthwise(w: Sequence[int]) -> bool:
@@ -99,6 +109,13 @@ def is_weight_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
     if not forms.chosen().is_host or window.groups == 1:
         return False
     return is_depthwise(w) or _is_small(w[1:], window)
+
+
+def is_one_product(result: Sequence[int], w: Sequence[int], window: Window) -> bool:
+    """Whether groups that nothing above is for are computed at once; result [n, o, *out]."""
+    if not forms.chosen().is_host or window.groups == 1 or math.prod(w[2:]) > MOST_TAPS:
+        return False
+    return result[0] * math.prod(result[2:]) <= _FEW_POSITIONS or window.groups > MOST_GROUPS
 
 
 def _is_small(shares: Sequence[int], window: Window) -> bool:

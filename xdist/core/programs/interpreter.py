@@ -1,7 +1,7 @@
 """Walking the rows of a tape through their lowerings, on JAX arrays."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from torch_xdist.core.programs.locations import Scope, no_scope
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of
+from torch_xdist.ops.settled import settled
 
 
 class ScalarFeed:
@@ -56,11 +57,13 @@ def interpret(
     scalars: ScalarFeed,
     scope: Scope = no_scope,
     *,
+    to_settle: Collection[int] = (),
     is_traced: bool = False,
 ) -> None:
     """Compute every row, entering its results into `env`, which holds the leaves.
 
     Args:
+        to_settle: slots of rows whose result is computed once on a CPU (`rows/long_chains.py`).
         is_traced: inside a function that JAX traces; then rows of one plan are traced once.
     """
     rows = rows_of(entries)
@@ -71,6 +74,8 @@ def interpret(
             given, key = inputs_of(plan, scalars)
             compute = copied.get(plan, plan.compute)
             results = compute([env[operand] for operand in row[1:]], given, key)
+        if slot in to_settle:
+            results = [settled(results[0])]
         env.update(enumerate(results, slot))
 
 

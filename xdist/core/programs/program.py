@@ -35,14 +35,7 @@ from torch_xdist.core.programs.manual_region import interpret_regions, manual_sl
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
 from torch_xdist.core.programs.program_words import call, digest, fingerprint
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
-from torch_xdist.core.rows import (
-    aliases,
-    flipped_runs,
-    permuted_stacks,
-    refused_dtypes,
-    relu_masks,
-    transposed_matrices,
-)
+from torch_xdist.core.rows import aliases, better_rows, refused_dtypes
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
 from torch_xdist.core.trace.plans import PLANS
@@ -232,10 +225,7 @@ def make(launch: Launch) -> Program:
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
     seeds = seeds_of(entries)
-    computed = permuted_stacks.by_parts(entries)
-    computed = transposed_matrices.as_they_lie(flipped_runs.from_the_end(computed))
-    if launch.device.choices.reads_once:
-        computed = relu_masks.by_operands(computed)
+    computed, to_settle = better_rows.of_program(entries, launch.device.choices)
 
     # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
@@ -245,7 +235,7 @@ def make(launch: Launch) -> Program:
         if manual:
             interpret_regions(computed, env, feed, layout, manual, scope)
         else:
-            interpret(computed, env, feed, scope, is_traced=True)
+            interpret(computed, env, feed, scope, to_settle=to_settle, is_traced=True)
         return [constrain(env[slot], slot) for slot in outs]
 
     rows = rows_of(entries)

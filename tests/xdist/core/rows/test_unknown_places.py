@@ -1,0 +1,65 @@
+"""Rows of many places along one dim read their place, so that their kernels are of one form."""
+
+import pytest
+import torch
+
+import torch_xla
+from torch_xdist.core.devices import device as devices_here
+from torch_xdist.core.rows import unknown_places
+from torch_xdist.core.trace.trace import rows_of
+
+
+def told() -> int:
+    """How many of the pending rows are others afterwards."""
+    entries = devices_here.trace_of(devices_here.default_index()).tape.entries
+    after = rows_of(unknown_places.of_many(entries))
+    return sum(row is not was for (_, row), (_, was) in zip(after, rows_of(entries)))
+
+
+def read(x, times, dim=1):
+    return sum(x.select(dim, t) * (t + 1) for t in times)
+
+
+def written(x, times):
+    out = torch.zeros_like(x)
+    for t in times:
+        out[:, t] = x[:, t] * (t + 1)
+    return out
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    torch_xla.sync()
+    return torch.randn(3, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda x: read(x, range(8)), 8),
+        (lambda x: read(x, range(-12, 0), 2), 12),
+        (lambda x: read(x.int(), range(12)), 12),
+        (lambda x: written(x, range(9)), 18),
+    ],
+    ids=["reads", "from the end", "of integers", "writes"],
+)
+def test_many_are_told_their_place(x, function, count):
+    found = function(x.to("xla"))
+    assert told() == count
+    torch.testing.assert_close(found.cpu(), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: read(x, range(7)),
+        lambda x: read(x, range(6)) + read(x, range(6), 2),
+        lambda x: x[:, 1:3] * x[:, 2:4],
+    ],
+    ids=["few", "few of each dim", "slices"],
+)
+def test_few_stay(x, function):
+    found = function(x.to("xla"))
+    assert told() == 0
+    torch.testing.assert_close(found.cpu(), function(x))

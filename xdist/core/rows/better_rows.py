@@ -1,0 +1,28 @@
+"""The rows of a program as XLA computes them best: what all that look for better ones find."""
+
+from collections.abc import Sequence
+
+from torch_xdist.core.rows import (
+    flipped_runs,
+    long_chains,
+    permuted_stacks,
+    placed_gradients,
+    relu_masks,
+    transposed_matrices,
+    unknown_places,
+)
+from torch_xdist.core.trace.trace import Entry
+from torch_xdist.platforms import Choices
+
+
+def of_program(
+    entries: Sequence[Entry], choices: Choices
+) -> tuple[Sequence[Entry], frozenset[int]]:
+    """(the entries with better rows in their places, the slots that are computed once)."""
+    found = permuted_stacks.by_parts(placed_gradients.beside_each_other(entries))
+    found = transposed_matrices.as_they_lie(flipped_runs.from_the_end(found))
+    if choices.reads_once:
+        found = relu_masks.by_operands(found)
+    if not choices.is_host:
+        return found, frozenset()
+    return unknown_places.of_many(found), long_chains.to_settle(found)

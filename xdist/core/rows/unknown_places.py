@@ -1,0 +1,63 @@
+"""Rows of many places along one dim are told their place by numbers that XLA does not know.
+
+A loop over time that a script writes out reads `x[:, t]` for each time and may write `y[:, t]`. XLA
+compiles kernels of one form once, and a constant place is part of the form: 64 steps of a Mamba
+took 9.4 s to compile, and 6.1 with places that are read (`ops/apart.py`).
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import jax
+from jax import lax
+
+from torch_xdist.core.trace.plans import SINGLE, Param, Plan
+from torch_xdist.core.trace.trace import Entry, rows_of
+from torch_xdist.ops.apart import unknown
+
+_READ = "aten.select.int"
+_WRITE = "write.aten.select.int"
+# Of fewer rows the kernels are few too.
+_MANY = 8
+
+
+def of_many(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The rows, of which those that read or write one of many places are told it so."""
+    rows = [(slot, row) for slot, row in rows_of(entries) if _has_place(row[0])]
+    counts = Counter(_kind(row[0]) for _, row in rows)
+    changed: list[Entry] = []
+    for slot, (plan, *operands) in rows:
+        if counts[_kind(plan)] >= _MANY:
+            changed = changed or list(entries)
+            changed[slot] = (_told(plan), *operands)
+    return changed or entries
+
+
+def _has_place(plan: Plan) -> bool:
+    is_one = plan.name in (_READ, _WRITE) and not plan.kwargs and not plan.scalar_types
+    return is_one and all(isinstance(x, Param) for x in plan.args[: len(plan.operand_types)])
+
+
+def _kind(plan: Plan) -> Hashable:
+    """What such rows have in common but for their place."""
+    types = tuple((x.shape, x.dtype) for x in plan.operand_types)
+    return plan.name, plan.args[len(types)] % len(types[0][0]), types
+
+
+def _told(plan: Plan) -> Plan:
+    dim, index = plan.args[len(plan.operand_types) :]
+    shape = plan.operand_types[0].shape
+    dim %= len(shape)
+    compute = functools.partial(_read if plan.name == _READ else _written, dim, index % shape[dim])
+    args, name = plan.args[: len(plan.operand_types)], f"{plan.name} where a number says"
+    types = plan.operand_types, plan.types
+    return Plan(name, None, args, {}, *types, SINGLE, lowering=compute)
+
+
+def _read(dim: int, index: int, whole: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(whole, unknown(index), dim, keepdims=False)
+
+
+def _written(dim: int, index: int, whole: jax.Array, part: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(whole, part.astype(whole.dtype), unknown(index), dim)
