@@ -30,7 +30,7 @@ import torch
 import torch_xla  # noqa: F401
 from torch_xdist import platforms
 from torch_xdist.core.programs import compile_options, jax_internals
-from torch_xdist.ops import conv, conv_rules
+from torch_xdist.ops import conv, conv_grouped, conv_rules
 from torch_xdist.ops.conv_forms import Window, native
 from torch_xdist.ops.conv_shifts import (
     by_shifts,
@@ -170,20 +170,26 @@ def _forms(shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _forms_of_groups(shape: Shape) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same of a convolution of groups: by shifts, or group by group in the form of one."""
+    """The same of a convolution of groups: by shifts, as one product, or group by group."""
     of_one = _forms(shape._replace(c=shape.c // shape.groups, o=shape.o // shape.groups, groups=1))
     w = shape.o, shape.c // shape.groups, shape.kernel, shape.kernel
+    out = (shape.size + 2 * shape.padding - shape.kernel) // shape.stride + 1
+    is_one_product = conv_rules.is_one_product((shape.n, shape.o, out, out), w, shape.window)
+    products = conv_grouped.direct, conv_grouped.input_gradient, conv_grouped.weight_gradient
     by_shifts_of = (
         (conv_rules.is_by_shifts, by_shifts),
         (conv_rules.is_gradient_by_shifts, input_gradient_by_shifts),
         (conv_rules.is_weight_gradient_by_shifts, weight_gradient_by_shifts),
     )
     axes = ((1, 0, 1), (1, 0, 1), (1, 1, 0))
-    for (is_chosen, shifts), (chosen, forms), split in zip(by_shifts_of, of_one, axes, strict=True):
+    rest = zip(by_shifts_of, products, of_one, axes, strict=True)
+    for (is_chosen, shifts), product, (chosen, forms), split in rest:
         found = {"by group": functools.partial(_by_group, forms[chosen], split)}
+        found["one product"] = product
         if shape.stride == 1 or shifts is not input_gradient_by_shifts:
             found["shifts"] = shifts
-        yield "shifts" if is_chosen(w, shape.window) else "by group", found
+        others = "one product" if is_one_product else "by group"
+        yield "shifts" if is_chosen(w, shape.window) else others, found
 
 
 def _by_group(

@@ -35,14 +35,19 @@ def test_convolutions_of_groups_are_timed_by_shifts_and_group_by_group(bench, mo
     bench.main()
     *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["directions"] == 6
-    assert [line["chosen"] for line in lines[:3]] == ["shifts", "by group", "by group"]
-    assert [line["chosen"] for line in lines[3:]] == ["shifts", "shifts", "by group"]
+    assert [line["chosen"] for line in lines[:3]] == ["shifts", "one product", "one product"]
+    assert [line["chosen"] for line in lines[3:]] == ["shifts", "shifts", "one product"]
     assert "shifts" not in lines[1]["ms"] and "shifts" in lines[4]["ms"]
+
+
+def test_more_positions_are_computed_group_by_group(bench):
+    shape = bench.Shape("groups", 4, 36, 6, 72, 3, 1, 1, 2)
+    assert [d.chosen for d in bench.directions(shape)] == ["by group"] * 3
 
 
 def test_each_form_of_groups_computes_the_same(bench):
     shape = bench.Shape("groups", 1, 4, 6, 8, 3, 1, 1, 2)
     for direction in bench.directions(shape):
         found = [form(*direction.operands) for form in direction.forms.values()]
-        assert len(found) == 2
-        assert abs(found[0] - found[1]).max() < 1e-4
+        assert len(found) == 3
+        assert all(abs(found[0] - other).max() < 1e-4 for other in found[1:])
