@@ -63,6 +63,15 @@ _MOST_OF_FEW = 75
 # 3^2 / 2: 2.9, 0.89; 16 x 144 x 16^2, 5^2 / 2: 3.3, 1.0.
 _FEW_GROUPS = 16
 _FEW_SHARES = 36
+# Of one channel each a CPU writes more taps out: XLA's own takes one group after the other. In ms,
+# and seconds to compile (2 cores of an EPYC with AVX-512, 2026-11-28), XLA's own and so:
+#   8 x 64 x 28^2, 9^2: value 44.7, 1.4; 0.48, 0.08 s         weight 4.0, 8.7; 0.36, 0.13
+#   4 x 60 x 8^2, 9^2: 0.49, 0.10; 0.69, 0.10                 0.67, 0.44; 0.25, 0.14
+#   2 x 64 x 28^2, 13^2: 26.8, 1.3; 0.89, 0.20                19.7, 5.6; 0.56, 0.55
+#   4 x 32 x 28^2, 15^2: 20.0, 1.0; 0.28, 0.20                6.8, 6.6; 0.18, 0.46
+#   4 x 3 x 64^2, 11^2: 4.5, 0.25; 0.04, 0.13                 2.0, 1.6; 0.04, 0.25
+#   2 x 64 x 28^2, 13^2 / 2: 5.3, 1.1; input 4.0, 10.4; weight 3.3, 1.5
+_MOST_TAPS_EACH = 256
 # Of groups with so few positions in all samples, all are one product (`conv_grouped.py`). In ms,
 # and seconds to compile (2 cores of an EPYC with AVX-512, 2026-11-28), 3^2, in 32 groups, one by
 # one and together:
@@ -75,20 +84,21 @@ _FEW_POSITIONS = 128
 MOST_GROUPS = 64
 
 
-def is_depthwise(w: Sequence[int]) -> bool:
+def is_depthwise(w: Sequence[int], window: Window) -> bool:
     """One input channel per group, and few enough taps to write them out; w [o, c, *kernel]."""
-    is_few = w[1] == 1 and math.prod(w[2:]) <= MOST_TAPS
+    many = window.groups > 1 and forms.chosen().is_host
+    is_few = w[1] == 1 and math.prod(w[2:]) <= (_MOST_TAPS_EACH if many else MOST_TAPS)
     return is_few and not forms.chosen().writes_out_taps
 
 
 def is_by_shifts(w: Sequence[int], window: Window) -> bool:
     """Whether the value is."""
     if not forms.chosen().is_host:
-        return is_depthwise(w)
+        return is_depthwise(w, window)
     if window.groups > 1:
-        return _are_few(w[1:])
+        return _are_few(w[1:]) or is_depthwise(w, window)
     is_narrow = w[0] <= _FEW_OUT and w[1] <= _FEW_IN and math.prod(w[1:]) <= _MOST_OF_FEW
-    return is_depthwise(w) or (is_narrow and set(window.stride) == {1})
+    return is_depthwise(w, window) or (is_narrow and set(window.stride) == {1})
 
 
 def is_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
@@ -97,10 +107,10 @@ def is_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
     if set(window.stride) == {1}:
         if on_cpu and window.groups > 1 and _are_few((each, *w[2:])):
             return True
-        return each == 1 and is_depthwise(w)
+        return each == 1 and is_depthwise(w, window)
     if not (on_cpu and _is_plain(window)) or any(s > k for s, k in zip(window.stride, w[2:])):
         return False
-    is_few = window.groups > 1 and is_depthwise(w) and _are_few((each, *w[2:]))
+    is_few = window.groups > 1 and is_depthwise(w, window) and _are_few((each, *w[2:]))
     return is_few or _is_small((each, *w[2:]), window)
 
 
@@ -108,7 +118,7 @@ def is_weight_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
     """Whether the gradient by the weight is."""
     if not forms.chosen().is_host or window.groups == 1:
         return False
-    return is_depthwise(w) or _is_small(w[1:], window)
+    return is_depthwise(w, window) or _is_small(w[1:], window)
 
 
 def is_one_product(result: Sequence[int], w: Sequence[int], window: Window) -> bool:

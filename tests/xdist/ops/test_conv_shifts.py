@@ -1,5 +1,6 @@
 """Convolutions of few channels, or of few a group, which a CPU computes as sums of shares."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,12 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "one each, strides of more": ((2, 3, 9, 9), (3, 1, 2, 2), {"stride": 3, "groups": 3}),
     "signals, strided": ((2, 34, 17), (34, 2, 5), {"stride": 2, "padding": 2, "groups": 17}),
     "signals": ((2, 6, 20), (9, 2, 5), {"padding": 2, "groups": 3}),
+    "one channel each, of 81 taps": ((2, 3, 12, 11), (3, 1, 9, 9), {"padding": 4, "groups": 3}),
+    "one each, of 99 taps, strided": (
+        (2, 3, 12, 13),
+        (6, 1, 9, 11),
+        {"stride": 2, "padding": (4, 5), "groups": 3},
+    ),
     "volumes": ((2, 4, 4, 5, 5), (4, 2, 3, 3, 3), {"padding": 1, "groups": 2}),
     "no groups, few channels": (
         (2, 3, 9, 8),
@@ -132,7 +139,9 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         ((128, 4, 3, 3), BY_TWO, (True, True, True)),
         ((64, 4, 3, 3), replace(BY_TWO, groups=16), (True, False, False)),
         ((96, 1, 5, 5), BY_TWO, (True, False, True)),
-        ((32, 1, 9, 8), WINDOW, (True, True, False)),
+        ((32, 1, 9, 8), WINDOW, (True, True, True)),
+        ((32, 1, 16, 16), WINDOW, (True, True, True)),
+        ((32, 1, 17, 16), WINDOW, (False, False, False)),
         ((32, 1, 3, 3), replace(BY_TWO, dilation=(1, 2)), (True, False, True)),
         ((32, 1, 3, 1), BY_TWO, (True, False, True)),
         ((32, 1, 7, 7), WINDOW, (True, True, True)),
@@ -151,7 +160,9 @@ BY_TWO = replace(WINDOW, stride=(2, 2))
         "strided",
         "few groups, strided",
         "many channels out of one",
-        "too many taps for a walk",
+        "more than 64 taps",
+        "256 taps",
+        "more than 256 taps",
         "strided and dilated",
         "strides of more than the kernel",
         "depthwise",
@@ -181,5 +192,5 @@ def test_what_is_computed_by_shifts_on_a_cpu(
     assert found() == (False, False, False)
     # On GPUs one channel a group, of 64 taps at most.
     monkeypatch.setattr(forms, "_chosen", [platforms.of("cuda")])
-    is_depthwise, is_dense = w[1] == 1 and w != (32, 1, 9, 8), set(window.stride) == {1}
+    is_depthwise, is_dense = w[1] == 1 and math.prod(w[2:]) <= 64, set(window.stride) == {1}
     assert found() == (is_depthwise, is_depthwise and is_dense and window.groups > 1, False)
