@@ -164,12 +164,12 @@ LOOPS: dict[str, Callable[[], Any]] = {
 
 def serve(name: str, device: str) -> None:
     """Train, and print the seconds of each step."""
+    wait = _wait() if device == "xla" else lambda: None
     torch.manual_seed(0)
     loop = LOOPS[name]()
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), loop, nn.Linear(WIDTH, 1)).to(device)
     x = torch.randn(BATCH, loop.times, WIDTH).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    wait = _wait() if device == "xla" else lambda: None
     taken = []
     for _ in range(STEPS):
         began_s = time.perf_counter()

@@ -21,6 +21,15 @@ def test_attention_with_and_without_the_causal_mask_equals_eager() -> None:
     )
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_many_queries_and_keys_equal_eager(is_causal: bool) -> None:
+    """So many that a CPU sums over the queries the other way around."""
+    torch.manual_seed(0)
+    lengths = (512, 512, 512) if is_causal else (512, 256, 256)
+    tensors = [torch.randn(1, 2, n, 4, dtype=torch.float64) for n in lengths]
+    both(lambda *a: F.scaled_dot_product_attention(*a, is_causal=is_causal), *tensors)
+
+
 def test_an_added_mask_has_a_gradient() -> None:
     mask = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     both(F.scaled_dot_product_attention, *queries(), mask)
