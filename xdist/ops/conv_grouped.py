@@ -1,8 +1,8 @@
 """Convolutions of groups as products over all groups at once, where each has few positions.
 
 Group by group such a program is thousands of kernels, of which each computes almost nothing: the
-1,800 groups of a RegNetY of 200 million operations took 30 s to compile. `conv_rules.py` says where
-a CPU computes so.
+first three steps of a RegNetY with 408 groups took 32 s, and take 11. `conv_rules.py` says where a
+CPU computes so.
 """
 
 import math

@@ -225,7 +225,9 @@ def make(launch: Launch) -> Program:
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
     seeds = seeds_of(entries)
-    computed, to_settle = better_rows.of_program(entries, launch.device.choices)
+    computed, to_settle = better_rows.of_program(
+        entries, launch.device.choices, is_sharded=launch.placement is not None
+    )
 
     # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:

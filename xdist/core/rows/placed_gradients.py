@@ -1,8 +1,8 @@
 """Gradients of parts that are added up: parts that lie apart are put beside each other.
 
 Of `x[:, t]` for each of T times, or of the two halves of `x`, autograd makes zeros as large as `x`
-with the part's gradient in them, and adds these up. XLA computes each element of such a sum from
-all T of them, in code as long: two layers of an RWKV on 32 times took 42 s to compile.
+with the part's gradient in them, and adds these up: T times all of `x`. Steps of a Mamba written
+out for 64 times took 21.7 ms so on a CPU, and take 15.3.
 
 Parts that lie over each other are added in their order, as another would round otherwise. All that
 may differ is the sign of a zero.

@@ -1,8 +1,9 @@
 """Rows of many places along one dim are told their place by numbers that XLA does not know.
 
 A loop over time that a script writes out reads `x[:, t]` for each time and may write `y[:, t]`. XLA
-compiles kernels of one form once, and a constant place is part of the form: 64 steps of a Mamba
-took 9.4 s to compile, and 6.1 with places that are read (`ops/apart.py`).
+compiles kernels of one form once, and a constant place is part of the form: the first three steps
+of a Mamba written out for 64 times took 7.8 s, and 3.9 with places that are read (`ops/apart.py`),
+those of an LSTM of 48 times 7.4 and 3.4.
 """
 
 import functools
