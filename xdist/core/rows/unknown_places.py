@@ -25,11 +25,12 @@ _MANY = 8
 
 def of_many(entries: Sequence[Entry]) -> Sequence[Entry]:
     """The rows, of which those that read or write one of many places are told it so."""
-    rows = [(slot, row) for slot, row in rows_of(entries) if _has_place(row[0])]
-    counts = Counter(_kind(row[0]) for _, row in rows)
+    rows = {slot: row for slot, row in rows_of(entries) if _has_place(row[0])}
+    kinds = {slot: _kind(row[0]) for slot, row in rows.items()}
+    counts = Counter(kinds.values())
     changed: list[Entry] = []
-    for slot, (plan, *operands) in rows:
-        if counts[_kind(plan)] >= _MANY:
+    for slot, (plan, *operands) in rows.items():
+        if counts[kinds[slot]] >= _MANY:
             changed = changed or list(entries)
             changed[slot] = (_told(plan), *operands)
     return changed or entries
