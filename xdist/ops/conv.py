@@ -24,6 +24,7 @@ from torch_xdist.ops import conv_grouped, conv_rules, conv_turned, forms
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import (
     Window,
+    has_no_kernel,
     native,
     out_sizes,
     pointwise,
@@ -101,7 +102,7 @@ def _direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
     if _is_split(window):
         parts = zip(_split(x, 1, window), _split(w, 0, window))
         return jnp.concatenate([_direct(a, b, window.one_group()) for a, b in parts], 1)
-    if conv_rules.is_turned(shape, w.shape, window):
+    if conv_rules.is_turned(shape, w.shape, window) and not has_no_kernel(x.dtype):
         return lax.platform_dependent(
             x,
             w,
@@ -196,6 +197,8 @@ def _differentiable_weight_gradient(
         parts = zip(_split(grad, 1, window), _split(x, 1, window))
         one = window.one_group()
         return jnp.concatenate([_weight_gradient(g, a, part, one) for g, a in parts], 0)
+    if has_no_kernel(x.dtype):
+        return _native_weight_gradient(grad, x, shape, window)
     form = WEIGHT_GRADIENTS[conv_rules.weight_gradient(grad.shape, shape, window)]
     return _on_cpu(form, _native_weight_gradient, grad, x, shape, window)
 

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.ops import exactness
+from torch_xdist.ops import exactness, forms
 from torch_xdist.ops.operands import wide
 
 # Above this many taps a convolution is left to XLA: each tap is an operand of its own.
 MOST_TAPS = 64
+# Columns, which hold what each tap sees at each position, of more elements are not written out.
+MOST_COLUMNS = 2**24
 _KERNEL = {1: "H", 2: "HW", 3: "DHW"}
 
 
@@ -54,7 +56,7 @@ def native(
         return _convolved(x, w, window, accumulate, weight.replace("*", _KERNEL[rank]))
     if len(window.stride) == 3 and window.groups == 1:
         return _by_planes(x, w, window, accumulate)
-    if 0 < math.prod(x.shape[2:]) < math.prod(w.shape[2:]) <= MOST_TAPS and window.groups == 1:
+    if window.groups == 1 and _is_product(x, w, window):
         return _by_taps(x, w, window, accumulate)
     return _convolved(x, w, window, accumulate, "OI" + _KERNEL[rank])
 
@@ -76,6 +78,26 @@ def _convolved(
     )
 
 
+def has_no_kernel(dtype: jnp.dtype) -> bool:
+    """Whether XLA has a plain loop alone for convolutions of a dtype; then products are better.
+
+    In ms, by that loop, as products, and eager torch's, of float64 (2 cores of an EPYC with
+    AVX-512, 2026-11-28): 2 x 256 x 28^2, 3^2, 256: value 1158, 28, 22; 8 x 64 x 28^2, 3^2, 64:
+    value 92, 25, 14, input 91, 6.3, 5.1, weight 135, 27, 17; 32 x 16 x 32^2, 3^2, 16: 23, 31, 10;
+    26, 14, 3.6; 42, 29, 18.
+    """
+    return forms.chosen().is_host and dtype == jnp.float64
+
+
+def _is_product(x: jax.Array, w: jax.Array, window: Window) -> bool:
+    kernel, sizes = math.prod(w.shape[2:]), math.prod(x.shape[2:])
+    if not sizes or kernel > MOST_TAPS:
+        return False
+    positions = math.prod(out_sizes(x.shape[2:], w.shape[2:], window))
+    is_small = kernel * x.shape[1] * x.shape[0] * positions <= MOST_COLUMNS
+    return sizes < kernel or (has_no_kernel(x.dtype) and is_small)
+
+
 def transpose_of(
     linear: Callable[[jax.Array], jax.Array], grad: jax.Array, shape: Sequence[int]
 ) -> jax.Array:
@@ -84,7 +106,7 @@ def transpose_of(
 
 
 def _by_taps(x: jax.Array, w: jax.Array, window: Window, accumulate: jnp.dtype | None) -> jax.Array:
-    """A convolution as one product over channels and taps, for kernels larger than the input.
+    """A convolution as one product over channels and taps, as for kernels larger than the input.
 
     XLA exchanges such an input with its kernel, and the convolution it makes of them takes some 50
     times as long on CPUs (512 channels of 2 x 2 under 3 x 3: 294 ms, this form 6).

@@ -19,11 +19,9 @@ import math
 from collections.abc import Sequence
 
 from torch_xdist.ops import forms
-from torch_xdist.ops.conv_forms import MOST_TAPS, Window
+from torch_xdist.ops.conv_forms import MOST_COLUMNS, MOST_TAPS, Window
 from torch_xdist.ops.conv_turned import LARGE
 
-# Columns of more elements are not written out.
-_MOST_COLUMNS = 2**24
 # Below so many input channels a product over columns is faster than XLA's own input gradient, which
 # has them as the narrow side of its product:
 #   64 x 1 x 28^2, 5^2, 10: native 2.04, by columns 0.31    16 x 8 x 32^2, 3^2, 8: 1.86, 1.01
@@ -184,4 +182,4 @@ def _is_plain(window: Window) -> bool:
 
 
 def _has_columns(elements: int, kernel: Sequence[int]) -> bool:
-    return elements <= _MOST_COLUMNS and math.prod(kernel) <= MOST_TAPS
+    return elements <= MOST_COLUMNS and math.prod(kernel) <= MOST_TAPS

@@ -17,7 +17,7 @@ import torch_xla
 from torch_xdist import platforms
 from torch_xdist.ahead import step
 from torch_xdist.core.devices import aim
-from torch_xdist.ops import conv_rules, forms
+from torch_xdist.ops import conv_forms, conv_rules, forms
 from torch_xdist.ops.conv import convolution, convolution_backward
 from torch_xdist.ops.conv_columns import gathered_weight_gradient, spread_input_gradient
 from torch_xdist.ops.conv_forms import Window
@@ -397,3 +397,30 @@ def test_a_tpu_keeps_a_convolution_of_groups_one(monkeypatch) -> None:
 
 def test_convolutions_are_so_on_gpus_alone() -> None:
     assert [name for name, x in platforms.CHOICES.items() if x.has_cudnn] == ["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "expected"),
+    [
+        (torch.float64, (8, 3, 3, 3), False),
+        (torch.float64, (300, 3, 3, 3), False),
+        (torch.float32, (300, 3, 3, 3), True),
+        (torch.float64, (8, 3, 9, 9), True),
+    ],
+    ids=["float64", "a large weight", "float32", "too many taps"],
+)
+def test_float64_is_computed_as_products_on_a_cpu(dtype, weight, expected) -> None:
+    """XLA has a plain loop for it, which takes up to fifty times as long."""
+    torch_xla.sync()
+    x = torch.randn(2, 3, 12, 12, dtype=dtype).to("xla").requires_grad_()
+    w = torch.randn(weight, dtype=dtype).to("xla").requires_grad_()
+    out = F.conv2d(x, w, padding=1)
+    gradients = torch.autograd.grad(out.square().sum(), (x, w))
+    text = torch_xla._XLAC._get_xla_tensors_hlo([out, *gradients])
+    assert (" convolution(" in text) == expected
+
+
+def test_float64_of_too_many_columns_is_xlas_own() -> None:
+    x, w = (jax.ShapeDtypeStruct(shape, "float64") for shape in ((64, 64, 64, 64), (8, 64, 3, 3)))
+    assert not conv_forms._is_product(x, w, WINDOW)
+    assert conv_forms._is_product(jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), w, WINDOW)
