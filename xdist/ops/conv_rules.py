@@ -121,9 +121,11 @@ def is_weight_gradient_by_shifts(w: Sequence[int], window: Window) -> bool:
 
 def is_one_product(result: Sequence[int], w: Sequence[int], window: Window) -> bool:
     """Whether groups that nothing above is for are computed at once; result [n, o, *out]."""
-    if not forms.chosen().is_host or window.groups == 1 or math.prod(w[2:]) > MOST_TAPS:
+    positions = result[0] * math.prod(result[2:])
+    columns = window.groups * math.prod(w[1:]) * positions
+    if not forms.chosen().is_host or window.groups == 1 or not _has_columns(columns, w[2:]):
         return False
-    return result[0] * math.prod(result[2:]) <= _FEW_POSITIONS or window.groups > MOST_GROUPS
+    return positions <= _FEW_POSITIONS or window.groups > MOST_GROUPS
 
 
 def _is_small(shares: Sequence[int], window: Window) -> bool:

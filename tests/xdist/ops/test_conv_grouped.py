@@ -77,10 +77,19 @@ def test_halves_are_rounded_once() -> None:
         ((8, 512, 4, 4), (512, 16, 3, 3), WINDOW, True),
         ((16, 512, 4, 4), (512, 16, 3, 3), WINDOW, False),
         ((16, 512, 4, 4), (512, 8, 3, 3), replace(WINDOW, groups=65), True),
+        ((32, 2048, 14, 14), (2048, 16, 3, 3), replace(WINDOW, groups=128), False),
         ((4, 512, 4, 4), (512, 16, 3, 3), replace(WINDOW, groups=1), False),
         ((4, 512, 4, 4), (512, 16, 9, 9), WINDOW, False),
     ],
-    ids=["few", "at most 128", "more positions", "many groups", "one group", "many taps"],
+    ids=[
+        "few",
+        "at most 128",
+        "more positions",
+        "many groups",
+        "too many columns",
+        "one group",
+        "many taps",
+    ],
 )
 def test_positions_and_groups_choose_it(result, w, window, expected) -> None:
     assert conv_rules.is_one_product(result, w, window) == expected
