@@ -11,17 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from torch_xdist.ops import forms
+from torch_xdist.ops.maxima import is_quicker_by_dim, max_with_indices, spread_by_indices
 from torch_xdist.ops.operands import widened
 from torch_xdist.ops.positions import bounded, counted, width
 from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
-from torch_xdist.ops.windows import (
-    Windows,
-    max_with_indices,
-    spread_by_indices,
-    sums,
-    windows,
-)
+from torch_xdist.ops.windows import Windows, sums, windows
 
 
 def _trailing(x: jax.Array, rank: int) -> tuple[int, ...]:
@@ -41,7 +36,8 @@ def _max_pool(
     ceil_mode: bool,
 ) -> tuple[jax.Array, jax.Array]:
     dims = windows(_trailing(x, rank), kernel_size, stride, padding, dilation, ceil_mode)
-    return settled(max_with_indices(x, [dim.positions() for dim in dims]))
+    positions = [dim.positions() for dim in dims]
+    return settled(max_with_indices(x, positions, by_dim=is_quicker_by_dim(dims)))
 
 
 @lowers("aten.max_pool2d_with_indices.default")

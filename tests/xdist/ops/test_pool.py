@@ -11,7 +11,8 @@ from devices_agree import both
 
 from torch_xdist import platforms
 from torch_xdist.ops import forms
-from torch_xdist.ops.windows import Windows, max_with_indices, spread_by_indices
+from torch_xdist.ops.maxima import is_quicker_by_dim, max_with_indices, spread_by_indices
+from torch_xdist.ops.windows import Windows
 
 
 def image(*shape: int) -> torch.Tensor:
@@ -96,6 +97,45 @@ def test_no_array_of_a_tpus_gradient_is_larger_than_all_places(
 def test_of_equal_values_the_first_is_the_maximum_and_a_nan_is_larger() -> None:
     x = torch.tensor([[[[1.0, 1.0, 0.0, 2.0], [1.0, 1.0, float("nan"), 3.0]]]])
     both(lambda x: F.max_pool2d(x, 2, return_indices=True), x)
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [
+        ([Windows(20, 20, 5, 1, 2)] * 2, True),
+        ([Windows(28, 27, 2, 1, 0)] * 2, False),
+        ([Windows(24, 12, 2, 2, 0)] * 2, True),
+        ([Windows(16, 8, 2, 2, 0)] * 2, False),
+        ([Windows(32, 16, 2, 2, 0)] * 2, False),
+        ([Windows(9, 9, 1, 1, 0), Windows(20, 20, 5, 1, 2)], False),
+        ([Windows(20, 20, 5, 1, 2), Windows(9, 9, 1, 1, 0)], False),
+    ],
+    ids="overlapping pairs short-rows rows-of-vectors long-rows a-row a-column".split(),
+)
+def test_maxima_go_by_dim_where_that_is_quicker_on_a_cpu(
+    dims: list[Windows], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_quicker_by_dim(dims) == expected
+    monkeypatch.setattr(forms, "_chosen", [platforms.CHOICES["cuda"]])
+    assert not is_quicker_by_dim(dims)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [((5, 1, 2), 7), ((2, 2), 24), ((3, 2, 1), 28), ((12, 1, 0), 14)],
+    ids="overlapping short-rows between many-taps".split(),
+)
+def test_of_maxima_by_dim_the_first_of_equals_and_the_last_nan_is_torchs(
+    options: tuple[int, ...], size: int
+) -> None:
+    few = image(2, 3, size, size).mul(2).round()
+    both(lambda x: F.max_pool2d(x, *options, return_indices=True), few)
+    few[few == 3] = float("nan")
+    both(lambda x: F.max_pool2d(x.detach(), *options, return_indices=True), few)
+
+
+def test_volumes_of_overlapping_windows_equal_eager() -> None:
+    both(lambda x: F.max_pool3d(x, 3, 1, 1, return_indices=True), image(1, 2, 5, 6, 4).round())
 
 
 def test_max_pooling_of_one_and_three_dimensions_equals_eager() -> None:

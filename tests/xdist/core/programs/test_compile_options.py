@@ -15,6 +15,7 @@ from torch_xdist.ops.settled import settled
 pytestmark = pytest.mark.on_cpu
 
 NO_EMITTERS = compile_options._NO_EMITTERS
+BY_REGIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 TINY = NO_EMITTERS | {
     "xla_cpu_parallel_codegen_split_count": 1,
     "xla_backend_optimization_level": 1,
@@ -38,14 +39,14 @@ def options(function, *shape, dtype="float32", platform="cpu"):
         (lambda x: x + 1, (256,), NOT_OPTIMIZED),
         (lambda x: x + 1, (257,), NO_EMITTERS),
         (lambda x: x + 1, (4096,), NO_EMITTERS),
-        (lambda x: x + 1, (4097,), {}),
-        (lambda x: x[:, None] + x, (65,), {}),
+        (lambda x: x + 1, (4097,), BY_REGIONS),
+        (lambda x: x[:, None] + x, (65,), BY_REGIONS),
         (lambda x: x * x + 1, (8,), NOT_OPTIMIZED),
         (lambda x: x + jax.random.uniform(jax.random.key(3), x.shape), (8,), NOT_OPTIMIZED),
         (jnp.sin, (8,), TINY),
-        (jnp.tan, (8,), {}),
-        (lambda x: x.astype(jnp.float16), (8,), {}),
-        (lambda x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1, x), (8,), {}),
+        (jnp.tan, (8,), BY_REGIONS),
+        (lambda x: x.astype(jnp.float16), (8,), BY_REGIONS),
+        (lambda x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1, x), (8,), BY_REGIONS),
     ],
     ids="exact more most large large-inside both random sine tangent half loop".split(),
 )
@@ -60,9 +61,9 @@ def test_a_program_of_many_equations_is_not_small():
         return x
 
     assert options(lambda x: chain(x, 256)) == NOT_OPTIMIZED
-    assert options(lambda x: chain(x, 257)) == {}
+    assert options(lambda x: chain(x, 257)) == BY_REGIONS
     assert options(lambda x: chain(x, 24), 300) == NO_EMITTERS
-    assert options(lambda x: chain(x, 25), 300) == {}
+    assert options(lambda x: chain(x, 25), 300) == BY_REGIONS
 
 
 def test_other_platforms_compile_as_they_do():
@@ -194,8 +195,26 @@ def test_small_programs_give_the_bits_of_others(function, shape, dtype):
     assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
 
 
+def update(weight, x, grad):
+    """A linear layer's gradients, of which the first becomes part of its weight."""
+    return weight - 0.1 * (grad.T @ x), grad @ weight
+
+
+def test_a_weight_that_its_gradient_reads_is_written_over_without_a_copy():
+    x = jax.ShapeDtypeStruct((256, 256), "float32")
+    traced = jax.jit(update, donate_argnums=0).trace(x, x, x)
+    told = compile_options.options(traced.jaxpr, platforms.of("cpu"))
+    assert told == BY_REGIONS
+    compiled = jax_internals.compiled(traced.lower(), told)
+    assert " copy(" not in compiled.as_text()
+    weight, x, grad = np.random.default_rng(0).standard_normal((3, 256, 256)).astype(np.float32)
+    expected = update(weight, x, grad)
+    for got, wanted in zip(compiled(jnp.asarray(weight), x, grad), expected):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
 YNN = "xla_cpu_experimental_ynn_fusion_type"
-OF_CONVOLUTIONS = {YNN, "xla_backend_optimization_level"}
+OF_CONVOLUTIONS = {YNN, "xla_backend_optimization_level", *BY_REGIONS}
 
 
 def convolution(x):
@@ -211,7 +230,8 @@ def test_convolutions_are_kept_from_ynnpack_on_a_cpu_alone():
 
 def test_xla_flags_decide_about_ynnpack_where_they_speak_of_it(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--{YNN}=+individual_convolution")
-    assert options(convolution, 4, 3, 8, 8) == {"xla_backend_optimization_level": 2, **NO_EMITTERS}
+    found = options(convolution, 4, 3, 8, 8)
+    assert found == {"xla_backend_optimization_level": 2, **NO_EMITTERS, **BY_REGIONS}
 
 
 def sums_after(x):
@@ -271,7 +291,7 @@ def test_what_is_settled_is_computed_once_on_a_cpu():
     x = jax.ShapeDtypeStruct((8192,), "float32")
     traced = jax.jit(shifted_twice).trace(x)
     told = compile_options.options(traced.jaxpr, platforms.of("cpu"))
-    assert told == {PASSES: "cse_barrier_expander"}
+    assert told == {PASSES: "cse_barrier_expander", **BY_REGIONS}
     text = jax_internals.compiled(traced.lower(), told).as_text()
     computed = [part for part in text.split("\n\n") if "maximum(" in part]
     assert len(computed) == 1
