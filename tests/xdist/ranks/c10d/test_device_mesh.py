@@ -71,6 +71,8 @@ def tensors(rank, size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
+    import torch_xla.distributed.xla_backend  # noqa: F401
+
     mesh = init_device_mesh("xla", (1, size), mesh_dim_names=("copies", "shards"))
     rows = DTensor.from_local(torch.full((1, 3), float(rank)).to("xla"), mesh["shards"], [Shard(0)])
     doubled = (rows * 2).redistribute(mesh["shards"], [Replicate()])
