@@ -17,9 +17,9 @@ it multiplies (64 x 32 x 26 x 26 under 3 x 3 to 64 channels: 24 ms, 10,000 pages
 each run; XLA's own convolution: 3.3 ms). So it keeps products and sums to itself, and convolutions
 are XLA's own.
 
-Programs with convolutions are compiled without fusion emitters too, where nothing in them is of
+Programs with convolutions are compiled without fusion emitters too, where little in them is of
 what the emitters compute quicker: 18 nets took 0.42 to 1.05 of the time to their first step, and
-0.80 to 1.08 for later ones (docs/benchmarks.md).
+0.80 to 1.08 for later ones, 11 with some of it 0.59 to 0.94 and 0.73 to 1.03 (docs/benchmarks.md).
 
 LLVM compiles them at its second level. At XLA's third it writes loops over a last dim of up to 48
 out whole, and computes their numbers one by one: 16,384 of 32 in a row take 3.9 us for a product
@@ -42,7 +42,7 @@ gradients, which begins when the last one is there, and waits for it. docs/tpu.m
 Where a user's XLA_FLAGS or LIBTPU_INIT_ARGS speak of one of these, they decide about it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jaxlib.version
@@ -84,15 +84,17 @@ class _Bound(NamedTuple):
 _SMALL = _Bound(24, 4096)
 # Loops over more elements that LLVM did not make wider are seen in a step's time.
 _TINY = _Bound(256, 256)
-# What takes longer without fusion emitters, on so many elements: a step with GELU 1.15 times as
-# long, with a sigmoid 1.13, with softplus 1.17; with tanh, ELU and dropout 0.8 to 1.0. Volumes,
-# whose planes are brought together by transposes of six dims: 1.22. Several sums in one walk, the
-# gradients of depthwise kernels: 1.1 to 1.4.
+# What takes longer without fusion emitters, on so many elements: a step that is mostly GELU 1.15
+# times as long, with a sigmoid 1.13, with softplus 1.17; with tanh, ELU and dropout 0.8 to 1.0.
+# Volumes, whose planes are brought together by transposes of six dims: 1.22. Several sums in one
+# walk, the gradients of depthwise kernels: 1.1 to 1.4.
 _SLOWER = frozenset(
     "cos erf erf_inv erfc exp exp2 log log1p logistic pow scatter scatter-add sin sort".split()
 )
 _MANY_ELEMENTS = 2**16
 _MOST_DIMS = 5
+# What is quicker makes up for it where all elements of a program are so many times those.
+_MAKES_UP = 50
 # Without fusion emitters XLA rounds to float16 inside functions too, tan and rsqrt for example.
 _DTYPES = frozenset(
     """
@@ -174,7 +176,7 @@ def _of_operators(program: core.ClosedJaxpr) -> Options:
     for primitive, of_it in _OF.items():
         if primitive in names:
             found |= of_it
-    if _CONVOLUTION in names and not any(map(_needs_emitters, equations)):
+    if _CONVOLUTION in names and not _need_emitters(equations):
         found |= _NO_EMITTERS
     return found
 
@@ -186,13 +188,25 @@ def _is_exact(product: core.JaxprEqn) -> bool:
     return are_float32 and asked == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
-def _needs_emitters(equation: core.JaxprEqn) -> bool:
-    """Whether an equation takes longer, or is rounded otherwise, without fusion emitters."""
-    types, name = _types(equation), equation.primitive.name
-    if not all(map(_is_plain, types)) or (name == "transpose" and types[0].ndim > _MOST_DIMS):
-        return True
-    sums_several = name == "reduce" and len(equation.outvars) > 1
-    return (sums_several or name in _SLOWER) and any(x.size > _MANY_ELEMENTS for x in types)
+def _need_emitters(equations: Sequence[core.JaxprEqn]) -> bool:
+    """Whether a program takes longer, or is rounded otherwise, without fusion emitters."""
+    slower = whole = 0
+    for equation in equations:
+        types = _types(equation)
+        if not all(map(_is_plain, types)):
+            return True
+        elements = max((x.size for x in types), default=0)
+        whole += elements
+        if elements > _MANY_ELEMENTS and _is_slower_without(equation):
+            slower += elements
+    return slower * _MAKES_UP > whole
+
+
+def _is_slower_without(equation: core.JaxprEqn) -> bool:
+    name = equation.primitive.name
+    if name == "transpose":
+        return equation.invars[0].aval.ndim > _MOST_DIMS
+    return name in _SLOWER or (name == "reduce" and len(equation.outvars) > 1)
 
 
 def _of_small(program: core.ClosedJaxpr) -> Options:

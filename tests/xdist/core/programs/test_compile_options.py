@@ -244,6 +244,16 @@ def gelu_after(x):
     return jax.nn.gelu(convolution(x), approximate=False)
 
 
+def volume(x):
+    return convolution(x).reshape((2,) * 5 + (-1,)).T
+
+
+def gelu_among(x, others):
+    for _ in range(others):
+        x = -x
+    return gelu_after(x)
+
+
 @pytest.mark.parametrize(
     ("function", "shape", "dtype", "is_without"),
     [
@@ -254,12 +264,18 @@ def gelu_after(x):
         (gelu_after, (64, 3, 64, 64), "float32", False),
         (gelu_after, (4, 3, 8, 8), "float32", True),
         (lambda x: convolution(x).reshape((2,) * 5 + (-1,)), (4, 3, 8, 8), "float32", True),
-        (lambda x: convolution(x).reshape((2,) * 5 + (-1,)).T, (4, 3, 8, 8), "float32", False),
+        (volume, (64, 3, 64, 64), "float32", False),
+        (volume, (4, 3, 8, 8), "float32", True),
         (lambda x: jnp.sort(convolution(x), 1), (64, 3, 64, 64), "float32", False),
         (sums_after, (64, 3, 64, 64), "float32", False),
         (sums_after, (4, 3, 8, 8), "float32", True),
+        (lambda x: gelu_among(x, 40), (64, 3, 64, 64), "float32", True),
+        (lambda x: gelu_among(x, 20), (64, 3, 64, 64), "float32", False),
     ],
-    ids="plain bfloat16 float16 tanh gelu gelu-of-few windows volume sort sums sums-of-few".split(),
+    ids=(
+        "plain bfloat16 float16 tanh gelu gelu-of-few windows volume small-volume sort sums"
+        " sums-of-few gelu-among-many gelu-among-fewer"
+    ).split(),
 )
 def test_convolutions_have_no_fusion_emitters_where_nothing_needs_them(
     function, shape, dtype, is_without
