@@ -205,7 +205,7 @@ def _need_emitters(equations: Sequence[core.JaxprEqn]) -> bool:
 def _is_slower_without(equation: core.JaxprEqn) -> bool:
     name = equation.primitive.name
     if name == "transpose":
-        return equation.invars[0].aval.ndim > _MOST_DIMS
+        return bool(_types(equation)[0].ndim > _MOST_DIMS)
     return name in _SLOWER or (name == "reduce" and len(equation.outvars) > 1)
 
 
