@@ -21,7 +21,7 @@ from torch_xdist.ops.windows import LONG, Windows, placed, read
 _MOST_TAPS = 127
 # More sums than this are not written apart.
 _MOST_PHASES = 16
-# LLVM reads every other number of a row by vectors where the row has a multiple of 8, or so many.
+# Rows of 8 results, and of 16 and more, LLVM reads with strides by vectors; others one by one.
 _VECTOR, _ROW = 8, 16
 
 Positions = Sequence[np.ndarray | jax.Array]

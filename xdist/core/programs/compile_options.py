@@ -3,7 +3,7 @@ convolutions, barriers; on GPUs of exact products; on several TPUs of collective
 
 Written over: a step writes its parameters over the old ones, which its gradients read too. Where
 nothing says that the last reader comes before the update, XLA copies the parameter; by regions it
-makes an order of the two, as it does for TPUs: 14 nets took 0.89 to 1.02 of a step, 0.96 in the
+makes an order of the two, as it does for TPUs: 13 nets took 0.89 to 1.01 of a step, 0.96 in the
 middle, and as long to compile (docs/benchmarks.md).
 
 Small ones: compiling one takes longer than all of its runs. Without XLA's fusion emitters, which
