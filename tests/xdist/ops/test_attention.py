@@ -8,9 +8,10 @@ from devices_agree import both
 import torch_xla
 
 
-def queries(heads: int = 4, kv_heads: int = 4) -> list[torch.Tensor]:
+def queries(heads: int = 4, kv_heads: int = 4, length: int = 6) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    return [torch.randn(2, h, 6, 8, dtype=torch.float64) for h in (heads, kv_heads, kv_heads)]
+    shapes = [(2, h, length, 8) for h in (heads, kv_heads, kv_heads)]
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
 
 def test_attention_with_and_without_the_causal_mask_equals_eager() -> None:
@@ -93,11 +94,22 @@ def test_dropout_goes_torchs_way() -> None:
     assert out.isfinite().all().item()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_second_derivative_equals_eager(causal: bool) -> None:
+def test_the_mean_of_a_long_rows_gradient_is_torchs_with_a_mask_too() -> None:
+    mask = torch.rand(128, 128) > 0.4
+    mask[2] = False
+    both(
+        lambda *a: F.scaled_dot_product_attention(*a, attn_mask=mask.to(a[0].device)),
+        *queries(length=128),
+    )
+
+
+@pytest.mark.parametrize(
+    ("causal", "length"), [(True, 6), (False, 6), (True, 128)], ids="causal whole many".split()
+)
+def test_the_second_derivative_equals_eager(causal: bool, length: int) -> None:
     def penalty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return torch.autograd.grad(out.sin().sum(), k, create_graph=True)[0]
 
-    both(penalty, *queries())
+    both(penalty, *queries(length=length))
