@@ -19,7 +19,7 @@ are XLA's own.
 
 Programs with convolutions are compiled without fusion emitters too, where little in them is of
 what the emitters compute quicker: 18 nets took 0.42 to 1.05 of the time to their first step, and
-0.80 to 1.08 for later ones, 11 with some of it 0.59 to 0.94 and 0.73 to 1.03 (docs/benchmarks.md).
+0.80 to 1.08 for later ones, 10 with some of it 0.59 to 0.94 and 0.73 to 1.03 (docs/benchmarks.md).
 
 LLVM compiles them at its second level. At XLA's third it writes loops over a last dim of up to 48
 out whole, and computes their numbers one by one: 16,384 of 32 in a row take 3.9 us for a product
