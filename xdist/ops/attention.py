@@ -131,7 +131,7 @@ def _has_short_mean(value: jax.Array, weights: jax.Array, mask: _Maybe) -> bool:
     """Whether rows of the gradient's mean are summed over e numbers of the result, not s weights.
 
     It is what torch's kernel does, to which it gives four dims and no mask with a gradient: a row
-    of one key has a gradient near 0 then, and not 0. Halves would be of rounded shares.
+    of one key has a gradient near 0 in both, and not 0. Halves would be of rounded shares.
     """
     is_kernels = value.ndim == 4 and (mask is None or mask.dtype == jnp.bool_)
     is_large = math.prod(weights.shape[-2:]) >= _LARGE_WEIGHTS

@@ -74,7 +74,8 @@ def _max_by_taps(
 ) -> tuple[jax.Array, jax.Array]:
     """`max_with_indices` for few taps: what is kept until the gradient is the number of a tap.
 
-    It takes a byte of each window, where its place takes four, and that is worked out of it.
+    It takes a byte of each window, where its place takes four, and that is worked out of it. With
+    `by_dim` values and numbers are written out after each dim but the last.
     """
     first = x.ndim - len(positions)
     values, taps, unit = x, None, 1

@@ -277,7 +277,7 @@ def gelu_among(x, others):
         " sums-of-few gelu-among-many gelu-among-fewer"
     ).split(),
 )
-def test_convolutions_have_no_fusion_emitters_where_nothing_needs_them(
+def test_convolutions_have_no_fusion_emitters_where_little_needs_them(
     function, shape, dtype, is_without
 ):
     without = {*NO_EMITTERS} if is_without else set()
