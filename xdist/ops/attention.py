@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from torch_xdist.ops import forms
 from torch_xdist.ops.operands import wide
 from torch_xdist.ops.positions import counted
+from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
@@ -141,8 +142,9 @@ def _has_short_mean(value: jax.Array, weights: jax.Array, mask: _Maybe) -> bool:
 def _over_queries(weights: jax.Array, x: jax.Array) -> jax.Array:
     """[..., t, s] and [..., t, d], summed over t: [..., s, d]."""
     if forms.chosen().is_host and math.prod(weights.shape[-2:]) >= _MANY_WEIGHTS:
-        turned = _product("...dt,...ts->...ds", x.swapaxes(-1, -2), weights)
-        return turned.swapaxes(-1, -2)
+        # Not settled, XLA turns the product back around where there are several leading dims.
+        turned = _product("...dt,...ts->...ds", settled(x.swapaxes(-1, -2)), weights)
+        return settled(turned).swapaxes(-1, -2)
     return _product("...ts,...td->...sd", weights, x)
 
 

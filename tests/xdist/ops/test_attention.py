@@ -1,11 +1,16 @@
 """Attention is one row, forward and backward, and equals eager torch's."""
 
+import re
+
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
 from devices_agree import both
 
 import torch_xla
+from torch_xdist.ops import attention
 
 
 def queries(heads: int = 4, kv_heads: int = 4, length: int = 6) -> list[torch.Tensor]:
@@ -29,6 +34,22 @@ def test_many_queries_and_keys_equal_eager(is_causal: bool) -> None:
     lengths = (512, 512, 512) if is_causal else (512, 256, 256)
     tensors = [torch.randn(1, 2, n, 4, dtype=torch.float64) for n in lengths]
     both(lambda *a: F.scaled_dot_product_attention(*a, is_causal=is_causal), *tensors)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("lead", [(2,), (2, 3)], ids=str)
+def test_no_product_of_many_weights_reads_them_against_their_order(lead: tuple[int, ...]) -> None:
+    """XLA turned the products back around where there were several leading dims."""
+    x = jnp.zeros((*lead, 384, 8))
+
+    def gradients(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return jax.vjp(lambda *a: attention.attend(*a, None, False, 1.0), *operands)[1](x)
+
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    program = jax.jit(gradients).lower(x, x, x).compile(compiler_options=options).as_text()
+    products = re.findall(r" dot\(.*lhs_contracting_dims=\{(\d)\}", program)
+    assert len(products) >= 5  # a layer's, forward and backward
+    assert {*products} == {str(len(lead) + 1)}
 
 
 def test_an_added_mask_has_a_gradient() -> None:
