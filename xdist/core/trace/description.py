@@ -12,6 +12,7 @@ import hashlib
 import os
 import struct
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -124,6 +125,35 @@ def _plan(plan: Plan) -> str:
     return f"plan {plan.description}"
 
 
+class _Within(threading.local):
+    """The functions and objects whose parts are being described, the outermost first."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+
+_within = _Within()
+
+
+def _once(describe: Callable[[Any], str]) -> Callable[[Any], str]:
+    """A description that does not go around in a circle, as from a function to its derivative's
+    rule and back: what is around a value is told by how many steps out it is."""
+
+    @functools.wraps(describe)
+    def describe_once(value: Any) -> str:
+        ids = _within.ids
+        if id(value) in ids:
+            return f"what is {len(ids) - ids.index(id(value))} around"
+        ids.append(id(value))
+        try:
+            return describe(value)
+        finally:
+            ids.pop()
+
+    return describe_once
+
+
+@_once
 def _function(function: types.FunctionType) -> str:
     code = function.__code__
     parts = [f"function {_file(code.co_filename)} {code.co_qualname} {code.co_firstlineno}"]
@@ -151,6 +181,7 @@ def _module(value: types.ModuleType) -> str:
     return f"module {_checked(value.__name__)}"
 
 
+@_once
 def _object(value: Any) -> str:
     """One of a class of this package or JAX: its class, and all it holds."""
     cls = type(value)
@@ -179,6 +210,8 @@ def _slots(cls: type) -> Iterable[str]:
 def _at_its_path(value: Any) -> str | None:
     """What a module of these packages has under the name that the value says; None: it has not."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if name is None:  # a universal function of JAX's has no other
+        name = getattr(value, "__name__", None)
     found = sys.modules.get(module) if isinstance(module, str) else None
     if found is None or not isinstance(name, str) or not _is_of_packages(str(module)):
         return None
