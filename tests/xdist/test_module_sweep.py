@@ -98,12 +98,33 @@ def agree(want: torch.Tensor, have: torch.Tensor) -> bool:
     return True
 
 
-def as_near(want: torch.Tensor, have: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether double precision is no farther from ours than from the CPU's single precision."""
+def as_near(
+    want: torch.Tensor, have: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor
+) -> bool:
+    """Whether ours is no farther from double precision than the CPU's single precision is.
+
+    That is at least by how much the CPU's outcome moves when its inputs do by a unit.
+    """
     if want.dtype is not torch.float32 or want.shape != have.shape:
         return False
     errors = [(x.double() - exact).abs().max() for x in (have, want)]
-    return bool(errors[0] <= 1.1 * errors[1])
+    return bool(errors[0] <= max(1.1 * errors[1], (moved - want).abs().max()))
+
+
+def a_unit_away(module: torch.nn.Module, inputs: Any) -> list[torch.Tensor]:
+    """The CPU's outcome of parameters and inputs that are off by a unit in their last place.
+
+    By how much it is another one is what single precision can say of the outcome: of a GRU of the
+    database whose gradients are up to 50 it is 2e-5, where our results are 1.2e-5 from the exact
+    ones, and the CPU's happen to be 6e-6.
+    """
+    module, inputs = copy.deepcopy(module), converted(inputs)
+    draws = torch.Generator().manual_seed(3)
+    for x in (*module.parameters(), *tensors_of(inputs)):
+        if x.is_floating_point():
+            steps = torch.randint(-1, 2, x.shape, generator=draws)
+            x.data = x.data * (1 + steps * torch.finfo(x.dtype).eps)
+    return outcome(module, inputs)
 
 
 def failure(module: torch.nn.Module, inputs: Any, got: list[torch.Tensor]) -> str:
@@ -113,13 +134,15 @@ def failure(module: torch.nn.Module, inputs: Any, got: list[torch.Tensor]) -> st
     if len(expected) != len(got):
         return f"{len(got)} tensors instead of {len(expected)}"
     exact: list[torch.Tensor] = []
+    moved: list[torch.Tensor] = []
     for index, (want, have) in enumerate(zip(expected, got)):
         if have.device.type != "xla":
             return f"tensor {index} is on {have.device}"
         want, have = want.detach(), have.detach().cpu()
         if not agree(want, have):
             exact = exact or outcome(*precise)
-            if not as_near(want, have, exact[index].detach()):
+            moved = moved or a_unit_away(module, inputs)
+            if not as_near(want, have, exact[index].detach(), moved[index].detach()):
                 return f"tensor {index}: {have} instead of {want}"
     return ""
 
