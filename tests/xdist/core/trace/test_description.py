@@ -112,8 +112,8 @@ def test_another_process_says_the_same():
         from torch_xdist.core.composites import optimizers
         from torch_xdist.core.trace.description import described
         from torch_xdist.ops.table import LOWERINGS
-        values = [functools.partial(optimizers._update, {1, 2}), *LOWERINGS.values()]
-        found = [described(value) for value in values]
+        values = {"partial": functools.partial(optimizers._update, {1, 2}), **LOWERINGS}
+        found = {name: described(value) for name, value in values.items()}
     """
     code = "\n".join(line.strip() for line in code.splitlines())
     here = {}
@@ -121,8 +121,10 @@ def test_another_process_says_the_same():
     command = [sys.executable, "-c", f"{code}\nprint(json.dumps(found))"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == here["found"]
-    assert here["found"][0].startswith("partial(")
+    there = json.loads(done.stdout.splitlines()[-1])
+    # Other tests register operators here.
+    assert there == {name: here["found"][name] for name in there}
+    assert len(there) > 700
 
 
 @pytest.mark.parametrize("name", LOWERINGS)
