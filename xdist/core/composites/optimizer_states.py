@@ -70,9 +70,12 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """SGD takes the first gradient as its momentum, which is what it makes of zeros later on."""
+    """SGD takes the first gradient as its momentum, which is what it makes of zeros later on.
+
+    Not where gradients go through its steps: through the first momentum none does.
+    """
     for group in optimizer.param_groups:
-        if group["momentum"] and not group["dampening"]:
+        if group["momentum"] and not group["dampening"] and not group.get("differentiable"):
             for p in group["params"]:
                 if p.__class__ is XlaTensor and p.grad is not None and not p.grad.is_sparse:
                     with torch.no_grad():

@@ -54,6 +54,19 @@ def test_dampening_begins_with_the_gradient():
         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_no_gradient_goes_through_the_first_momentum_of_a_step_that_is_differentiable():
+    def slope(device):
+        leaf = torch.tensor([1.0, 2.0], device=device, requires_grad=True)
+        parameter = leaf.clone()
+        options = {"momentum": 0.9, "weight_decay": 0.1, "differentiable": True}
+        optimizer = torch.optim.SGD([parameter], 0.5, **options)
+        parameter.grad = torch.ones_like(leaf)
+        optimizer.step()
+        return torch.autograd.grad(parameter.square().sum(), leaf)[0].cpu()
+
+    torch.testing.assert_close(slope("xla"), slope("cpu"))
+
+
 def test_the_state_is_what_the_cpus_optimizer_has():
     for make in (OPTIMIZERS["Adam"], OPTIMIZERS["SGD"]):
         (_, here, _), (_, there, _) = trained("cpu", make, 1), trained("xla", make, 1)
