@@ -27,6 +27,8 @@ AT_ONCE = 4
 SLOW = {"Transformer", "TransformerEncoder", "TransformerDecoderLayer"}
 # What fails, by name, and why.
 EXPECTED: dict[str, str] = {}
+# Of which a sample's gradients move by more than our error when its inputs do by a unit.
+ILL_CONDITIONED = frozenset({"GRU"})
 
 
 def samples(info: Any, dtype: torch.dtype, training: bool) -> list[Any]:
@@ -98,17 +100,12 @@ def agree(want: torch.Tensor, have: torch.Tensor) -> bool:
     return True
 
 
-def as_near(
-    want: torch.Tensor, have: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor
-) -> bool:
-    """Whether ours is no farther from double precision than the CPU's single precision is.
-
-    That is at least by how much the CPU's outcome moves when its inputs do by a unit.
-    """
+def as_near(want: torch.Tensor, have: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether double precision is no farther from ours than from the CPU's single precision."""
     if want.dtype is not torch.float32 or want.shape != have.shape:
         return False
     errors = [(x.double() - exact).abs().max() for x in (have, want)]
-    return bool(errors[0] <= max(1.1 * errors[1], (moved - want).abs().max()))
+    return bool(errors[0] <= 1.1 * errors[1])
 
 
 def a_unit_away(module: torch.nn.Module, inputs: Any) -> list[torch.Tensor]:
@@ -127,6 +124,16 @@ def a_unit_away(module: torch.nn.Module, inputs: Any) -> list[torch.Tensor]:
     return outcome(module, inputs)
 
 
+def is_within(
+    module: torch.nn.Module, inputs: Any, index: int, have: torch.Tensor, exact: torch.Tensor
+) -> bool:
+    """Whether ours is no farther from double precision than `a_unit_away` moves the CPU's."""
+    if type(module).__name__ not in ILL_CONDITIONED or have.dtype is not torch.float32:
+        return False
+    moved, want = (found[index] for found in (a_unit_away(module, inputs), outcome(module, inputs)))
+    return bool((have.double() - exact).abs().max() <= (moved - want).abs().max())
+
+
 def failure(module: torch.nn.Module, inputs: Any, got: list[torch.Tensor]) -> str:
     """How the device's outcome differs from the CPU's; empty where it does not."""
     precise = copy.deepcopy(module).double(), converted(inputs, dtype=torch.float64)
@@ -134,15 +141,14 @@ def failure(module: torch.nn.Module, inputs: Any, got: list[torch.Tensor]) -> st
     if len(expected) != len(got):
         return f"{len(got)} tensors instead of {len(expected)}"
     exact: list[torch.Tensor] = []
-    moved: list[torch.Tensor] = []
     for index, (want, have) in enumerate(zip(expected, got)):
         if have.device.type != "xla":
             return f"tensor {index} is on {have.device}"
         want, have = want.detach(), have.detach().cpu()
         if not agree(want, have):
             exact = exact or outcome(*precise)
-            moved = moved or a_unit_away(module, inputs)
-            if not as_near(want, have, exact[index].detach(), moved[index].detach()):
+            right = exact[index].detach()
+            if not (as_near(want, have, right) or is_within(module, inputs, index, have, right)):
                 return f"tensor {index}: {have} instead of {want}"
     return ""
 
