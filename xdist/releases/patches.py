@@ -117,6 +117,7 @@ PATCHES = (
     Patch("torch.optim.optimizer._get_fused_kernels_supported_devices", _OPTIMIZERS, _GROUPED),
     Patch("torch.optim.*._get_capturable_supported_devices", _OPTIMIZERS, _GROUPED),
     Patch("torch.optim.adam._multi_tensor_adam", _OPTIMIZERS, "a whole Adam update is one row"),
+    Patch("torch.optim.sgd._multi_tensor_sgd", "core.composites.sgd", "so is one of SGD"),
     Patch(
         "torch.nn.LinearCrossEntropyOptions._adjust",
         "core.composites.chunked_losses",

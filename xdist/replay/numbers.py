@@ -2,7 +2,7 @@
 
 - random rows: the seed and the counter of the device's stream, in the order they were drawn.
 - a whole update of an optimizer: a formula of its group's hyperparameters and of its step counters.
-- SGD: what is the negative learning rate in the update of a parameter.
+- SGD, operator by operator: what is the negative learning rate in the update of a parameter.
 - all others are the same at each call, or the call is none that can be replayed.
 """
 
@@ -20,11 +20,9 @@ from torch_xdist.replay.counters import Counters
 from torch_xdist.replay.holders import is_of_torch
 from torch_xdist.replay.reach import Reach, Unfit
 
-# What the formula of an update is made of, beside the step.
-FED = ("lr", "betas", "eps", "weight_decay")
 _SEED_BITS = 32
-# The rows that end an update of SGD: parameter + gradient * (-lr).
-_LAST_OF_SGD = ("aten.add.Tensor", "aten._foreach_add.List")
+# The row that ends an update of SGD, operator by operator: parameter + gradient * (-lr).
+_LAST_OF_SGD = "aten.add.Tensor"
 
 
 class Number(NamedTuple):
@@ -119,7 +117,7 @@ class Numbers:
             places = self._places.get(update.slot, [])
             if group is None or not places:
                 continue
-            now = update.numbers(group, update.counters[0].item())
+            now = update.numbers(group, update.counters[0].item() if update.counters else 0)
             given = [self.floats[place].what for _, place in places]
             if given != [*map(_exactly, now)]:
                 continue
@@ -137,7 +135,7 @@ class Numbers:
         group_of = {id(p): group for group in _groups_of_sgd(reach) for p in group["params"]}
         for slot, places in self._places.items():
             row: Any = tape.entries[slot]
-            if row[0].name not in _LAST_OF_SGD or [kind for kind, _ in places] != [float]:
+            if row[0].name != _LAST_OF_SGD or [kind for kind, _ in places] != [float]:
                 continue
             group = group_of.get(id(leaves.get(row[1])))
             place = places[0][1]
@@ -229,9 +227,9 @@ class Feeder:
         self._counts = []
         for places in self._whole:
             found = values if places is None else [values[place] for place in places]
-            if found.count(found[0]) != len(found):
+            if found and found.count(found[0]) != len(found):
                 return False
-            self._counts.append(found[0] + 1)
+            self._counts.append(found[0] + 1 if found else 0)
         return True
 
     def take(self, stream: RandomStream) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from torch_xdist.core.trace.values import RootValue, Value, root_of
 from torch_xdist.replay.ends import view_of
 from torch_xdist.replay.gradients import Gradients
 from torch_xdist.replay.guard import Check, Guard, compiled
-from torch_xdist.replay.numbers import FED, Feeder
+from torch_xdist.replay.numbers import Feeder
 from torch_xdist.replay.reach import Reach
 from torch_xdist.replay.script import ARGUMENT, GRADIENT, HELD, UPLOAD, Returned, Script, Source
 
@@ -223,21 +223,25 @@ def _arguments_of(reach: Reach) -> Callable[[Any, Any], list[XlaTensor]]:
     return code["arguments"]  # type: ignore[no-any-return]
 
 
+# Hyperparameters of which a zero leaves out a part of the update.
+_WITHOUT = frozenset(["dampening", "momentum", "weight_decay"])
+
+
 def _checks(script: Script, reach: Reach) -> list[Check]:
     """The conditions of a script: hyperparameters that are inputs of its program are free."""
     free: set[Check] = set()
     bound: list[Check] = []
-    groups: list[tuple[Any, tuple[str, ...]]] = [(f.group, FED) for f in script.numbers.feeds]
+    groups = [(feed.group, feed.update.names) for feed in script.numbers.feeds]
     groups += [(group, ("lr",)) for group in script.numbers.rates]
     for group, keys in groups:
         base = reach.names.of(group)
         for key in keys:
             free |= {*reach.hyperparameters.get((id(group), key), ())}
             bound += _kind_of(f"{base}[{key!r}]", group[key], f"the {key!r} of a group")
-        if "weight_decay" in keys:
-            holds = f"bool({base}['weight_decay']) is {bool(group['weight_decay'])}"
-            now, was = f"{base}['weight_decay']", repr(group["weight_decay"])
-            bound.append(Check(holds, now, was, "the 'weight_decay' of a group", "value"))
+        for key in _WITHOUT.intersection(keys):
+            now, was = f"{base}[{key!r}]", group[key]
+            holds = f"bool({now}) is {bool(was)}"
+            bound.append(Check(holds, now, repr(was), f"the {key!r} of a group", "value"))
     return [*(check for check in reach.checks if check not in free), *bound]
 
 

@@ -180,6 +180,51 @@ def test_gradients_from_outside_are_used_and_dropped():
     assert replayed() == 3
 
 
+def scheduled(pure: bool):
+    """The parameters after steps at other rates, momenta and decays each."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    group = optimizer.param_groups[0]
+    x = torch.ones(3, 2).to("xla")
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    step = torch_xla.compile(step, pure=pure)
+    for turn in range(1, 9):
+        group.update(lr=0.1 / turn, momentum=0.9 - 0.05 * turn, weight_decay=0.1 * turn)
+        step()
+    return [p.tolist() for p in model.parameters()]
+
+
+def test_numbers_of_sgd_that_a_schedule_writes_are_inputs():
+    assert scheduled(False) == scheduled(True)
+    assert replayed() == 5
+
+
+def test_a_momentum_that_becomes_zero_is_recorded_again():
+    model = nn.Linear(2, 1).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    @torch_xla.compile(pure=True)
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    for _ in range(5):
+        step(torch.ones(3, 2).to("xla"))
+    assert replayed() == 2
+    optimizer.param_groups[0]["momentum"] = 0.0
+    before = model.weight.detach().clone()
+    step(torch.ones(3, 2).to("xla"))
+    assert replayed() == 2
+    torch.testing.assert_close(before - model.weight.detach(), torch.full((1, 2), 0.3).to("xla"))
+
+
 def test_a_gradient_that_was_saved_keeps_its_values():
     torch.manual_seed(0)
     model = nn.Linear(2, 1).to("xla")

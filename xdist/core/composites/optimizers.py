@@ -23,10 +23,13 @@ from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace import watch
 from torch_xdist.core.trace.plans import NOTHING, PLANS, Param, Plan, ScalarParam
 from torch_xdist.core.trace.tensor_types import TensorType, dense_type
+from torch_xdist.core.trace.values import Value
 from torch_xdist.ops import forms
 from torch_xdist.releases import patches
 
 _multi_tensor_adam = torch_adam._multi_tensor_adam
+# What the numbers of an update are made of, beside the step.
+_FED = ("lr", "betas", "eps", "weight_decay")
 # Elements of a parameter: a GPU updates so many in some microseconds.
 _LARGE = 1 << 18
 
@@ -88,7 +91,7 @@ def multi_tensor_adam(
             counters = [state_steps[i] for i in members]
         slot = _record(chosen, step, options)
         if watch.HERE.watch is not None and slot is not None:
-            update = watch.Update(slot, chosen[0], counters, _numbers_of_group)
+            update = watch.Update(slot, chosen[0], counters, _FED, _numbers_of_group)
             watch.HERE.watch.updates.append(update)
 
 
@@ -99,8 +102,13 @@ def _is_ours(lists: Sequence[list[Any]], steps: list[Any], options: dict[str, An
         return False
     if any(isinstance(options[name], torch.Tensor) for name in ("beta1", "beta2")):
         return False
+    return XlaTensor not in [t.__class__ for t in steps] and are_alike(lists)
+
+
+def are_alike(lists: Sequence[list[Any]]) -> bool:
+    """Whether all of these, of which there are some, are tensors of one device of ours."""
     classes = [t.__class__ for x in lists for t in x]
-    if classes.count(XlaTensor) != len(classes) or XlaTensor in [t.__class__ for t in steps]:
+    if not classes or classes.count(XlaTensor) != len(classes):
         return False
     traces = [t.value.trace for x in lists for t in x]
     # Nearly always one trace; its devices tell otherwise.
@@ -152,9 +160,23 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
     values = [t.value for x in lists for t in x]
     types = tuple([value.type for value in values])
     plan = PLANS.find(("adam", form, types), lambda: _make_plan(form, types, len(scalars)))
-    trace = trace_here(values[0].trace.device)
     count = form.members
     targets = [*values[:count], *values[2 * count :]]
+    return update_in_place(plan, values, scalars, targets, [lists[0], *lists[2:]])
+
+
+def update_in_place(
+    plan: Plan,
+    values: Sequence[Value],
+    scalars: tuple[float, ...],
+    targets: Sequence[Value],
+    written: Sequence[list[Any]],
+) -> int | None:
+    """Record a row that writes `targets`, the values of the tensors in `written`.
+
+    Returns its slot, or None where other rows write what it gives.
+    """
+    trace = trace_here(values[0].trace.device)
     slot: int | None = None
     if trace.is_symbolic or any([target.parent is not None for target in targets]):
         for target, result in zip(targets, trace.record(plan, values, scalars)):
@@ -162,7 +184,7 @@ def _record(lists: Sequence[list[Any]], step: float, options: dict[str, Any]) ->
     else:
         trace.record_into(plan, values, scalars, targets)
         slot = targets[0].slot
-    torch.autograd.graph.increment_version([*lists[0], *lists[2], *lists[3], *lists[4]])
+    torch.autograd.graph.increment_version([t for x in written for t in x])
     return slot
 
 

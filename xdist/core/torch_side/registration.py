@@ -12,6 +12,7 @@ import torch
 
 from torch_xdist.core.composites import (
     attention,
+    batch_norm,
     chunked_losses,
     composite_outs,
     kept_on_host,
@@ -19,6 +20,7 @@ from torch_xdist.core.composites import (
     optimizers,
     recurrent,
     running_gradients,
+    sgd,
     sparse,
     sparse_math,  # noqa: F401 its kernels
 )
@@ -64,11 +66,13 @@ def register() -> None:
     composite_outs.register()
     chunked_losses.register()
     optimizers.register()
+    sgd.register()
     optimizer_states.register()
     _serve_control_flow()
     lazy_modules.register()
     moved_modules.register()
     attention.register()
+    batch_norm.register()
     recurrent.register()
     running_gradients.register()
     torch._register_device_module("xla", device_module)

@@ -32,7 +32,8 @@ class Update(NamedTuple):
     Attributes:
         slot: of the row on its tape.
         params: the parameters.
-        counters: the CPU tensor of each that counts its steps.
+        counters: the CPU tensor of each that counts its steps; none where steps do not count.
+        names: the hyperparameters that the numbers are made of.
         numbers: `numbers(options, step)`: what the row is fed with, for the hyperparameters of the
             group that the parameters are in and the count after the step.
     """
@@ -40,6 +41,7 @@ class Update(NamedTuple):
     slot: int
     params: Sequence[Any]
     counters: Sequence[Any]
+    names: tuple[str, ...]
     numbers: Callable[[Mapping[str, Any], float], tuple[float, ...]]
 
 

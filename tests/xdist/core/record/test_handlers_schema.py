@@ -40,3 +40,34 @@ def test_wrong_lengths_are_refused_in_torchs_words(lengths):
             pack_padded_sequence(torch.zeros(5, 3, 2).to(device), torch.tensor(lengths))
         said.append(str(failure.value))
     assert said[0] == said[1]
+
+
+def test_running_statistics_that_are_views_are_written_where_they_are() -> None:
+    both = torch.zeros(2, 3).to("xla")
+    x = torch.arange(12.0).view(4, 3).to("xla")
+    for _ in range(2):
+        torch.native_batch_norm(x, *_ones(), both[0], both[1], True, 0.5, 1e-5)
+    wanted = torch.zeros(2, 3)
+    for _ in range(2):
+        torch.native_batch_norm(
+            x.cpu(), *(t.cpu() for t in _ones()), wanted[0], wanted[1], True, 0.5, 1e-5
+        )
+    torch.testing.assert_close(both.cpu(), wanted)
+
+
+def _ones() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(3).to("xla"), torch.ones(3).to("xla")
+
+
+@pytest.mark.parametrize("momentum", [0.25, 1])
+def test_running_statistics_that_the_graph_has_just_made_are_written(momentum: float) -> None:
+    """They are pending, and the second call is known."""
+    kept = []
+    for device in ("cpu", "xla"):
+        x = torch.arange(12.0).view(4, 3).to(device)
+        weight, bias, mean, var = (torch.full((3,), n, device=device) for n in (2.0, 1.0, 0.5, 3.0))
+        for _ in range(3):
+            out = torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, 1e-5)
+        kept.append([t.cpu() for t in (*out, mean, var)])
+    for want, have in zip(*kept):
+        torch.testing.assert_close(have, want)
