@@ -4,8 +4,7 @@ XLA has the channels last in all that it convolves there, and turns weights [o, 
 It fuses that with what comes before and after it and computes it in the order of the result: it
 reads one number of each row after the other, rows a power of two apart, which the caches cannot
 hold. Weights of 512 x 512 x 3 x 3 take 2 to 2.6 ns a number so in programs without fusion emitters
-(`core/programs/compile_options.py`), and 0.6 by its copy of matrices, which goes block by block.
-Barriers keep that copy apart, and a layout says where it is made.
+(`core/programs/compile_options.py`), and 0.6 by its copy of matrices (`turned.py`).
 
 Steps of ResNet-18 before and after, by turns (2026-11-27, 2 cores of an EPYC with AVX-512): 8
 images of 96^2 98 ms, 77; 2 of 224^2 142, 108; 8 of 32^2 53, 27; 32 of 32^2 42.3, 41.5. The gradient
@@ -17,10 +16,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from torch_xdist.ops.conv_forms import Window, native, transpose_of
+from torch_xdist.ops.turned import turned
 
 # Elements of a weight. Smaller ones are in a cache whatever the order.
 LARGE = 2**16
@@ -58,16 +56,4 @@ def out_first(by_channel: jax.Array) -> jax.Array:
 
 def _turned(matrix: jax.Array) -> jax.Array:
     """The transpose of a matrix, made by a copy if it is large."""
-
-    def plain(matrix: jax.Array) -> jax.Array:
-        return matrix.T
-
-    def copied(matrix: jax.Array) -> jax.Array:
-        seen = lax.optimization_barrier(plain(lax.optimization_barrier(matrix)))
-        found: jax.Array = lax.optimization_barrier(with_layout_constraint(seen, Layout((0, 1))))
-        return found
-
-    if matrix.size < LARGE:
-        return plain(matrix)
-    found: jax.Array = lax.platform_dependent(matrix, cpu=copied, default=plain)
-    return found
+    return matrix.T if matrix.size < LARGE else turned(matrix)

@@ -18,6 +18,7 @@ from torch_xdist.dtypes import to_jax
 from torch_xdist.ops import exactness, naming
 from torch_xdist.ops.operands import opmath, wide
 from torch_xdist.ops.table import add_rows, lowers
+from torch_xdist.ops.turned import over_rows
 
 # Of smaller products XLA makes loops for GPUs, some of which would sum halves as halves.
 _LEAST = 16
@@ -283,7 +284,15 @@ def linear_backward(
     grad = grad_output if weight.ndim == 2 else grad_output[..., None]
     wanted = [
         lambda: rounded(grad, weight.reshape(-1, weight.shape[-1]), ((len(lead),), (0,))),
-        lambda: rounded(grad, self, (lead, lead)).reshape(weight.shape),
+        lambda: _summed_over_rows(grad, self).reshape(weight.shape),
         lambda: jnp.sum(grad_output, lead, dtype=wide(self.dtype)),
     ]
     return [of().astype(self.dtype) if ask else None for of, ask in zip(wanted, output_mask)]
+
+
+def _summed_over_rows(grad: jax.Array, x: jax.Array) -> jax.Array:
+    """grad [..., o], x [..., i] -> [o, i]."""
+    lead = tuple(range(x.ndim - 1))
+    if x.dtype.name in ("float32", "float64") and grad.dtype == x.dtype:
+        return over_rows(grad, x)
+    return rounded(grad, x, (lead, lead))
