@@ -3,17 +3,19 @@
 XLA fuses a transpose with what comes before and after it and computes it in the order of the
 result: it reads one number of each row after the other, rows a power of two apart, which the caches
 cannot hold. Its copy of a matrix goes block by block; barriers keep that apart, and a layout says
-where it is made. 1024 x 1024 take 2.4 ms on two threads fused, 0.42 so on one (docs/benchmarks.md).
+where it is made. 1024 x 1024 take 2.4 ms on two threads fused, 0.42 so on one
+(docs/optimizations.md).
 """
 
 import jax
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-# Rows that are summed over, and numbers of a matrix that is turned around: fewer are in a cache
-# whatever the order, and more take two threads.
+# Rows that are summed over: fewer are in a cache whatever the order. Numbers of a gradient or a
+# result that is turned around, and of an input: of more XLA's own way is shared among threads.
 _LEAST_ROWS = 512
 _MOST = 2**19
+_MOST_OF_INPUT = 2**20
 
 
 def turned(matrix: jax.Array) -> jax.Array:
@@ -47,12 +49,14 @@ def over_rows(grad: jax.Array, x: jax.Array) -> jax.Array:
     def by_gradient(grad: jax.Array, x: jax.Array) -> jax.Array:
         return _copied(grad.reshape(k, o)) @ x.reshape(k, i)
 
-    on_cpu = as_they_lie
-    if k >= _LEAST_ROWS and 5 * i * (k + o) < 3 * k * o and i * max(k, o) <= _MOST:
+    is_small = k * i <= _MOST_OF_INPUT and i * o <= _MOST
+    if k < _LEAST_ROWS:
+        return as_they_lie(grad, x)
+    if 5 * i * (k + o) < 3 * k * o and is_small:
         on_cpu = by_input
-    elif k >= _LEAST_ROWS and k * o <= _MOST:
+    elif k * o <= _MOST:
         on_cpu = by_gradient
-    if on_cpu is as_they_lie:
+    else:
         return as_they_lie(grad, x)
     found: jax.Array = lax.platform_dependent(grad, x, cpu=on_cpu, default=as_they_lie)
     return found

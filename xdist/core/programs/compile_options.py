@@ -4,7 +4,7 @@ convolutions, barriers; on GPUs of exact products; on several TPUs of collective
 Written over: a step writes its parameters over the old ones, which its gradients read too. Where
 nothing says that the last reader comes before the update, XLA copies the parameter; by regions it
 makes an order of the two, as it does for TPUs: 13 nets took 0.89 to 1.01 of a step, 0.96 in the
-middle, and as long to compile (docs/benchmarks.md).
+middle, and as long to compile (docs/optimizations.md).
 
 Small ones: compiling one takes longer than all of its runs. Without XLA's fusion emitters, which
 load MLIR for every kernel, without LLVM's optimizations and in one piece it takes a half to a fifth
@@ -19,7 +19,8 @@ are XLA's own.
 
 Programs with convolutions are compiled without fusion emitters too, where little in them is of
 what the emitters compute quicker: 18 nets took 0.42 to 1.05 of the time to their first step, and
-0.80 to 1.08 for later ones, 10 with some of it 0.59 to 0.94 and 0.73 to 1.03 (docs/benchmarks.md).
+0.80 to 1.08 for later ones, 10 with some of it 0.59 to 0.94 and 0.73 to 1.03
+(docs/optimizations.md).
 
 LLVM compiles them at its second level. At XLA's third it writes loops over a last dim of up to 48
 out whole, and computes their numbers one by one: 16,384 of 32 in a row take 3.9 us for a product
