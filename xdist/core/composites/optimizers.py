@@ -7,7 +7,7 @@ row for all parameters; what the row does not cover goes to torch's own function
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -202,11 +202,18 @@ class _Form(NamedTuple):
 
 
 def _make_plan(form: _Form, types: tuple[TensorType, ...], scalars: int) -> Plan:
-    written = [*types[: form.members], *types[2 * form.members :]]
+    update = functools.partial(_update, form)
+    return make_plan(f"adam{tuple(form)}", types, form.members, scalars, update)
+
+
+def make_plan(
+    name: str, types: Sequence[TensorType], members: int, scalars: int, update: Callable[..., Any]
+) -> Plan:
+    """The plan of an update of lists of `members`, of which the second, gradients, is only read."""
+    written = [*types[:members], *types[2 * members :]]
     outs = [dense_type(type_.shape, type_.dtype) for type_ in written]
     args = (*map(Param, range(len(types))), *[ScalarParam(float)] * scalars)
-    update = functools.partial(_update, form)
-    return Plan(f"adam{tuple(form)}", None, args, {}, types, outs, NOTHING, lowering=update)
+    return Plan(name, None, args, {}, types, outs, NOTHING, lowering=update)
 
 
 def _update(form: _Form, *args: Any) -> list[Any]:

@@ -13,10 +13,10 @@ import jax
 import torch
 import torch.optim.sgd as torch_sgd
 
-from torch_xdist.core.composites.optimizers import are_alike, update_in_place
+from torch_xdist.core.composites.optimizers import are_alike, make_plan, update_in_place
 from torch_xdist.core.trace import watch
-from torch_xdist.core.trace.plans import NOTHING, PLANS, Param, Plan, ScalarParam
-from torch_xdist.core.trace.tensor_types import TensorType, dense_type
+from torch_xdist.core.trace.plans import PLANS, Plan
+from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.releases import patches
 
@@ -108,11 +108,8 @@ def _record(lists: Sequence[list[Any]], options: Mapping[str, Any]) -> int | Non
 
 
 def _make_plan(form: _Form, types: tuple[TensorType, ...]) -> Plan:
-    written = [*types[: form.members], *types[2 * form.members :]]
-    outs = [dense_type(type_.shape, type_.dtype) for type_ in written]
-    args = (*map(Param, range(len(types))), *[ScalarParam(float)] * _NUMBERS)
     update = functools.partial(_update, form)
-    return Plan(f"sgd{tuple(form)}", None, args, {}, types, outs, NOTHING, lowering=update)
+    return make_plan(f"sgd{tuple(form)}", types, form.members, _NUMBERS, update)
 
 
 def _update(form: _Form, *args: Any) -> list[Any]:
