@@ -214,7 +214,7 @@ FAULTS = (
     Fault("SIGINT", 130, "stopped by SIGINT", _signal_launcher(signal.SIGINT), (-2, "")),
     Fault("SIGTERM", 143, "stopped by SIGTERM", _signal_launcher(signal.SIGTERM), (-15, "")),
     Fault("launcher killed", -9, "", _signal_launcher(signal.SIGKILL)),
-    Fault("agent killed", 70, "has died", lambda run: kill(_agent(run), signal.SIGKILL)),
+    Fault("agent killed", 73, "has died", lambda run: kill(_agent(run), signal.SIGKILL)),
     Fault(
         "nursery killed",
         70,
