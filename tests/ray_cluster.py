@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import kill_marked
-
 from torch_xdist.launcher.on_host.coordinator import free_port
-from torch_xdist.system import process_tree
+from torch_xdist.system import process, process_tree
 
 _MEMORY = "--object-store-memory=78643200"
 
@@ -46,6 +44,13 @@ class Cluster:
             below += (found := process_tree.children(todo.pop()))
             todo += found
         return [pid for pid in below if name in _command(pid)]
+
+
+def _left(cluster: Cluster, below: set[int]) -> set[int]:
+    """What is still alive of it."""
+    return process_tree.marked(cluster.mark) | {
+        pid for pid in below if process.state(pid) not in "Z"
+    }
 
 
 def _command(pid: int) -> str:
@@ -82,15 +87,17 @@ def running() -> Iterator[Cluster]:
                 _wait_for_nodes(cluster, index + 1)
         yield cluster
     finally:
-        kill_marked(cluster.mark)
+        roots = [node.pid for node in cluster.nodes]
+        # Ray gives its agents titles, which overwrite the environment that a mark is found in.
+        below = set().union(*map(process_tree.descendants, roots))
+        process_tree.sweep(cluster.mark, {os.getpid()}, roots, limit_s=10.0)
         for node in cluster.nodes:
             node.wait(30)
         # What a node started is reaped by init, and has to be gone.
         end_s = time.monotonic() + 10.0
-        while process_tree.marked(cluster.mark) and time.monotonic() < end_s:
-            kill_marked(cluster.mark)
+        while (left := _left(cluster, below)) and time.monotonic() < end_s:
             time.sleep(0.05)
-        assert not process_tree.marked(cluster.mark)
+        assert not left, [_command(pid) for pid in left]
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -26,6 +26,8 @@ _MOST_BYTES = 64 << 10
 _CONNECT_S = 5.0
 _LOOK_S = 0.5
 _NOTICE_S = 10.0
+# Ray's words for a server of its client that did not answer within half a minute.
+_NO_SERVER = "Starting Ray client server failed"
 
 
 class Refused(Exception):
@@ -93,7 +95,7 @@ class _Driver:
         address = self._request.address
         try:
             self._reach(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            self._join(ray, address)
         except (ConnectionError, TimeoutError, OSError) as error:
             raise Refused(ExitCode.HOST, _no_cluster(address, str(error))) from None
         except RuntimeError as error:
@@ -105,6 +107,22 @@ class _Driver:
                 ) from None
             raise Refused(ExitCode.HOST, _no_cluster(address, text)) from None
         return ray
+
+    def _join(self, ray: Any, address: str) -> None:
+        """Become a driver of the cluster.
+
+        Ray forks a server for each client beside threads of gRPC, and one that was forked in an
+        unlucky moment never answers: another one is asked for.
+        """
+        while True:
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                return
+            except (ConnectionError, RuntimeError) as error:
+                if _NO_SERVER not in str(error) or time.monotonic() >= self._until_s:
+                    raise
+            text = f"{address}: {_NO_SERVER[0].lower()}{_NO_SERVER[1:]}; Ray is asked for another"
+            self._link.send({"op": "note", "text": text})
 
     def _reach(self, address: str) -> None:
         """Whether somebody listens there: Ray itself tries for long."""

@@ -67,7 +67,8 @@ def test_ranks_are_numbered_over_the_nodes_and_meet(on_ray: Callable) -> None:
 
 @pytest.mark.long
 def test_a_cluster_is_reached_through_a_ray_client(on_ray: Callable, cluster: Cluster) -> None:
-    ended = on_ray("print('is', RANK)", "--ray-address", cluster.client).end()
+    # Each server of the client that Ray forks in vain takes half a minute.
+    ended = on_ray("print('is', RANK)", "--ray-address", cluster.client).end(limit_s=200)
     assert ended.code == 0, ended.err
     assert sorted(ended.out.splitlines()) == [
         *("[node0/0] is 0", "[node0/1] is 1", "[node1/2] is 2", "[node1/3] is 3"),

@@ -17,6 +17,11 @@ BROKEN = """
 def init(**options):
     raise RuntimeError("cannot\\nstart")
 """
+UNLUCKY = """
+tries = iter([ConnectionError("RuntimeError: Starting Ray client server failed. See its log")])
+def init(**options):
+    raise next(tries, RuntimeError("Version mismatch: the second try"))
+"""
 DEAD = "import os\nprint('ray: abort', file=__import__('sys').stderr, flush=True)\nos._exit(9)"
 
 
@@ -28,6 +33,12 @@ DEAD = "import os\nprint('ray: abort', file=__import__('sys').stderr, flush=True
         (OTHER, ExitCode.PREFLIGHT, "Ray cluster auto: Version mismatch: The cluster was started "),
         (OTHER, ExitCode.PREFLIGHT, "; use the cluster's releases of Ray and Python"),
         (BROKEN, ExitCode.HOST, "no Ray cluster can be found here: cannot start; start one (ray "),
+        (
+            UNLUCKY,
+            ExitCode.PREFLIGHT,
+            "auto: starting Ray client server failed; Ray is asked for an",
+        ),
+        (UNLUCKY, ExitCode.PREFLIGHT, "Ray cluster auto: Version mismatch: the second try"),
         (DEAD, ExitCode.HOST, "host node0: the Ray driver ended: ray: abort"),
     ],
 )
