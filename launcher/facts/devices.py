@@ -15,6 +15,7 @@ from pathlib import Path
 from torch_xdist.launcher.facts import tpu
 from torch_xdist.launcher.facts.errors import DevicesError, UsageError
 from torch_xdist.launcher.facts.settings import Environ, asked_device, asked_num_devices, text
+from torch_xdist.system import tpu_host
 
 _PLUGINS = {
     "TPU": ("libtpu",),
@@ -23,8 +24,6 @@ _PLUGINS = {
 _PLUGIN_TO_INSTALL = {"TPU": "jax[tpu]", "CUDA": "jax[cuda13]"}
 _TRANSPORT = {"TPU": "ICI", "CUDA": "NCCL", "CPU": "gloo"}
 KINDS = tuple(_TRANSPORT)
-_GOOGLE_PCI_VENDOR = "0x1ae0"
-_TPU_PCI_DEVICES = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0056")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +230,7 @@ def own_cores(system: Path = Path("/sys/devices/system/cpu")) -> list[int]:
 def probe(devices: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")) -> Found:
     """Count this host's accelerators without touching them."""
     gpus = sum(1 for path in _listing(devices) if re.fullmatch(r"nvidia\d+", path.name))
-    chips = sum(1 for path in _listing(pci) if _is_tpu(path))
+    chips = sum(1 for path in _listing(pci) if tpu_host.is_chip(path))
     plugins = {kind: any(map(_installed, names)) for kind, names in _PLUGINS.items()}
     return Found({"TPU": chips, "CUDA": gpus}, plugins)
 
@@ -266,13 +265,6 @@ def _listing(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
-
-
-def _is_tpu(device: Path) -> bool:
-    return (
-        _word(device / "vendor") == _GOOGLE_PCI_VENDOR
-        and _word(device / "device") in _TPU_PCI_DEVICES
-    )
 
 
 def _place(system: Path, core: int) -> tuple[int, int]:

@@ -18,6 +18,9 @@ from torch_xdist.system.masking import masked_text
 # libtpu makes it, and locks it for as long as it has the chips.
 LOCK_FILE = Path("/tmp/libtpu_lockfile")
 _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)\Z")
+_CHIPS = ("accel[0-9]*", "vfio/[0-9]*")
+_GOOGLE_PCI_VENDOR = "0x1ae0"
+_TPU_PCI_DEVICES = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0056")
 _NEEDED = re.compile(r"(jaxlib|libtpu)\s*([<>=!~][^;]*)(?:;\s*extra == \"tpu\")?\s*\Z")
 _MOST_CHARACTERS = 120
 
@@ -36,6 +39,23 @@ class Lock(NamedTuple):
     owner: str
     holder: Holder | None
     is_open_to_us: bool
+
+
+def is_chip(device: Path) -> bool:
+    """Whether a device of the PCI bus, by its folder in /sys, is a TPU's."""
+    words = []
+    for name in ("vendor", "device"):
+        try:
+            words.append((device / name).read_text().strip())
+        except OSError:
+            return False
+    return words[0] == _GOOGLE_PCI_VENDOR and words[1] in _TPU_PCI_DEVICES
+
+
+def may_have_chips(dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether anything on this host looks like a chip; a container may see only one of the two."""
+    files = (found for pattern in _CHIPS for found in dev.glob(pattern))
+    return any(files) or any(map(is_chip, pci.glob("*")))
 
 
 def holders(proc: Path = Path("/proc")) -> Iterator[Holder]:

@@ -107,3 +107,24 @@ def test_what_is_installed_here_goes_together():
 )
 def test_bounds_are_read_as_pip_does(version, bounds, fits):
     assert tpu_host._is_within(version, bounds) is fits
+
+
+def test_a_host_may_have_chips_by_its_files_or_by_its_cards(tmp_path):
+    dev, pci = tmp_path / "dev", tmp_path / "pci"
+    card = pci / "0000:00:05.0"
+    for folder in (dev / "vfio", card):
+        folder.mkdir(parents=True)
+    (dev / "vfio" / "vfio").touch()
+    (card / "vendor").write_text("0x1ae0\n")
+    assert not tpu_host.may_have_chips(dev, pci)
+    # A network card of the same vendor.
+    (card / "device").write_text("0x0042\n")
+    assert not tpu_host.may_have_chips(dev, pci)
+    (card / "device").write_text("0x0063\n")
+    assert tpu_host.may_have_chips(dev, pci)
+    (card / "device").unlink()
+    (dev / "vfio" / "0").touch()
+    assert tpu_host.may_have_chips(dev, pci)
+    (dev / "vfio" / "0").rename(dev / "accel3")
+    assert tpu_host.may_have_chips(dev, pci)
+    assert not tpu_host.may_have_chips(tmp_path / "none", tmp_path / "none")

@@ -174,6 +174,8 @@ def _configure() -> None:
                 f"No PjRtPlugin registered for: {name}. Make sure the environment variable"
                 f" PJRT_DEVICE is set to a correct device name. It may be {known}"
             )
+    elif not jax.config.jax_platforms and plugins.leave_only_the_cpu():  # type: ignore[attr-defined]
+        jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
     has_several = settings.asks_for_spmd() or _drives_all or not world.current().is_rank
     if has_several and (name or "CPU").upper() == "CPU":

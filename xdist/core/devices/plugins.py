@@ -1,11 +1,14 @@
 """Hardware that a PJRT library of the user's brings: what it must say, and how JAX learns of it."""
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import tempfile
 from collections.abc import MutableMapping
 from typing import Any
 
+from torch_xdist.system import tpu_host
 from torch_xdist.system.rank import Rank
 
 # What JAX reads when its backend starts: NAME:PATH,... where a path may be of a JSON description.
@@ -80,3 +83,17 @@ def _described(plugin: DevicePlugin) -> str:
     file.flush()
     _descriptions.append(file)
     return file.name
+
+
+def leave_only_the_cpu() -> bool:
+    """Whether JAX could find nothing else, and libtpu is installed, as for `xla-run compile`.
+
+    It would look for a TPU all the same, and say in five lines that there is none.
+    """
+    return (
+        importlib.util.find_spec("libtpu") is not None
+        and not REGISTERED
+        and importlib.util.find_spec("jax_plugins") is None
+        and not importlib.metadata.entry_points(group="jax_plugins")
+        and not tpu_host.may_have_chips()
+    )
