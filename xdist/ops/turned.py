@@ -41,7 +41,8 @@ def over_rows(grad: jax.Array, x: jax.Array) -> jax.Array:
     k = x.size // max(i, 1)
 
     def as_they_lie(grad: jax.Array, x: jax.Array) -> jax.Array:
-        return lax.dot_general(grad, x, ((lead, lead), ((), ())))
+        dims = (lead, lead), ((), ())
+        return lax.dot_general(grad, x, dims, preferred_element_type=x.dtype)
 
     def by_input(grad: jax.Array, x: jax.Array) -> jax.Array:
         return _copied(_copied(x.reshape(k, i)) @ grad.reshape(k, o))

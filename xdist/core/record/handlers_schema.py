@@ -36,9 +36,9 @@ def native_batch_norm(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 def _known_batch_norm(
     tensors: Sequence[Any], training: bool, momentum: float, eps: float
 ) -> tuple[Any, ...] | None:
-    """`write_handler` of the `legit` overload for operands as before; of a net it has 20 calls.
+    """What `write_handler` does for the `legit` overload, where it has seen such operands before.
 
-    None where it has more to look at.
+    None where there is more to look at. A convolutional net calls this as often as anything.
     """
     if [x.__class__ for x in tensors] != _ALL_OURS or momentum.__class__ is not float:
         return None
