@@ -93,7 +93,7 @@ def leave_only_the_cpu() -> bool:
     return (
         importlib.util.find_spec("libtpu") is not None
         and not REGISTERED
+        and not tpu_host.may_have_chips()
         and importlib.util.find_spec("jax_plugins") is None
         and not importlib.metadata.entry_points(group="jax_plugins")
-        and not tpu_host.may_have_chips()
     )
