@@ -18,7 +18,6 @@ from torch_xdist.system.masking import masked_text
 # libtpu makes it, and locks it for as long as it has the chips.
 LOCK_FILE = Path("/tmp/libtpu_lockfile")
 _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)\Z")
-_CHIPS = ("accel[0-9]*", "vfio/[0-9]*")
 _GOOGLE_PCI_VENDOR = "0x1ae0"
 _TPU_PCI_DEVICES = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0056")
 _NEEDED = re.compile(r"(jaxlib|libtpu)\s*([<>=!~][^;]*)(?:;\s*extra == \"tpu\")?\s*\Z")
@@ -54,8 +53,8 @@ def is_chip(device: Path) -> bool:
 
 def may_have_chips(dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")) -> bool:
     """Whether anything on this host looks like a chip; a container may see only one of the two."""
-    files = (found for pattern in _CHIPS for found in dev.glob(pattern))
-    return any(files) or any(map(is_chip, pci.glob("*")))
+    names = (f"/dev/{path.relative_to(dev)}" for path in (*dev.glob("*"), *dev.glob("vfio/*")))
+    return any(map(_CHIP.match, names)) or any(map(is_chip, pci.glob("*")))
 
 
 def holders(proc: Path = Path("/proc")) -> Iterator[Holder]:

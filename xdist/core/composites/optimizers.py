@@ -219,14 +219,25 @@ def make_plan(
 def _update(form: _Form, *args: Any) -> list[Any]:
     """The update of every parameter: params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, one by one."""
     arrays, scalars = args[:-8], args[-8:]
-    lists = [arrays[i : i + form.members] for i in range(0, len(arrays), form.members)]
-    # Traced once for all parameters of a shape, whose equations JAX then copies.
-    update = jax.jit(functools.partial(_update_one, form), inline=True)
     alone = _alone(scalars) if forms.chosen().updates_apart else None
-    updated = [
-        update(members, alone if alone and _is_large(members[0]) else scalars)
-        for members in zip(*lists)
-    ]
+
+    def numbers_of(parameter: Any) -> Sequence[Any]:
+        return alone if alone and _is_large(parameter) else scalars
+
+    return update_each(functools.partial(_update_one, form), arrays, form.members, numbers_of)
+
+
+def update_each(
+    update_one: Callable[..., Any],
+    arrays: Sequence[Any],
+    members: int,
+    numbers_of: Callable[[Any], Sequence[Any]],
+) -> list[Any]:
+    """What `update_one(arrays of a member, its numbers)` gives for each, list by list."""
+    lists = [arrays[i : i + members] for i in range(0, len(arrays), members)]
+    # Traced once for all parameters of a shape, whose equations JAX then copies.
+    update = jax.jit(update_one, inline=True)
+    updated = [update(member, numbers_of(member[0])) for member in zip(*lists)]
     return [value for result in zip(*updated) for value in result]
 
 

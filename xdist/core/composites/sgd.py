@@ -9,14 +9,19 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import torch
 import torch.optim.sgd as torch_sgd
 
-from torch_xdist.core.composites.optimizers import are_alike, make_plan, update_in_place
+from torch_xdist.core.composites.optimizers import (
+    are_alike,
+    make_plan,
+    update_each,
+    update_in_place,
+)
 from torch_xdist.core.trace import watch
 from torch_xdist.core.trace.plans import PLANS, Plan
 from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.core.trace.values import Value
 from torch_xdist.ops.table import LOWERINGS
 from torch_xdist.releases import patches
 
@@ -41,10 +46,12 @@ def multi_tensor_sgd(
 ) -> None:
     """torch's `_multi_tensor_sgd`, as one row."""
     lists = [params, grads, momentum_buffer_list] if options["momentum"] else [params, grads]
-    if not _is_ours(lists, options):
+    values = [t.value for x in lists for t in x] if _is_ours(lists, options) else []
+    types = tuple([value.type for value in values])
+    if not values or not _fit(types, len(params)):
         _multi_tensor_sgd(params, grads, momentum_buffer_list, grad_scale, found_inf, **options)
         return
-    slot = _record(lists, options)
+    slot = _record(lists, values, types, options)
     if watch.HERE.watch is not None and slot is not None:
         update = watch.Update(slot, params, (), _FED, _numbers_of_group)
         watch.HERE.watch.updates.append(update)
@@ -54,15 +61,18 @@ def _is_ours(lists: Sequence[list[Any]], options: Mapping[str, Any]) -> bool:
     """Whether the row serves; a momentum that is not there yet is made by torch's function."""
     if options["has_sparse_grad"] or torch.compiler.is_compiling():
         return False
-    if any(isinstance(options[name], torch.Tensor) for name in _FED) or not are_alike(lists):
-        return False
-    # Types are the same objects, but where a memory format or a loaded state has made others.
-    params, *others = ([t.value.type for t in x] for x in lists)
-    return all(types == params or _fit(types, params) for types in others)
+    return not any(isinstance(options[name], torch.Tensor) for name in _FED) and are_alike(lists)
 
 
-def _fit(types: Sequence[TensorType], params: Sequence[TensorType]) -> bool:
-    return [(t.shape, t.dtype) for t in types] == [(t.shape, t.dtype) for t in params]
+def _fit(types: Sequence[TensorType], members: int) -> bool:
+    """Whether gradients and momenta are of the shapes and dtypes of their parameters."""
+    params, *others = (types[i : i + members] for i in range(0, len(types), members))
+    # The same objects, but where a memory format or a loaded state has made others.
+    return all(some == params or _said(some) == _said(params) for some in others)
+
+
+def _said(types: Sequence[TensorType]) -> list[Any]:
+    return [(t.shape, t.dtype) for t in types]
 
 
 class _Form(NamedTuple):
@@ -92,15 +102,18 @@ def _numbers_of_group(group: Mapping[str, Any], step: float) -> tuple[float, ...
     return _numbers(group)
 
 
-def _record(lists: Sequence[list[Any]], options: Mapping[str, Any]) -> int | None:
+def _record(
+    lists: Sequence[list[Any]],
+    values: Sequence[Value],
+    types: tuple[TensorType, ...],
+    options: Mapping[str, Any],
+) -> int | None:
     """Record one update; returns the slot of its row where that is all there is of it."""
     count = len(lists[0])
     form = _Form(
         count, bool(options["weight_decay"]), len(lists) > 2, bool(options["dampening"]),
         options["nesterov"], options["maximize"],
     )  # fmt: skip
-    values = [t.value for x in lists for t in x]
-    types = tuple([value.type for value in values])
     plan = PLANS.find(("sgd", form, types), lambda: _make_plan(form, types))
     return update_in_place(
         plan, values, _numbers(options), [*values[:count], *values[2 * count :]], lists[::2]
@@ -115,11 +128,8 @@ def _make_plan(form: _Form, types: tuple[TensorType, ...]) -> Plan:
 def _update(form: _Form, *args: Any) -> list[Any]:
     """The update of every parameter: params, momenta, one by one."""
     arrays, numbers = args[:-_NUMBERS], args[-_NUMBERS:]
-    lists = [arrays[i : i + form.members] for i in range(0, len(arrays), form.members)]
-    # Traced once for all parameters of a shape, whose equations JAX then copies.
-    update = jax.jit(functools.partial(_update_one, form), inline=True)
-    updated = [update(members, numbers) for members in zip(*lists)]
-    return [value for result in zip(*updated) for value in result]
+    update = functools.partial(_update_one, form)
+    return update_each(update, arrays, form.members, lambda parameter: numbers)
 
 
 def _update_one(form: _Form, members: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
