@@ -247,7 +247,7 @@ class PipeStream:
             self.abandon()
             return
         self._is_closing = True
-        if self.line is None and self._first_line.sealed is None:
+        if self.line is None and (self._first_line.sealed is None or self._is_parting):
             # A head does not come back in so short a time, and an agent is not looked for any more.
             self.give_up(_ENDED)
         self._rouse()

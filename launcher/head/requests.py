@@ -18,8 +18,7 @@ class Requests:
 
     def __init__(self) -> None:
         # Appending and SimpleQueue.put are safe in a signal handler, whatever it interrupts.
-        self._asked: list[tuple[int, bool]] = []
-        self._sources: list[str] = []
+        self._asked: list[tuple[int, bool, str]] = []
         self._taken = 0
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
@@ -31,10 +30,7 @@ class Requests:
             source: who was told to stop. Where a scheduler tells all nodes of a job at once, each
                 has been told once.
         """
-        is_again = source in self._sources
-        self._sources.append(source)
-        if not self._asked or is_again or now:
-            self._asked.append((number, now or is_again))
+        self._asked.append((number, now, source))
         self._bell.put(None)
         self._wake()
 
@@ -44,9 +40,14 @@ class Requests:
         wake()
 
     def new(self) -> list[tuple[int, bool]]:
-        """(signal, now) of the requests since the last call."""
-        found = self._asked[self._taken :]
-        self._taken += len(found)
+        """(signal, now) of the requests since the last call; by one thread."""
+        found = list[tuple[int, bool]]()
+        while self._taken < len(self._asked):
+            number, now, source = self._asked[self._taken]
+            is_again = any(source == earlier for *_, earlier in self._asked[: self._taken])
+            if not self._taken or is_again or now:
+                found.append((number, now or is_again))
+            self._taken += 1
         return found
 
     def wait(self, limit_s: float = 0.0) -> bool:

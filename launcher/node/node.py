@@ -188,6 +188,9 @@ class Node:
                 self._obey(message)
 
     def _on_ended(self, code: int, text: str) -> None:
+        if self._head is not None:
+            # It may be gone by now, and does not wait for our last word.
+            self._head.part()
         if text:
             self._say(f"xla-run: {text}")
         self._code = code

@@ -64,7 +64,9 @@ class Agent:
         self._told_at_s: dict[int, float] = {}
         self._next_beat_s = 0.0
         self._digest = Digest()
-        self._stopping = self._gone = self._orphaned = self._said_all_ended = False
+        self._gone = self._orphaned = self._said_all_ended = False
+        # What the ranks are asked to end with; 0: nothing yet.
+        self._stop_signal = 0
         self._oom = OomWatch()
         self._pump: Any = None
         self._own_logs: Any = None
@@ -147,7 +149,7 @@ class Agent:
             self._stacks_at_s = None
             self._stream.send({"op": "stacks", "stacks": self._read_stacks()})
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
-            self._kill_at_s = None
+            self._kill_at_s, self._stop_signal = None, signal.SIGKILL
             self._signal_all(signal.SIGKILL)
         for number, at_s in list(self._told_at_s.items()):
             if now_s >= at_s:
@@ -216,7 +218,7 @@ class Agent:
             self._held = []
 
     def _start(self, message: Message) -> None:
-        if self._stopping:
+        if self._stop_signal:
             return
         from torch_xdist.launcher.on_host.own_logs import OwnLogs
         from torch_xdist.launcher.on_host.pump import Pump
@@ -294,9 +296,9 @@ class Agent:
                     self._order(order, *descriptors)
             case "started" if rank is not None:
                 rank.process = Process(message["pid"], *frame.descriptors)
-                if self._stopping:
-                    # It has done nothing yet that could be saved.
-                    rank.signal(signal.SIGKILL)
+                if self._stop_signal:
+                    # It runs before the nursery tells of it, and may have something to save.
+                    rank.signal(self._stop_signal)
                 self._stream.send(message)
             case "ended" if rank is not None:
                 self._on_end(rank, int(message["code"]))
@@ -337,7 +339,7 @@ class Agent:
             for frame in received:
                 self._hear(frame)
         self._forget(self._to_nursery.fileno())
-        if not self._stopping:
+        if not self._stop_signal:
             self._stream.send(
                 {"op": "broken", "text": "the nursery, the parent of the ranks, has died"}
             )
@@ -363,7 +365,7 @@ class Agent:
 
     def _stop(self, number: int, grace_s: float) -> None:
         """Ask every rank to end; kill after the grace. A second order may only shorten it."""
-        self._stopping = True
+        self._stop_signal = number
         if self._held is not None:
             # It still imports, so there is no rank to be asked.
             self._nursery.kill()
@@ -383,7 +385,7 @@ class Agent:
     def _check_all_ended(self) -> None:
         if self._said_all_ended or any(not rank.told for rank in self._ranks.values()):
             return
-        if self._ranks or self._stopping:
+        if self._ranks or self._stop_signal:
             self._said_all_ended = True
             self._sweep()
             self._stream.send({"op": "all_ended"})

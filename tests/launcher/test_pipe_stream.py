@@ -3,17 +3,22 @@
 import os
 import queue
 import re
+import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 
 from torch_xdist.launcher import connection, pipe_stream
+from torch_xdist.launcher.connection import Connection
 from torch_xdist.launcher.pipe_stream import PipeStream
+from torch_xdist.launcher.sealed import as_head, as_node
 from torch_xdist.system import frames
 
 LIMITS = {"beat_s": 0.05, "lost_s": 0.4}
+SECRET = b"s" * 32
 
 
 @dataclass
@@ -277,3 +282,24 @@ def test_the_end_of_a_side_that_we_have_parted_from_is_no_trouble() -> None:
     head.stream.part()
     head.hang_up()
     assert head.closed.get(timeout=5) == "its stream ended" and head.troubles.empty()
+
+
+@pytest.mark.parametrize("expects_nothing", [True, False])
+def test_a_sealed_side_without_a_connection_waits_for_another_unless_it_expects_nothing(
+    expects_nothing: bool,
+) -> None:
+    head, node = socket.socketpair()
+    with ThreadPoolExecutor() as pool, head:
+        pool.submit(as_head, head, SECRET, "job", 5)
+        proven = pool.submit(as_node, node, SECRET, 5).result()
+    stream = PipeStream.over(Connection.over(node, proven))
+    stream.start(lambda *_: None, lambda why: None, beat_s=0.05, lost_s=20.0, within_s=20.0)
+    while stream.line is not None:
+        time.sleep(0.01)
+    stream.send({"op": "leave"})
+    if expects_nothing:
+        stream.part()
+    since_s = time.monotonic()
+    stream.close(3.0)
+    assert (time.monotonic() - since_s < 2.5) == expects_nothing
+    assert stream.is_over

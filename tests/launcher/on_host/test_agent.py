@@ -1,12 +1,19 @@
 """The agent of a host: what it says of its own failure, and the limits that are its own."""
 
+import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
 
 from torch_xdist.launcher.on_host.agent import Agent
 from torch_xdist.launcher.on_host.head_stream import SocketToHead
-from torch_xdist.system.frames import Link
+from torch_xdist.launcher.on_host.started_rank import StartedRank
+from torch_xdist.system.frames import Frame, Link
 from torch_xdist.system.process import Child
 
 MANY = ("--nprocs", "24")
@@ -36,10 +43,43 @@ def test_an_order_to_start_that_comes_after_the_stop_starts_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, Child.start([sys.executable, "-c", ""]) as nursery:
         agent = Agent("XLA_RUN_MARK=x", nursery, Link(ours), SocketToHead(theirs))
-        agent._stopping = True
+        agent._stop_signal = signal.SIGTERM
         agent._obey({"op": "start", "ranks": [{"rank": 0}]}, b"")
         assert not agent._ranks and not agent._held
         nursery.wait()
+
+
+SAVES = """
+import signal, sys, time
+def save(number, frame):
+    print("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("on", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("grace_s", "code"), [(20.0, 0), (0.0, -signal.SIGKILL)])
+def test_a_rank_whose_start_is_told_after_the_stop_may_save_like_the_others(
+    grace_s: float, code: int
+) -> None:
+    # The nursery forks it and tells of it afterwards: on a busy machine much later.
+    ours, theirs = socket.socketpair()
+    to_agent, to_rank = socket.socketpair()
+    nursery_process = Child.start([sys.executable, "-c", ""])
+    rank_process = subprocess.Popen([sys.executable, "-c", SAVES], stdout=subprocess.PIPE)
+    with ours, theirs, to_agent, to_rank, nursery_process as nursery, rank_process as process:
+        assert process.stdout is not None and process.stdout.readline() == b"on\n"
+        agent = Agent("XLA_RUN_MARK=x", nursery, Link(ours), SocketToHead(theirs))
+        agent._held, agent._next_beat_s = None, time.monotonic() + 60
+        agent._stream = Mock()
+        agent._ranks[0] = StartedRank(0, Link(to_agent), -1)
+        agent._stop(signal.SIGTERM, grace_s)
+        agent._keep_time()
+        agent._hear(Frame({"op": "started", "rank": 0, "pid": process.pid}))
+        assert process.wait(10) == code
+        assert process.stdout.read() == (b"saved\n" if code == 0 else b"")
 
 
 def test_the_traceback_stands_in_the_log_behind_what_the_rank_has_printed(start: Callable) -> None:
