@@ -169,7 +169,8 @@ def _of_operators(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
         first = min(len(old), len(new))
     was, now = (_told(entries[first:]) for entries in (old, new))
     more = len(rows_of(new)) - len(rows_of(old))
-    counted = f", {abs(more)} operators {'more' if more > 0 else 'fewer'} in all" if more else ""
+    operators = f"{abs(more)} operator{'s' if abs(more) > 1 else ''}"
+    counted = f", {operators} {'more' if more > 0 else 'fewer'} in all" if more else ""
     where = f"{now} in place of {was}" if now != was else f"{now} of other operands"
     # What is new has no slot in the known program; what stood there was recorded near it.
     slot = min(first, len(old) - 1)
@@ -177,8 +178,8 @@ def _of_operators(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
 
 
 def _told(entries: Sequence[Entry]) -> str:
-    """The first of them by name."""
-    return next((_name(entry) for entry in entries if entry is not None), "the end")
+    """The first operator among them by name."""
+    return next((_name(entry) for entry in entries if isinstance(entry, tuple)), "the end")
 
 
 def _of_results(old: Known, new: Known) -> Difference | None:

@@ -95,7 +95,7 @@ def branch(is_other):
 def test_another_way_through_python_is_told_with_the_operators_and_where(capfd):
     train([False, False, False, False, True], branch)
     (line,) = told(capfd)
-    assert "aten.abs.default in place of aten.sin.default, 1 operators more in all" in line
+    assert "aten.abs.default in place of aten.sin.default, 1 operator more in all" in line
     assert f", at {line_of(branch, 5)}; Python took another way" in line
 
 
@@ -105,7 +105,18 @@ def test_an_operator_fewer_at_the_end_is_told(capfd):
         return x if is_short else x.cos()
 
     train([False, False, False, False, True], step)
-    assert "the end in place of aten.cos.default, 1 operators fewer in all" in told(capfd)[0]
+    assert "the end in place of aten.cos.default, 1 operator fewer in all" in told(capfd)[0]
+
+
+def test_operators_that_are_new_at_the_end_are_told_by_name_and_not_by_what_they_read(capfd):
+    other = torch.ones(6, 5).to("xla")
+
+    def step(is_longer):
+        x = torch.ones(6, 5).to("xla") * 3
+        return x * 2 + other if is_longer else x * 2
+
+    train([False, False, False, False, True], step)
+    assert "aten.add.Tensor in place of the end, 1 operator more in all" in told(capfd)[0]
 
 
 def test_the_same_operators_of_other_operands_are_told(capfd):
