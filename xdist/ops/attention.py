@@ -20,11 +20,15 @@ from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
 
 _Maybe = jax.Array | None
-# Of more weights of one head a CPU takes sums over the queries the other way around, so that XLA
-# need not read the weights against their order: backward passes of 8 heads of 512 x 512 and 64
-# channels 12.2, 9.3 ms; of 32 channels 10.3, 6.6; 4 of 1024 x 1024 37.8, 28.4; 8 of 384 x 384 6.1,
-# 5.3; but 24 of 197 x 197 3.3, 3.9 (2 cores of an EPYC with AVX-512, 2026-11-28).
+# Of more weights of one head, in all or for each channel squared, a CPU takes sums over the queries
+# the other way around, so that XLA need not read the weights against their order: backward passes
+# of 8 heads of 512 x 512 and 64 channels 12.2, 9.3 ms; of 32 channels 10.3, 6.6; 4 of 1024 x 1024
+# 37.8, 28.4; 8 of 384 x 384 6.1, 5.3; but 24 of 197 x 197 3.3, 3.9 (2 cores of an EPYC with
+# AVX-512, 2026-11-28). With forward passes 32 heads of 256 x 256 and 8 channels 9.9, 4.6 ms, 16
+# channels 11.2, 6.6, 32 11.3, 8.1, 64 15.2, 13.0; 64 of 128 x 128 and 32 5.9, 5.2; but 128 of 64 x
+# 64 and 64 4.7, 5.7 (2 cores of a Xeon with AVX-512, the same day).
 _MANY_WEIGHTS = 2**17
+_MANY_FOR_A_CHANNEL = 16
 # From so many the mean of a row's gradient is quicker from the result (`_has_short_mean`). With
 # forward passes, of 64 channels: 8 heads of 512 x 512 13.5, 10.9 ms; 32 of 256 x 256 15.8, 13.9; 4
 # of 1024 x 1024, causal, 32.1, 19.1; of 32 channels 64 of 128 x 128, causal, 7.2, 6.4 (2 cores of a
@@ -149,7 +153,8 @@ def _has_short_mean(value: jax.Array, weights: jax.Array, mask: _Maybe) -> bool:
 
 def _over_queries(weights: jax.Array, x: jax.Array) -> jax.Array:
     """[..., t, s] and [..., t, d], summed over t: [..., s, d]."""
-    if forms.chosen().is_host and math.prod(weights.shape[-2:]) >= _MANY_WEIGHTS:
+    many = min(_MANY_WEIGHTS, _MANY_FOR_A_CHANNEL * x.shape[-1] ** 2)
+    if forms.chosen().is_host and math.prod(weights.shape[-2:]) >= many:
         # Not settled, XLA turns the product back around where there are several leading dims.
         turned = _product("...dt,...ts->...ds", settled(x.swapaxes(-1, -2)), weights)
         return settled(turned).swapaxes(-1, -2)
