@@ -35,7 +35,10 @@ _FEW_CHANNELS = 16
 #   2 x 64 x 32^2, 3^2, 64: 2.06, 1.13                      4 x 64 x 32^2, 3^2, 64: 1.43, 1.27
 #   1 x 256 x 14^2, 3^2, 256: 1.51, 0.84                    6 x 64 x 32^2, 3^2, 64: 1.39, 1.34
 #   1 x 3 x 64^2, 3^2, 32: 1.86, 0.63                       8 x 64 x 28^2, 3^2, 64: 0.97, 1.64
-_FEW_SAMPLES = 4
+# In ms on 2 cores of a Xeon with AVX-512 (2026-11-28), where columns compile longer, too:
+#   1 x 64 x 56^2, 3^2, 64: 3.57, 2.45                      4 x 64 x 32^2, 3^2, 64: 2.68, 3.22
+#   2 x 64 x 32^2, 3^2, 64: 1.74, 1.79                      4 x 16 x 64^2, 3^2, 16: 1.74, 2.41
+_FEW_SAMPLES = 3
 # Sums of more shares (`conv_shifts.py`) are slower than XLA's own convolutions of each group:
 #   8 x 64 x 28^2, 3^2, 8 groups, 72 shares: native 1.03 ms, by shifts 0.94
 #   8 x 64 x 512, 5, 4 groups, 80 shares of 32 channels out each: native 0.62, by shifts 2.1
