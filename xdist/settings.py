@@ -16,6 +16,7 @@ from typing import Any
 DEFAULT_PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
 GRAPH_FORMATS = ("text", "dot", "hlo", "stablehlo")
 _DEBUG_LEVEL_OF_DEBUG = 100
+_LARGE_PAGES = "glibc.malloc.hugetlb="
 _SPLITTING = "xla_cpu_multi_thread_eigen"
 
 
@@ -224,8 +225,13 @@ def tunes_malloc() -> bool:
     That large pages are asked for, as the launcher does for its ranks, decides nothing else.
     """
     names = [name for name in os.environ if name.startswith("MALLOC_")]
-    tunables = os.environ.get("GLIBC_TUNABLES", "").replace("glibc.malloc.hugetlb=", "")
+    tunables = os.environ.get("GLIBC_TUNABLES", "").replace(_LARGE_PAGES, "")
     return bool(names) or "glibc.malloc" in tunables
+
+
+def asks_for_large_pages() -> bool:
+    """Whether GLIBC_TUNABLES ask for large pages."""
+    return _LARGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def read(env: Mapping[str, str]) -> Settings:

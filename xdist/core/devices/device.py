@@ -13,8 +13,9 @@ import jax
 import torch
 
 from torch_xdist import settings, world
-from torch_xdist.core.devices import heap, plugins
+from torch_xdist.core.devices import plugins
 from torch_xdist.core.kept import on_disk
+from torch_xdist.core.programs import heap
 from torch_xdist.core.run.device_trace import (
     HERE,
     check_process,

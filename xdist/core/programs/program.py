@@ -20,7 +20,7 @@ import numpy as np
 
 from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.kept import program_key
-from torch_xdist.core.programs import collective_program, memory_bounds
+from torch_xdist.core.programs import collective_program, heap, memory_bounds
 from torch_xdist.core.programs.compile_notice import told_if_long
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
@@ -168,7 +168,11 @@ def find(
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
-        with in_profile("PjRtComputationClient::Compile"), told_if_long(program.rows):
+        with (
+            in_profile("PjRtComputationClient::Compile"),
+            told_if_long(program.rows),
+            heap.without_holes(program.rows),
+        ):
             if _build_elsewhere is None:
                 program.run = program.executable.compile(*_how(launch, program))
             else:
