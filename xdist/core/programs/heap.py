@@ -30,7 +30,6 @@ _MOST_MB = 2047
 # Holes are taken in blocks of these sizes. Smaller ones stay: there are many, their lists are
 # short, and without them steps took as long.
 _BLOCKS = tuple(1 << bits for bits in (22, 20, 18, 16, 15, 14))
-_MOST_BLOCKS = 1 << 18
 # What is so large comes from behind all holes; with a smaller heap there is no telling.
 _BEYOND = 1 << 28
 # To take the holes takes 5 to 150 ms, the more the longer was compiled.
@@ -50,7 +49,7 @@ def keep_freed_memory() -> bool:
     size = megabytes << 20
     wanted = {_ARENA_MAX: 1, _MMAP_THRESHOLD: size, _TRIM_THRESHOLD: size}
     is_kept = all([choose(parameter, value) for parameter, value in wanted.items()])
-    if is_kept and size > _BEYOND and _holes is None:
+    if is_kept and size > _BEYOND and _holes is None and hasattr(ctypes.CDLL(None), "mallinfo2"):
         _holes = Holes(gives_back=not settings.asks_for_large_pages())
     return is_kept
 
@@ -70,6 +69,18 @@ def without_holes(rows: int) -> Iterator[None]:
             _holes.close()
 
 
+class _Info(ctypes.Structure):
+    """glibc's `struct mallinfo2` (malloc.h, since 2.33)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks"),
+            *("fordblks", "keepcost"),
+        )
+    )
+
+
 class Holes:
     """The free pieces of the heap that nobody gets, since blocks of ours fill them.
 
@@ -87,6 +98,8 @@ class Holes:
         self._allocate.restype, self._allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         self._free.restype, self._free.argtypes = None, [ctypes.c_void_p]
         self._advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._info = library.mallinfo2
+        self._info.restype, self._info.argtypes = _Info, []
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -104,14 +117,21 @@ class Holes:
         if not behind:
             return
         self._free(behind)
+        left = self.free_bytes()
         for size in _BLOCKS:
-            while len(self._blocks) < _MOST_BLOCKS and (block := self._allocate(size)):
+            while left >= size and (block := self._allocate(size)):
                 if block >= behind:
                     self._free(block)
                     break
+                left -= size
                 self._blocks.append(block)
                 if self._gives_back:
                     self._give_back(block, size)
+
+    def free_bytes(self) -> int:
+        """In all holes, as glibc counts: nothing where another allocator stands before it."""
+        info = self._info()
+        return max(0, int(info.fordblks - info.keepcost))
 
     def _give_back(self, block: int, size: int) -> None:
         """The whole pages of a block, which holds nothing."""

@@ -107,7 +107,9 @@ def test_what_lies_in_no_hole_any_more_comes_from_behind_them_until_they_are_ope
             free(block)
         last, before_kb = max(blocks), resident_kb()
         assert malloc(size) < last  # It lies in a hole.
+        free_bytes = holes.free_bytes()
         holes.close()
+        assert free_bytes - holes.free_bytes() > {blocks} // 2 * 32_000
         assert malloc(size) > last and len(holes) >= {blocks} // 2 - 1
         print(before_kb - resident_kb())
         assert ctypes.string_at(blocks[1], size) == b"\\1" * size
@@ -139,6 +141,16 @@ def test_a_program_that_takes_long_to_compile_leaves_no_holes_and_others_leave_t
         """
     )
     assert told.split() == ["0", "True", "True"]
+
+
+def test_no_more_is_taken_than_glibc_has_free():
+    holes = heap.Holes(gives_back=False)
+    taken = []
+    # As under another allocator, whose blocks lie in no order.
+    holes._allocate, holes._free = lambda size: taken.append(size) or 1 << 40 - len(taken), id
+    holes.free_bytes = lambda: 3 << 22
+    holes.close()
+    assert taken == [1 << 28, *[1 << 22] * 3]
 
 
 def test_where_there_is_no_memory_for_the_block_behind_them_the_holes_stay(monkeypatch):
