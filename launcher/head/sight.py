@@ -180,12 +180,18 @@ class Sight:
         rank = int(message["rank"])
         self.pids[rank] = int(message["pid"])
         self._see(rank, last_beat_s=self._clock.now_s())
-        # A program does not say that it has arrived.
-        return self._arrive(rank) if self._job.kind == "program" else None
+        if self._job.kind == "program":
+            # It does not say that it has arrived.
+            self.arrived.add(rank)
+        return self._all_there()
 
     def _arrive(self, rank: int) -> Message | None:
         self.arrived.add(rank)
-        whole = len(self.arrived) == self._job.nprocs
+        return self._all_there()
+
+    def _all_there(self) -> Message | None:
+        """A rank may say that it has arrived before its nursery says that it has started."""
+        whole = len(self.arrived) == len(self.pids) == self._job.nprocs
         return {"event": "arrived", "pids": self.pids} if whole else None
 
     def _beats(self, message: Message) -> None:

@@ -9,8 +9,9 @@ from torch_xdist.launcher.facts.job import Job
 from torch_xdist.launcher.head.sight import Clock, Sight
 
 
-def sight_of_two(clock: Clock) -> Sight:
+def sight_of_two(clock: Clock, kind: str = "script") -> Sight:
     job = SimpleNamespace(ranks=lambda: range(2), shares=lambda: [2], job_id="j", device="CPU")
+    job.kind, job.nprocs = kind, 2
     return Sight(cast(Job, job), 0, clock)
 
 
@@ -55,6 +56,23 @@ def test_ranks_may_have_met_until_all_say_that_they_were_in_no_collective(
         beats = [[[rank], {"step": 3, "collective": told}]]
         sight.take({"op": "beats", "same": [], "beats": beats, "states": {}}, b"")
     assert sight.may_have_met() == met
+
+
+@pytest.mark.parametrize("order", ["s0 a0 s1 a1", "s0 a0 a1 s1", "a1 a0 s1 s0", "s0 s1 a1 a0"])
+def test_all_have_arrived_once_the_nursery_has_told_of_all_too(order: str) -> None:
+    sight = sight_of_two(Clock(lambda: 0.0))
+    words = order.split()
+    events = [
+        sight.take({"op": op, "rank": int(rank), "pid": 100 + int(rank)}, b"")
+        for op, rank in (({"s": "started", "a": "arrived"}[word[0]], word[1]) for word in words)
+    ]
+    assert events == [None] * 3 + [{"event": "arrived", "pids": {0: 100, 1: 101}}]
+
+
+def test_a_program_has_arrived_when_it_has_started() -> None:
+    sight = sight_of_two(Clock(lambda: 0.0), "program")
+    events = [sight.take({"op": "started", "rank": r, "pid": r}, b"") for r in range(2)]
+    assert events == [None, {"event": "arrived", "pids": {0: 0, 1: 1}}] and sight.absent() == []
 
 
 ENDED = {"stopped": False, "oom": False, "tail": []}
