@@ -12,7 +12,7 @@ of them, 600 MB. Each block of a run is then looked for among hundreds of free o
 size, lists of which no two are in one cache line, and what runs together lies apart. So once a
 program is compiled its holes are taken, and their pages are given back to the system; they are
 holes again while the next one is compiled. Steps of nets after 1 to 20 seconds of compiling took
-0.75 to 0.97 of the time, with up to 500 MB less (docs/optimizations.md).
+0.75 to 1.00 of the time, with up to 500 MB less (docs/optimizations.md).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _MOST_MB = 2047
 _BLOCKS = tuple(1 << bits for bits in (22, 20, 18, 16, 15, 14))
 # What is so large comes from behind all holes; with a smaller heap there is no telling.
 _BEYOND = 1 << 28
-# To take the holes takes 5 to 150 ms, the more the longer was compiled.
+# To take the holes takes 5 to 150 ms, the more the longer it was compiled.
 _LONG_S = 0.5
 _MANY_ROWS = 64
 
