@@ -153,7 +153,7 @@ def test_no_more_is_taken_than_glibc_has_free():
     assert taken == [1 << 28, *[1 << 22] * 3]
 
 
-def test_where_there_is_no_memory_for_the_block_behind_them_the_holes_stay(monkeypatch):
+def test_where_there_is_no_memory_for_the_block_behind_them_the_holes_stay():
     holes = heap.Holes(gives_back=True)
     holes._allocate = lambda size: None
     holes.close()
