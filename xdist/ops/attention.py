@@ -7,11 +7,13 @@ where they stand in one program and nothing of size t x s is kept between progra
 
 import functools
 import math
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from torch_xdist.ops import forms
 from torch_xdist.ops.operands import wide
@@ -34,8 +36,61 @@ _MANY_FOR_A_CHANNEL = 16
 # of 1024 x 1024, causal, 32.1, 19.1; of 32 channels 64 of 128 x 128, causal, 7.2, 6.4 (2 cores of a
 # Xeon with AVX-512, 2026-11-28).
 _LARGE_WEIGHTS = 2**14
+# From so many queries on, a CPU computes causal attention by blocks of them, of which each has the
+# keys that it may see alone, as torch's kernel does: 2 blocks leave 3/4 of all weights, 4 leave
+# 5/8. More have ever smaller products (`docs/optimizations.md` has the times).
+_QUERIES_OF_TWO_BLOCKS = 192
+_QUERIES_OF_FOUR_BLOCKS = 768
+_ROWS_OF_A_BLOCK = 16  # or several times as many
 # Query, key, value and mask.
 _Saved = tuple[jax.Array, jax.Array, jax.Array, _Maybe]
+
+
+class _Block(NamedTuple):
+    """Queries from `first` to `last`, and how many keys they have.
+
+    Attributes:
+        causal_from: where the keys after a query are not seen, the place of the first query; None
+            where all are.
+    """
+
+    first: int
+    last: int
+    keys: int
+    causal_from: int | None
+
+
+def _blocks(query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool) -> list[_Block]:
+    t, s = query.shape[-2], key.shape[-2]
+    count = 1
+    if is_causal and mask is None and forms.chosen().is_host:
+        count += (t >= _QUERIES_OF_TWO_BLOCKS) + 2 * (t >= _QUERIES_OF_FOUR_BLOCKS)
+    if count == 1:
+        return [_Block(0, t, s, 0 if is_causal else None)]
+    rows = math.ceil(t / count / _ROWS_OF_A_BLOCK) * _ROWS_OF_A_BLOCK
+    ends = [(first, min(first + rows, t)) for first in range(0, t, rows)]
+    return [_Block(first, last, min(last, s), first) for first, last in ends]
+
+
+def _rows(x: jax.Array, first: int, last: int) -> jax.Array:
+    """[..., t, d], of t those from first to last."""
+    return x if last - first == x.shape[-2] else lax.slice_in_dim(x, first, last, axis=-2)
+
+
+def _behind_each_other(parts: list[jax.Array]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -2)
+
+
+def _sum_of_heads(parts: list[jax.Array], n: int) -> jax.Array:
+    """The sum of arrays [..., m, d], each of which is of the first m of n rows."""
+    *lead, last = [(0, 0, 0)] * (parts[0].ndim - 1)
+    longest = (
+        lax.pad(part, jnp.zeros((), part.dtype), [*lead, (0, n - part.shape[-2], 0), last])
+        if part.shape[-2] < n
+        else part
+        for part in parts
+    )
+    return functools.reduce(operator.add, longest)
 
 
 def _scale(query: jax.Array, scale: float | None) -> float:
@@ -47,13 +102,13 @@ def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _scores(
-    query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
+    query: jax.Array, key: jax.Array, mask: _Maybe, causal_from: int | None, scale: float
 ) -> jax.Array:
     """[..., t, s]: -inf where a key may not be seen."""
     scores = _product("...td,...sd->...ts", query, key) * scale
-    if is_causal:
+    if causal_from is not None:
         t, s = scores.shape[-2:]
-        past = counted(t)[:, None] >= counted(s)
+        past = counted(t)[:, None] + causal_from >= counted(s)
         scores = jnp.where(past, scores, -jnp.inf)
     if mask is not None:
         if mask.dtype == jnp.bool_:
@@ -64,13 +119,13 @@ def _scores(
 
 
 def _powers(
-    query: jax.Array, key: jax.Array, mask: _Maybe, is_causal: bool, scale: float
+    query: jax.Array, key: jax.Array, mask: _Maybe, causal_from: int | None, scale: float
 ) -> tuple[jax.Array, jax.Array]:
     """Exponentials of the scores, the largest of each row 1, and their sums (1 where all are 0).
 
     The softmax is one by the other; rows without any key are 0, not nan.
     """
-    scores = _scores(query, key, mask, is_causal, scale)
+    scores = _scores(query, key, mask, causal_from, scale)
     top = scores.max(-1, keepdims=True)
     if mask is not None:
         top = jnp.where(jnp.isneginf(top), 0, top)
@@ -89,8 +144,13 @@ def attend(
     scale: float,
 ) -> jax.Array:
     """[..., t, e]. A bool mask is True where a key may be seen; others are added to the scores."""
-    powers, total = _powers(query, key, mask, is_causal, scale)
-    return _mixture(powers, total, value).astype(query.dtype)
+    outs = []
+    for block in _blocks(query, key, mask, is_causal):
+        seen = [_rows(x, 0, block.keys) for x in (key, value)]
+        queries = _rows(query, block.first, block.last)
+        powers, total = _powers(queries, seen[0], mask, block.causal_from, scale)
+        outs.append(_mixture(powers, total, seen[1]).astype(query.dtype))
+    return _behind_each_other(outs)
 
 
 def _mixture(powers: jax.Array, total: jax.Array, value: jax.Array) -> jax.Array:
@@ -119,7 +179,26 @@ def _attend_backward(
     is_causal: bool, scale: float, saved: _Saved, grad: jax.Array
 ) -> tuple[_Maybe, ...]:
     query, key, value, mask = saved
-    powers, total = _powers(query, key, mask, is_causal, scale)
+    parts = []
+    for block in _blocks(query, key, mask, is_causal):
+        first, last, keys, causal_from = block
+        of_block = _rows(query, first, last), _rows(key, 0, keys), _rows(value, 0, keys), mask
+        parts.append(_gradients(of_block, _rows(grad, first, last), causal_from, scale))
+    queries, keys, values, scores = map(list, zip(*parts))
+    return (
+        _behind_each_other(queries),
+        _sum_of_heads(keys, key.shape[-2]).astype(key.dtype),
+        _sum_of_heads(values, key.shape[-2]).astype(value.dtype),
+        _mask_gradient(mask, scores[0]),
+    )
+
+
+def _gradients(
+    saved: _Saved, grad: jax.Array, causal_from: int | None, scale: float
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Those of queries, of keys and values, which are not rounded, and of the scores."""
+    query, key, value, mask = saved
+    powers, total = _powers(query, key, mask, causal_from, scale)
     is_wide = value.dtype == wide(value.dtype)
     # Halves are rounded as shares; of others what has fewer numbers is divided.
     weights = powers if is_wide else powers / total
@@ -127,7 +206,7 @@ def _attend_backward(
     def shared(x: jax.Array) -> jax.Array:
         return x / total if is_wide else x
 
-    grad_value = _over_queries(weights.astype(value.dtype), shared(grad)).astype(value.dtype)
+    grad_value = _over_queries(weights.astype(value.dtype), shared(grad))
     grad_weights = _product("...te,...se->...ts", grad, value)
     if _has_short_mean(value, weights, mask):
         mean = (grad * _mixture(powers, total, value)).sum(-1, keepdims=True)
@@ -136,8 +215,8 @@ def _attend_backward(
     grad_scores = weights * (grad_weights - mean)
     small = grad_scores.astype(query.dtype)
     grad_query = shared(_product("...ts,...sd->...td", small, key) * scale).astype(query.dtype)
-    grad_key = (_over_queries(small, shared(query)) * scale).astype(key.dtype)
-    return grad_query, grad_key, grad_value, _mask_gradient(mask, shared(grad_scores))
+    grad_key = _over_queries(small, shared(query)) * scale
+    return grad_query, grad_key, grad_value, shared(grad_scores)
 
 
 def _has_short_mean(value: jax.Array, weights: jax.Array, mask: _Maybe) -> bool:
@@ -245,7 +324,7 @@ def flash_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Also the logarithm of each row's sum of exponentials, [b, heads, t]."""
     scale = _scale(query, scale)
-    scores = _scores(query, key, attn_mask, is_causal, scale)
+    scores = _scores(query, key, attn_mask, 0 if is_causal else None, scale)
     out = attend(query, key, value, attn_mask, is_causal, scale)
     return out, jax.nn.logsumexp(scores, -1)
 
