@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch_xdist.core.rows import (
     flipped_runs,
     long_chains,
+    long_sums,
     permuted_stacks,
     placed_gradients,
     relu_masks,
@@ -31,4 +32,5 @@ def of_program(
         found = relu_masks.by_operands(found)
     if not on_cpu:
         return found, frozenset()
-    return unknown_places.of_many(found), long_chains.to_settle(found)
+    found = long_sums.by_xla(unknown_places.of_many(found))
+    return found, long_chains.to_settle(found)
