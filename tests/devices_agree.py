@@ -18,6 +18,12 @@ def both(function: Callable[..., Any], *inputs: Any) -> None:
         torch.testing.assert_close(have, want, equal_nan=True)
 
 
+def normal(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Numbers of float64, the same each time."""
+    torch.manual_seed(0)
+    return [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
+
+
 def served_by_cpu(function: Callable[..., Any], *inputs: Any) -> list[str]:
     """The operators that ran on the CPU while the function ran on the device."""
     before = {name: metrics.counter_value(name) for name in metrics.missing_lowerings()}

@@ -9,13 +9,13 @@ import jax
 from torch_xdist import platforms
 from torch_xdist.ahead import wide
 from torch_xdist.ahead.compiler import Compiler
+from torch_xdist.ahead.retarget import retargeted
 from torch_xdist.ahead.topology import Topology, devices
 from torch_xdist.ahead.verdict import REFUSED, Verdict
 from torch_xdist.core.composites import splash_attention
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import compile_options, program
 from torch_xdist.core.programs.jax_internals import module_bytes, options_in
-from torch_xdist.core.programs.retarget import retargeted
 from torch_xdist.core.trace.trace import rows_of
 from torch_xdist.dynamo.private_names import _clear_pending_irs
 

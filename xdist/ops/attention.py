@@ -8,7 +8,7 @@ where they stand in one program and nothing of size t x s is kept between progra
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -77,11 +77,11 @@ def _rows(x: jax.Array, first: int, last: int) -> jax.Array:
     return x if last - first == x.shape[-2] else lax.slice_in_dim(x, first, last, axis=-2)
 
 
-def _behind_each_other(parts: list[jax.Array]) -> jax.Array:
+def _behind_each_other(parts: Sequence[jax.Array]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -2)
 
 
-def _sum_of_heads(parts: list[jax.Array], n: int) -> jax.Array:
+def _sum_of_heads(parts: Sequence[jax.Array], n: int) -> jax.Array:
     """The sum of arrays [..., m, d], each of which is of the first m of n rows."""
     *lead, last = [(0, 0, 0)] * (parts[0].ndim - 1)
     longest = (
@@ -184,7 +184,7 @@ def _attend_backward(
         first, last, keys, causal_from = block
         of_block = _rows(query, first, last), _rows(key, 0, keys), _rows(value, 0, keys), mask
         parts.append(_gradients(of_block, _rows(grad, first, last), causal_from, scale))
-    queries, keys, values, scores = map(list, zip(*parts))
+    queries, keys, values, scores = zip(*parts)
     return (
         _behind_each_other(queries),
         _sum_of_heads(keys, key.shape[-2]).astype(key.dtype),

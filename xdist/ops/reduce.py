@@ -36,7 +36,7 @@ def axes(self: jax.Array, dim: Dims) -> tuple[int, ...]:
     return tuple(one % self.ndim for one in dims) if self.ndim else ()
 
 
-def summand(self: jax.Array, dtype: torch.dtype | None) -> jax.Array:
+def _summand(self: jax.Array, dtype: torch.dtype | None) -> jax.Array:
     """`self` in the dtype a sum accumulates in."""
     if dtype is not None:
         self = convert(self, dtype)
@@ -49,7 +49,7 @@ def summand(self: jax.Array, dtype: torch.dtype | None) -> jax.Array:
 def sum(
     self: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> jax.Array:
-    return jnp.sum(summand(self, dtype), axis=axes(self, dim), keepdims=keepdim)
+    return jnp.sum(_summand(self, dtype), axis=axes(self, dim), keepdims=keepdim)
 
 
 @lowers("aten.nansum.default")
@@ -61,14 +61,14 @@ def nansum(
 
 @lowers("aten.prod.default")
 def prod(self: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
-    return jnp.prod(summand(self, dtype))
+    return jnp.prod(_summand(self, dtype))
 
 
 @lowers("aten.prod.dim_int")
 def prod_dim(
     self: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> jax.Array:
-    return jnp.prod(summand(self, dtype), axis=axes(self, dim), keepdims=keepdim)
+    return jnp.prod(_summand(self, dtype), axis=axes(self, dim), keepdims=keepdim)
 
 
 def _count(self: jax.Array, dims: tuple[int, ...]) -> int:

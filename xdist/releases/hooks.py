@@ -358,7 +358,7 @@ PROBES = (
     *_each(
         "jaxlib.mlir.dialects.stablehlo",
         "ConstantOp CustomCallOp DotDimensionNumbers.get DotGeneralOp DynamicBroadcastInDimOp"
-        " GetTupleElementOp"
+        " GetTupleElementOp MaxOp MinOp NegOp SubtractOp"
         " StablehloCompatibilityRequirement.WEEK_4 deserialize_portable_artifact"
         " get_version_from_compatibility_requirement serialize_portable_artifact_str",
         _PROGRAMS,

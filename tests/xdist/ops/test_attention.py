@@ -134,3 +134,40 @@ def test_the_second_derivative_equals_eager(causal: bool, length: int) -> None:
         return torch.autograd.grad(out.sin().sum(), k, create_graph=True)[0]
 
     both(penalty, *queries(length=length))
+
+
+@pytest.mark.parametrize("lengths", [(200, 200), (230, 100), (195, 400), (800, 800)], ids=str)
+def test_causal_attention_by_blocks_of_queries_equals_eager(lengths: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    t, s = lengths
+    tensors = [torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (t, s, s)]
+    both(lambda *a: F.scaled_dot_product_attention(*a, is_causal=True), *tensors)
+
+
+@pytest.mark.on_cpu
+def test_a_block_has_the_keys_alone_that_its_queries_may_see() -> None:
+    x = jnp.zeros((2, 256, 8))
+    program = jax.jit(lambda x: attention.attend(x, x, x, None, True, 1.0)).lower(x).as_text()
+    products = re.findall(r"dot_general .*-> tensor<2x(\d+)x(\d+)xf", program)
+    assert sorted({*products} - {("128", "8")}) == [("128", "128"), ("128", "256")]
+
+
+def test_a_nan_among_later_keys_reaches_no_earlier_query() -> None:
+    tensors = [torch.randn(1, 2, 256, 8) for _ in range(3)]
+    tensors[1][:, :, 100] = float("nan")
+    out = F.scaled_dot_product_attention(*[x.to("xla") for x in tensors], is_causal=True).cpu()
+    assert out[:, :, :100].isfinite().all()
+    assert out[:, :, 100:].isnan().all()
+
+
+def test_halves_of_many_causal_queries_are_as_near_to_the_exact_gradients_as_eagers() -> None:
+    tensors = [t.bfloat16() for t in queries(length=256)]
+
+    def gradients(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.to(dtype).to(device).detach().requires_grad_() for t in tensors]
+        out = F.scaled_dot_product_attention(*leaves, is_causal=True)
+        return [t.cpu().double() for t in torch.autograd.grad(out.sin().sum(), leaves)]
+
+    runs = [("xla", torch.bfloat16), ("cpu", torch.bfloat16), ("cpu", torch.float64)]
+    for ours, theirs, exact in zip(*(gradients(*run) for run in runs)):
+        assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm()

@@ -3,14 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from devices_agree import both, served_by_cpu
+from devices_agree import both, normal, served_by_cpu
 
 from torch_xdist import platforms
-
-
-def normal(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    return [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -28,36 +23,11 @@ def test_batch_norm_without_weight_or_statistics_equals_eager() -> None:
     both(lambda x: F.batch_norm(x, None, None, training=True), *normal((6, 3)))
 
 
-def test_layer_norm_equals_eager_with_and_without_weight() -> None:
-    x, weight, bias = normal((3, 4, 6), (4, 6), (4, 6))
-    both(lambda x, w, b: F.layer_norm(x, (4, 6), w, b), x, weight, bias)
-    both(lambda x: F.layer_norm(x, (6,)), x)
-
-
-def test_rms_norm_equals_eager() -> None:
-    both(lambda x, w: F.rms_norm(x, (6,), w), *normal((3, 4, 6), (6,)))
-
-
-def test_group_and_instance_norm_equal_eager() -> None:
-    x, weight, bias = normal((2, 6, 5, 3), (6,), (6,))
-    both(lambda x, w, b: F.group_norm(x, 3, w, b), x, weight, bias)
-    both(lambda x: F.group_norm(x, 2), x)
-    both(lambda x, w, b: F.instance_norm(x, weight=w, bias=b), x, weight, bias)
-
-
 def test_weight_norm_and_local_response_norm_equal_eager() -> None:
     v, g, x = normal((4, 3), (4, 1), (2, 4, 5, 5))
     both(lambda v, g: torch._weight_norm(v, g, 0), v, g)
     both(lambda x: F.local_response_norm(x, 3), x)
     both(lambda x: torch.renorm(x, 2, 1, 1.5), x)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layer_norm_of_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
-    x, weight, bias = (t.to(dtype) for t in normal((8, 64), (64,), (64,)))
-    wide = F.layer_norm(x.float(), (64,), weight.float(), bias.float()).to(dtype)
-    found = F.layer_norm(x.to("xla"), (64,), weight.to("xla"), bias.to("xla")).cpu()
-    torch.testing.assert_close(found, wide, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 @pytest.mark.parametrize("parameters", [None, torch.bfloat16, torch.float32])
@@ -77,25 +47,6 @@ def test_statistics_have_the_dtype_of_the_parameters_as_on_the_cpu(parameters) -
     for want, have in zip(expected, found):
         assert have.shape == want.shape
         torch.testing.assert_close(have.cpu(), want)
-
-
-def test_gradients_in_half_precision_do_not_suffer_from_a_large_mean() -> None:
-    x, grad, weight = (t.bfloat16() for t in normal((8, 64), (8, 64), (64,)))
-
-    def gradients(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [t.to(dtype).to(device).detach().requires_grad_() for t in (x + 30, weight)]
-        out = F.layer_norm(leaves[0], (64,), leaves[1], torch.zeros_like(leaves[1]))
-        found = torch.autograd.grad(out, leaves, grad.to(dtype).to(device))
-        return [t.cpu().double() for t in found]
-
-    for ours, exact in zip(gradients("xla", torch.bfloat16), gradients("cpu", torch.float64)):
-        assert (ours - exact).norm() < 0.004 * exact.norm()
-
-
-def test_a_shape_that_does_not_fit_is_refused_in_torchs_words() -> None:
-    x = torch.zeros(3, 4, device="xla")
-    with pytest.raises(RuntimeError, match=r"Given normalized_shape=\[5\], expected input with"):
-        F.layer_norm(x, (5,))
 
 
 def test_the_second_derivative_of_batch_norm_equals_eager() -> None:

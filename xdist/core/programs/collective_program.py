@@ -21,7 +21,7 @@ from torch_xdist.collectives.mesh import transport as mesh
 from torch_xdist.collectives.mesh.agreement import Call
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.kept import on_disk
-from torch_xdist.core.programs import compile_options
+from torch_xdist.core.programs import compile_options, long_reductions
 from torch_xdist.core.programs.jax_internals import (
     Direct,
     Location,
@@ -111,6 +111,8 @@ class OnDevice:
 
     def _lowered(self, traced: Any) -> Any:
         lowered = located(traced.lower(), self._locations)
+        if self._choices.is_host:
+            long_reductions.by_xla(lowered)
         if self._aliases:
             alias(lowered, self._aliases)
         return lowered

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from torch_xdist.core.rows import (
     flipped_runs,
     long_chains,
-    long_sums,
     permuted_stacks,
     placed_gradients,
     relu_masks,
@@ -32,5 +31,4 @@ def of_program(
         found = relu_masks.by_operands(found)
     if not on_cpu:
         return found, frozenset()
-    found = long_sums.by_xla(unknown_places.of_many(found))
-    return found, long_chains.to_settle(found)
+    return unknown_places.of_many(found), long_chains.to_settle(found)
