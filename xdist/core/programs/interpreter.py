@@ -75,7 +75,7 @@ def interpret(
             compute = copied.get(plan, plan.compute)
             results = compute([env[operand] for operand in row[1:]], given, key)
         if slot in to_settle:
-            results = [settled(results[0])]
+            results = [settled(results[0]), *results[1:]]
         env.update(enumerate(results, slot))
 
 

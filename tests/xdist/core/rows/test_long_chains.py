@@ -1,6 +1,7 @@
 """In long chains of pointwise rows a CPU computes once what several rows read."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -78,3 +79,45 @@ def test_a_loop_twice_as_long_is_a_program_twice_as_long(x):
         return len(re.findall(r"^\s+\S+ = ", hlo_of([recurrence(on_device, times)]), re.M))
 
     assert instructions(24) < 2.5 * instructions(12)
+
+
+def sums_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum so far of arrays, each time read by the next one and by another row."""
+    whole, outs = parts[0], []
+    for part in parts[1:]:
+        whole = whole + part.roll(1, 0)
+        outs.append(whole.mT.relu())
+    return torch.stack(outs)
+
+
+@pytest.mark.parametrize(("side", "count"), [(128, 2), (64, 0)])
+def test_a_sum_of_many_large_arrays_is_settled_now_and_then(side, count):
+    parts = torch.randn(10, side, side)
+    several = [part.to("xla") for part in parts]
+    torch_xla.sync()
+    found = sums_of(several)
+    assert len(pending()) == count
+    torch.testing.assert_close(found.cpu(), sums_of(parts))
+
+
+def test_gradients_of_layers_on_rolled_windows_equal_eagers():
+    """Where a layer norm's gradient, the first of three results, is part of what is settled."""
+    torch.manual_seed(0)
+    weights = torch.randn(7, 64, 64, dtype=torch.float64)
+    start = torch.randn(4, 32, 64, dtype=torch.float64)
+
+    def loss(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        for weight in weights:
+            windows = torch.nn.functional.layer_norm(x, (64,), weight[0]).roll(3, 1)
+            x = x + (windows @ weight).roll(-3, 1).tanh()
+        return x.square().sum()
+
+    found = []
+    for device in ("cpu", "xla"):
+        leaves = [part.to(device).requires_grad_() for part in (start, *weights)]
+        if device == "xla":
+            torch_xla.sync()
+        found.append(torch.autograd.grad(loss(leaves[0], leaves[1:]), leaves))
+    assert pending()
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got.cpu(), expected)
