@@ -211,6 +211,18 @@ OTHERS = [
         batch_norm,
         lambda: (torch.randn(16, 64, 28, 28), torch.ones(64), torch.zeros(64)),
     ),
+    Case(
+        "layer_norm",
+        lambda x, w, b: F.layer_norm(x, (512,), w, b),
+        lambda: (torch.randn(2048, 512), torch.ones(512), torch.zeros(512)),
+    ),
+    Case(
+        "group_norm",
+        lambda x, w, b: F.group_norm(x, 32, w, b),
+        lambda: (torch.randn(4, 128, 32, 32), torch.ones(128), torch.zeros(128)),
+    ),
+    Case("softmax.channels", lambda x: x.softmax(1), one(2, 21, 256, 256)),
+    Case("shared.by_samples", torch.add, pair((8, 197, 192), (197, 192))),
     Case("matmul", torch.matmul, pair((512, 512), (512, 512))),
     Case("mv", torch.mv, pair((1024, 1024), (1024,))),
     Case("sin", torch.sin, one(1024, 512)),

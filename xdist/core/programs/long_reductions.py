@@ -10,7 +10,7 @@ For programs of one device: XLA has no collective in those words.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.interpreters.mlir import ir
@@ -44,21 +44,95 @@ _OTHER_WORDS = {
 }
 
 
+_POINTWISE = frozenset(
+    f"stablehlo.{name}"
+    for name in "abs add clamp convert divide exponential log logistic maximum minimum multiply"
+    " negate optimization_barrier power rsqrt select sqrt subtract tanh".split()
+)
+
+
 def by_xla(lowered: jax.stages.Lowered) -> None:
     """Change a lowered program, so that XLA computes these reductions itself."""
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
-        _look_inside(module.operation)
+        found = _Found([], {}, {})
+        _look_inside(module.operation, found)
+        of_convolutions: dict[Any, bool] = {}
+        for reduction in found.reductions:
+            if not _is_of_convolution(reduction.operands[0], found, of_convolutions):
+                _say_otherwise(reduction.regions[0].blocks[0])
 
 
-def _look_inside(operation: Any) -> None:
+class _Found(NamedTuple):
+    """What there is in a module.
+
+    Attributes:
+        reductions: those over dims behind which many numbers lie.
+        functions, calls: by the functions' names.
+    """
+
+    reductions: list[Any]
+    functions: dict[str, Any]
+    calls: dict[str, list[Any]]
+
+
+def _look_inside(operation: Any, found: _Found) -> None:
     for region in operation.regions:
         for block in region.blocks:
             for inner in block.operations:
-                if inner.operation.name == "stablehlo.reduce" and _is_long(inner):
-                    _say_otherwise(inner.regions[0].blocks[0])
+                name = inner.operation.name
+                if name == "func.func":
+                    found.functions[inner.attributes["sym_name"].value] = inner
+                elif name == "func.call":
+                    found.calls.setdefault(inner.attributes["callee"].value, []).append(inner)
+                if name == "stablehlo.reduce":
+                    if _is_long(inner):
+                        found.reductions.append(inner)
                 else:
-                    _look_inside(inner.operation)
+                    _look_inside(inner.operation, found)
+
+
+def _is_of_convolution(value: Any, found: _Found, known: dict[Any, bool]) -> bool:
+    """Whether an array is a convolution's, but for pointwise operators.
+
+    XLA has those with the channels last, however they are written, and what is made of them: there
+    it is in one row what is reduced, and YNNPACK is quicker.
+    """
+    if value not in known:
+        known[value] = False  # Where it is part of a loop.
+        known[value] = any(
+            one is None or (_shape(one) == _shape(value) and _is_of_convolution(one, found, known))
+            for one in _made_of(value, found)
+        )
+    return known[value]
+
+
+def _made_of(value: Any, found: _Found) -> list[Any]:
+    """The arrays that it is made of number by number; None for a convolution's."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        function: Any = owner.owner
+        if function.operation.name != "func.func":
+            return []
+        calls = found.calls.get(function.attributes["sym_name"].value, [])
+        return [call.operands[value.arg_number] for call in calls]
+    name = owner.name
+    if name == "stablehlo.convolution":
+        return [None]
+    if name == "func.call":
+        function = found.functions[owner.attributes["callee"].value]
+        return [_returned(function.regions[0], value.result_number)]
+    if name == "stablehlo.case":
+        return [_returned(branch, value.result_number) for branch in owner.regions]
+    return [*owner.operands] if name in _POINTWISE else []
+
+
+def _returned(region: Any, number: int) -> Any:
+    return [*region.blocks[0].operations][-1].operands[number]
+
+
+def _shape(value: Any) -> Any:
+    return getattr(value.type, "shape", None)
 
 
 def _is_long(reduction: Any) -> bool:

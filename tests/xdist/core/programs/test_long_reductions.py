@@ -39,11 +39,15 @@ def numbers() -> torch.Tensor:
     return torch.randn(6, 4100)
 
 
-def lowered(function) -> jax.stages.Lowered:
+def lowered(function, shape: tuple[int, ...] = (6, 4100)) -> jax.stages.Lowered:
     """A function of such an array as the programs have it."""
-    found = jax.jit(function).lower(jnp.zeros((6, 4100)))
+    found = jax.jit(function).lower(jnp.zeros(shape))
     long_reductions.by_xla(found)
     return found
+
+
+def convolved(images: jax.Array) -> jax.Array:
+    return jax.lax.conv(images, jnp.ones((5, 2, 3, 3)), (1, 1), "SAME")
 
 
 def hlo(function) -> str:
@@ -93,3 +97,25 @@ def test_those_in_loops_are_found():
         return jax.lax.fori_loop(0, 3, lambda i, y: y + y.sum(0) * 0.1, x)
 
     assert "negate" in lowered(looped).as_text()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: convolved(x).sum(1),
+        lambda x: jax.nn.softmax(jax.nn.relu(convolved(x) * 2), 1),
+        lambda x: jax.lax.platform_dependent(
+            x, cpu=convolved, default=lambda y: convolved(y) + 1
+        ).max(1),
+        lambda x: jax.jit(lambda y: jnp.exp(y).sum(1))(convolved(x)),
+    ],
+    ids=["itself", "of pointwise functions", "on one platform", "in a function"],
+)
+def test_those_over_the_channels_of_a_convolution_stay(function):
+    """XLA has them last, whatever their dims are."""
+    assert "stablehlo.negate" not in lowered(function, (1, 2, 64, 64)).as_text()
+
+
+def test_what_is_moved_after_a_convolution_is_none():
+    moved = lowered(lambda x: convolved(x).swapaxes(0, 1).sum(0), (1, 2, 64, 64))
+    assert "stablehlo.negate" in moved.as_text()
