@@ -33,7 +33,7 @@ def _scaled_mean(x: jax.Array, weight: Maybe, axes: Sequence[int]) -> jax.Array:
     """Mean of x * weight over the trailing `axes`, which are kept with size 1.
 
     XLA would write x * weight out on a CPU to sum it up, where a product with a vector reads x
-    alone: a backward pass of 2048 x 512 took 1.27 ms, 0.80 so (2 cores of a Xeon with AVX-512,
+    alone: of 2048 x 512 forward and backward took 1.93 ms, 1.38 so (2 cores of a Xeon with AVX-512,
     2026-11-29). Elsewhere that is one kernel.
     """
     if weight is None or not forms.chosen().is_host:
