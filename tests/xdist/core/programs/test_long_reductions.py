@@ -119,3 +119,13 @@ def test_those_over_the_channels_of_a_convolution_stay(function):
 def test_what_is_moved_after_a_convolution_is_none():
     moved = lowered(lambda x: convolved(x).swapaxes(0, 1).sum(0), (1, 2, 64, 64))
     assert "stablehlo.negate" in moved.as_text()
+
+
+def test_a_convolution_is_not_looked_for_without_end():
+    def far(x: jax.Array) -> jax.Array:
+        x = convolved(x)
+        for _ in range(2000):
+            x = x + 1
+        return x.sum(1)
+
+    assert "stablehlo.negate" in lowered(far, (1, 2, 64, 64)).as_text()

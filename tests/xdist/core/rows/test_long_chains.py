@@ -121,3 +121,15 @@ def test_gradients_of_layers_on_rolled_windows_equal_eagers():
     assert pending()
     for expected, got in zip(*found):
         torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_a_layer_norm_whose_operand_has_no_gradient_is_left():
+    x, weight = torch.randn(64, 256), torch.randn(256)
+
+    def gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = torch.nn.functional.layer_norm(x, (256,), weight.requires_grad_())
+        return torch.autograd.grad(out.square().sum(), weight)[0]
+
+    found = gradient(x.to("xla"), weight.to("xla"))
+    assert pending() == frozenset()
+    torch.testing.assert_close(found.cpu(), gradient(x, weight))
