@@ -81,7 +81,7 @@ def _behind_each_other(parts: Sequence[jax.Array]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -2)
 
 
-def _sum_of_heads(parts: Sequence[jax.Array], n: int) -> jax.Array:
+def _sum_of_first_rows(parts: Sequence[jax.Array], n: int) -> jax.Array:
     """The sum of arrays [..., m, d], each of which is of the first m of n rows."""
     *lead, last = [(0, 0, 0)] * (parts[0].ndim - 1)
     longest = (
@@ -187,8 +187,8 @@ def _attend_backward(
     queries, keys, values, scores = zip(*parts)
     return (
         _behind_each_other(queries),
-        _sum_of_heads(keys, key.shape[-2]).astype(key.dtype),
-        _sum_of_heads(values, key.shape[-2]).astype(value.dtype),
+        _sum_of_first_rows(keys, key.shape[-2]).astype(key.dtype),
+        _sum_of_first_rows(values, key.shape[-2]).astype(value.dtype),
         _mask_gradient(mask, scores[0]),
     )
 
