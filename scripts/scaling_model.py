@@ -160,7 +160,7 @@ COSTS = (
         look_every_s,
     ),
     Cost(
-        *("verdict on a failure", "s", "0.25 s + 2 looks + hosts x send_us"),
+        *("verdict on a failure", "s", "1 s at most + 2 looks + hosts x send_us"),
         "launcher/head/pace.py, `Hosts.send`",
         verdict_s,
     ),

@@ -34,10 +34,10 @@ from torch_xdist.launcher.shipping.sender import Sending, Shipment
 from torch_xdist.system.frames import Message
 
 Emit = Callable[..., None]
-_COLLECT_S = 0.25
 # Those that exchange with a rank that is gone find that out by themselves, in a third of a second
-# where the host is not busy; where one has, the others do.
-_COLLECT_OF_PEERS_S = 1.0
+# where the host is not busy; where one has, the others do. Whether they exchange, the last
+# heartbeats cannot tell: they may be older than the first collective.
+_COLLECT_S = 1.0
 _COLLECT_THE_REST_S = 2.0
 _TICK_S = 0.25
 _STACKS_WAIT_S = 1.5
@@ -401,8 +401,7 @@ class Head:
     def _collect(self) -> None:
         """Ranks that fail of the same cause do so at the same time: let them say it."""
         before = self.sight.failed()
-        limit_s = _COLLECT_OF_PEERS_S if self.sight.may_have_met() else _COLLECT_S
-        self._take_for(limit_s, lambda: self._hosts.are_over() or self.sight.failed() > before)
+        self._take_for(_COLLECT_S, lambda: self._hosts.are_over() or self.sight.failed() > before)
         if self.sight.failed() > before:
             self._take_for(_COLLECT_THE_REST_S, self._hosts.are_over)
 

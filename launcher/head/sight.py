@@ -158,10 +158,6 @@ class Sight:
         had, self._has_beats = self._has_beats, False
         return had
 
-    def may_have_met(self) -> bool:
-        """Whether ranks have said that they were in a collective, or nothing yet."""
-        return any(seen.beat is None or seen.beat.collective for seen in self.seen.values())
-
     def failed(self) -> set[int]:
         """The ranks that have said that they failed, or were lost, or ended otherwise than well."""
         return {one.rank for one in self.seen.values() if one.report is not None or one.exit_code}

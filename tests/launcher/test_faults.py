@@ -35,6 +35,26 @@ def test_a_killed_rank_ends_the_job_with_its_signal(run: Callable, victim: int) 
     assert "Traceback" not in ended.err
 
 
+def test_what_a_peer_says_half_a_second_later_is_shown_where_no_beat_told_of_a_collective(
+    run: Callable,
+) -> None:
+    ended = run(
+        """
+        import torch_xla
+        meet()
+        time.sleep(2.0)
+        if RANK == 1:
+            fault(); os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)
+        raise ConnectionError("rank 1 has ended")
+        """,
+        *(*TWO, "--beat-every", "0.5"),
+    )
+    assert ended.code == 137
+    assert ended.after_fault_s < ALL_DOWN_S
+    assert re.search(r"then rank 0 .* raised ConnectionError: rank 1 has ended", ended.err)
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
 def test_a_crash_shows_its_signal_and_python_stack(run: Callable, number: signal.Signals) -> None:
     ended = run(

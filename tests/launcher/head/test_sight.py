@@ -46,18 +46,6 @@ def test_a_rank_that_ended_by_itself_is_not(ended_s: float, ended: dict[str, Any
     assert seen_at(ended_s, 6.0, **ended) is None
 
 
-@pytest.mark.parametrize(("collective", "met"), [("", False), ("all_reduce(sum) of f[2]", True)])
-def test_ranks_may_have_met_until_all_say_that_they_were_in_no_collective(
-    collective: str, met: bool
-) -> None:
-    sight = sight_of_two(Clock(lambda: 0.0))
-    for rank, told in enumerate(["", collective]):
-        assert sight.may_have_met()
-        beats = [[[rank], {"step": 3, "collective": told}]]
-        sight.take({"op": "beats", "same": [], "beats": beats, "states": {}}, b"")
-    assert sight.may_have_met() == met
-
-
 @pytest.mark.parametrize("order", ["s0 a0 s1 a1", "s0 a0 a1 s1", "a1 a0 s1 s0", "s0 s1 a1 a0"])
 def test_all_have_arrived_once_the_nursery_has_told_of_all_too(order: str) -> None:
     sight = sight_of_two(Clock(lambda: 0.0))
