@@ -100,6 +100,34 @@ def _to(self: XlaTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return _usual_to(self, dtype or self.dtype, non_blocking, memory_format=memory_format)
 
 
+_usual_setitem = torch.Tensor.__setitem__
+
+
+def _setitem(self: XlaTensor, index: Any, value: Any) -> None:
+    """`x[mask] = parameter` with a gradient is a `where`.
+
+    torch's own gradient of it reads the elements that the mask selects: another shape for each
+    mask, so another program.
+    """
+    if index.__class__ is XlaTensor and index.dtype is torch.bool and _is_learned(value):
+        mask, rest = index, self.dim() - index.dim()
+        fills = value.dim() <= rest and mask.dim() > 0 and mask.shape == self.shape[: mask.dim()]
+        if fills and value.dtype == self.dtype and _broadcasts(value, self.shape[mask.dim() :]):
+            self.copy_(torch.where(mask[(..., *(None,) * rest)], value, self))
+            return
+    _usual_setitem(self, index, value)
+
+
+def _is_learned(value: Any) -> bool:
+    return isinstance(value, XlaTensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def _broadcasts(value: torch.Tensor, shape: torch.Size) -> bool:
+    """Whether a tensor of no more dims fills this shape."""
+    last = shape[len(shape) - value.dim() :]
+    return all(size in (1, whole) for size, whole in zip(value.shape, last, strict=True))
+
+
 _saving = threading.local()
 
 
@@ -163,6 +191,7 @@ def register() -> None:
         "type": _type,
         "numpy": _numpy,
         "__array__": _array,
+        "__setitem__": _setitem,
         "__reduce_ex__": _reduce,
         "__deepcopy__": _deepcopy,
         "__coerce_same_metadata_as_tangent__": _as_tangent,
