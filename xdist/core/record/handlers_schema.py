@@ -12,6 +12,7 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.record import mask_counts
 from torch_xdist.core.record.dispatch import dispatch, record, write_handler
+from torch_xdist.core.record.handlers_copy import is_elsewhere
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.operators import Op, op_of
@@ -130,6 +131,14 @@ def pack_padded(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return input.flatten(0, 1).index_select(0, packed.to(input.device)), batch_sizes
 
 
+def between(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`linspace` and `logspace` between tensors; what they make lies on torch's default device."""
+    ends = [end for end in args[:2] if isinstance(end, XlaTensor)]
+    if not any(is_elsewhere(end, kwargs.get("device")) for end in ends):
+        return record(op, args, kwargs)
+    return op.func(*[host_value(a) if isinstance(a, XlaTensor) else a for a in args], **kwargs)
+
+
 def is_coalesced(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
@@ -142,7 +151,9 @@ def assert_tensor_metadata(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) 
     op.func(args[0].value.type.meta, *args[1:], **kwargs)
 
 
+_ENDS = ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 HANDLERS = {
+    **{f"aten.{name}.{ends}": between for name in ("linspace", "logspace") for ends in _ENDS},
     "aten._foreach_addcdiv.Tensor": foreach_with_scalars,
     "aten._foreach_addcdiv_.Tensor": foreach_with_scalars,
     "aten._foreach_addcmul.Tensor": foreach_with_scalars,

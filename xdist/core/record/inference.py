@@ -46,6 +46,8 @@ STATIC_INTS = set(SMALL_INTS)
 # Called from Python, an overload takes True for the integer 1, which promotes a bool tensor. torch
 # itself does not, and of those CPU torch has for bools this alone shows it.
 _POWER = torch.ops.aten.pow.Tensor_Scalar
+# Products that torch_xla took of two dtypes, and whose meta kernels refuse or promote them.
+_PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("bmm", "linear", "mv"))
 
 
 def is_input(value: Any, cls: type) -> bool:
@@ -92,6 +94,9 @@ def _inferred(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
     if cpu_only.is_wanted(func, metas):
         return CpuOnly(), 0
     try:
+        result = cpu_only.refused(func, metas, named)
+        if result is not None:
+            return types_of_results(result)
         if str(func) in SHAPED:
             check(func, metas, named)
             result = abstract_results.of_lowering(str(func), metas, named)
@@ -145,16 +150,21 @@ def infer(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> Any:
     """
     if func is _POWER and metas[1].__class__ is bool:
         return torch.empty_like(metas[0])
+    if func in _PRODUCTS:
+        metas = [None if meta is None else meta.to(metas[0].dtype) for meta in metas]
     try:
         with torch.no_grad():
             return func(*metas, **named)
     except NotImplementedError:
         raise
     except Exception as error:
-        # Meta kernels written in Python have words of their own: the CPU says torch's.
-        cpu_only.ask(func, metas, named)
+        # Meta kernels written in Python have words of their own, which the CPU's stand for.
+        result = cpu_only.ask(func, metas, named)
         if "meta" in str(error).lower():
             raise NotImplementedError(str(error)) from error
+        # A mistake of the kernel's own.
+        if result is not None and isinstance(error, TypeError):
+            return result
         raise
 
 

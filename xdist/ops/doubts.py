@@ -1,0 +1,191 @@
+"""Calls that CPU torch may refuse though its meta kernels let them pass, by their arguments.
+
+A rule is a predicate over the positional arguments, with meta tensors in the places of tensors. It
+only says that the CPU is to be asked: what is right, and in which words, the CPU says.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Rule = Callable[..., bool]
+_LOW = (torch.float16, torch.bfloat16)
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+
+
+def _differ(*places: int) -> Rule:
+    """The operands in these places have several dtypes."""
+
+    def differ(*args: Any) -> bool:
+        given = [args[place] for place in places if place < len(args)]
+        return len({x.dtype for x in given if x is not None}) > 1
+
+    return differ
+
+
+def _of(*dtypes: torch.dtype) -> Rule:
+    """An operand has one of these dtypes."""
+    return lambda *args: any(getattr(x, "dtype", None) in dtypes for x in args)
+
+
+def _not_long(place: int) -> Rule:
+    return lambda *args: args[place].dtype != torch.int64
+
+
+def _any(*rules: Rule) -> Rule:
+    return lambda *args: any(rule(*args) for rule in rules)
+
+
+def _unlike(*args: Any) -> bool:
+    """The first two operands differ in shape or dtype."""
+    return bool(args[0].shape != args[1].shape or args[0].dtype != args[1].dtype)
+
+
+def _out_of_range(self: torch.Tensor, dim: int = -1, *_: Any) -> bool:
+    return not -max(self.dim(), 1) <= dim < max(self.dim(), 1)
+
+
+def _other_rows(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, *_: Any) -> bool:
+    """The rows of the source are not as many as the indices, or of another shape."""
+    if index.dim() > 1 or self.dim() != source.dim() or not self.dim():
+        return True
+    shapes = [list(x.shape) for x in (self, source)]
+    sizes = [shape.pop(dim) for shape in shapes]
+    return shapes[0] != shapes[1] or sizes[1] != index.numel()
+
+
+def _negative_padding(*args: Any) -> bool:
+    return any(size < 0 for size in args[4])
+
+
+def _no_slice(slice_of: Callable[..., torch.Tensor]) -> Rule:
+    """The source is no slice of the tensor that it is written to."""
+    return lambda self, src, *where: bool(slice_of(self, *where).shape != src.shape)
+
+
+def _takes_floats(self: torch.Tensor, count: int, *_: Any) -> bool:
+    return not self.dtype.is_floating_point or count < 1
+
+
+def _is_exact(self: torch.Tensor, *_: Any) -> bool:
+    return not (self.dtype.is_floating_point or self.dtype.is_complex)
+
+
+def _inexact_index(*places: int) -> Rule:
+    """What says where to read or write are no whole numbers."""
+
+    def inexact(*args: Any) -> bool:
+        given = [args[place] for place in places]
+        flat = [i for part in given for i in (part if isinstance(part, list | tuple) else [part])]
+        return any(i is not None and not _is_exact(i) for i in flat)
+
+    return inexact
+
+
+_TWO = _differ(0, 1)
+_WEIGHTED = _any(_TWO, _differ(0, 2))
+_RUNNING = _differ(0, 1, 2, 3, 4)
+_WRITTEN = _any(_differ(0, 2), _inexact_index(1))
+_ROWS = _any(_differ(0, 3), _not_long(2), _other_rows)
+_EXTREME = _of(*_COMPLEX)
+
+# By operator, without the namespace.
+RULES: dict[str, Rule] = {
+    "_batch_norm_with_update_functional.default": _RUNNING,
+    "_cdist_forward.default": _TWO,
+    "_embedding_bag.default": _differ(0, 6),
+    "_log_softmax_backward_data.default": _unlike,
+    "_native_batch_norm_legit_functional.default": _RUNNING,
+    "_native_batch_norm_legit_no_training.default": _RUNNING,
+    "_softmax_backward_data.default": _unlike,
+    "_unsafe_index_put.default": _WRITTEN,
+    "addbmm.default": _differ(0, 1, 2),
+    "addmm.default": _differ(0, 1, 2),
+    "addmv.default": _differ(0, 1, 2),
+    "addr.default": _differ(0, 1, 2),
+    "baddbmm.default": _differ(0, 1, 2),
+    "binary_cross_entropy.default": _WEIGHTED,
+    "complex.default": _TWO,
+    "convolution.default": _any(_differ(0, 1, 2), _negative_padding),
+    "cummax.default": _out_of_range,
+    "cummin.default": _out_of_range,
+    "dist.default": _of(torch.bool),
+    "diagonal_scatter.default": _no_slice(torch.diagonal),
+    "fmax.default": _EXTREME,
+    "fmin.default": _EXTREME,
+    "grid_sampler_2d.default": _TWO,
+    "grid_sampler_3d.default": _TWO,
+    "heaviside.default": _TWO,
+    "histogram.bins_tensor": _TWO,
+    "huber_loss.default": _TWO,
+    "index_add.default": _ROWS,
+    "index_copy.default": _ROWS,
+    "index_fill.int_Scalar": _not_long(2),
+    "index_fill.int_Tensor": _not_long(2),
+    "index_put.default": _WRITTEN,
+    "index_reduce.default": _ROWS,
+    "index_select.default": _any(lambda self, dim, index: index.dim() > 1, _inexact_index(2)),
+    "linalg_cross.default": _TWO,
+    "linalg_lstsq.default": _TWO,
+    "linear.default": _differ(0, 1, 2),
+    "max.dim": _EXTREME,
+    "maximum.default": _EXTREME,
+    "min.dim": _EXTREME,
+    "minimum.default": _EXTREME,
+    "multi_margin_loss.default": _not_long(1),
+    "multilabel_margin_loss_forward.default": _not_long(1),
+    "multinomial.default": _takes_floats,
+    "mvlgamma.default": _of(torch.bool),
+    "native_batch_norm.default": _RUNNING,
+    "nll_loss2d_forward.default": _differ(0, 2),
+    "nll_loss_forward.default": _differ(0, 2),
+    "polar.default": _TWO,
+    "put.default": _any(_differ(0, 2), _not_long(1)),
+    "rsub.Scalar": _of(torch.bool),
+    "rsub.Tensor": _of(torch.bool),
+    "select_scatter.default": _no_slice(torch.select),
+    "slice_scatter.default": _no_slice(torch.ops.aten.slice.Tensor),
+    "soft_margin_loss.default": _unlike,
+    "sort.default": _any(_out_of_range, _EXTREME),
+    "sort.stable": _EXTREME,
+    "std.correction": _is_exact,
+    "sub.Scalar": _of(torch.bool),
+    "sub.Tensor": _of(torch.bool),
+    "topk.default": _of(torch.bool),
+    "var.correction": _is_exact,
+}
+
+# What torch_xla 2.9 computes all the same, so that scripts that it ran may do it.
+TAKEN: dict[str, Rule] = {
+    "argmax.default": _of(torch.bool),
+    "argmin.default": _of(torch.bool),
+    "bmm.default": _TWO,
+    "convolution.default": lambda *args: _TWO(*args) and not _differ(1, 2)(*args),
+    "index_add.default": lambda *args: not _any(_not_long(2), _other_rows)(*args),
+    "index_copy.default": lambda *args: not _any(_not_long(2), _other_rows)(*args),
+    "linear.default": lambda x, weight, bias=None: (
+        not _differ(1, 2)(x, weight, bias) and (bias is None or x.dim() != 2)
+    ),
+    "mm.default": _TWO,
+    "mv.default": _TWO,
+    "native_group_norm.default": _differ(0, 1, 2),
+    "native_layer_norm.default": _differ(0, 2, 3),
+    "nll_loss2d_forward.default": _not_long(1),
+    "nll_loss_forward.default": _not_long(1),
+    "relu.default": _of(torch.bool),
+}
+
+# Factorizations, which neither torch nor XLA has in low precision.
+_FACTORS = (
+    "_linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd"
+    " cholesky_inverse geqrf linalg_cholesky_ex linalg_eig linalg_eigvals linalg_inv_ex"
+    " linalg_ldl_factor_ex linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_qr"
+    " linalg_solve_triangular"
+)
+LOW_PRECISION = frozenset(f"{name}.default" for name in _FACTORS.split())
+
+
+def is_low(args: Sequence[Any]) -> bool:
+    """Whether an operand is of low precision."""
+    return _of(*_LOW)(*args)
