@@ -55,8 +55,34 @@ def _other_rows(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, 
     return shapes[0] != shapes[1] or sizes[1] != index.numel()
 
 
-def _negative_padding(*args: Any) -> bool:
-    return any(size < 0 for size in args[4])
+def _odd_convolution(*args: Any) -> bool:
+    """Paddings that are negative or too large, or a bias without a number for each channel."""
+    _, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    made = weight.shape[1] * groups if transposed else weight.shape[0]
+    most = [max(pair) for pair in zip(stride, dilation, strict=False)]
+    return (
+        any(size < 0 for size in (*padding, *output_padding))
+        or any(size >= limit for size, limit in zip(output_padding, most, strict=False) if size)
+        or (bias is not None and bias.shape != (made,))
+    )
+
+
+def _odd_batch_norm(x: torch.Tensor, *rest: Any) -> bool:
+    """What goes with its channels has not a number for each of them."""
+    given = [part for part in rest[:4] if part is not None]
+    return x.dim() > 1 and any(part.shape != x.shape[1:2] for part in given)
+
+
+def _odd_lengths(log_probs: torch.Tensor, _: Any, *lengths: Any) -> bool:
+    """They are not as many as the sequences, or no whole numbers."""
+    batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
+    return any(part.numel() != batch or not _is_exact(part) for part in lengths[:2])
+
+
+def _odd_index(self: torch.Tensor, dim: int, index: torch.Tensor) -> bool:
+    if _out_of_range(self, dim) or not _is_exact(index):
+        return True
+    return index.dim() > 1 or (not self.dim() and index.numel() > 1)
 
 
 def _no_slice(slice_of: Callable[..., torch.Tensor]) -> Rule:
@@ -85,7 +111,7 @@ def _inexact_index(*places: int) -> Rule:
 
 _TWO = _differ(0, 1)
 _WEIGHTED = _any(_TWO, _differ(0, 2))
-_RUNNING = _differ(0, 1, 2, 3, 4)
+_RUNNING = _any(_differ(0, 1, 2, 3, 4), _odd_batch_norm)
 _WRITTEN = _any(_differ(0, 2), _inexact_index(1))
 _ROWS = _any(_differ(0, 3), _not_long(2), _other_rows)
 _EXTREME = _of(*_COMPLEX)
@@ -94,6 +120,7 @@ _EXTREME = _of(*_COMPLEX)
 RULES: dict[str, Rule] = {
     "_batch_norm_with_update_functional.default": _RUNNING,
     "_cdist_forward.default": _TWO,
+    "_ctc_loss.Tensor": _odd_lengths,
     "_embedding_bag.default": _differ(0, 6),
     "_log_softmax_backward_data.default": _unlike,
     "_native_batch_norm_legit_functional.default": _RUNNING,
@@ -107,7 +134,7 @@ RULES: dict[str, Rule] = {
     "baddbmm.default": _differ(0, 1, 2),
     "binary_cross_entropy.default": _WEIGHTED,
     "complex.default": _TWO,
-    "convolution.default": _any(_differ(0, 1, 2), _negative_padding),
+    "convolution.default": _any(_differ(0, 1, 2), _odd_convolution),
     "cummax.default": _out_of_range,
     "cummin.default": _out_of_range,
     "dist.default": _of(torch.bool),
@@ -117,6 +144,7 @@ RULES: dict[str, Rule] = {
     "grid_sampler_2d.default": _TWO,
     "grid_sampler_3d.default": _TWO,
     "heaviside.default": _TWO,
+    "histogram.bin_ct": lambda self, bins=100, *_: bins < 1,
     "histogram.bins_tensor": _TWO,
     "huber_loss.default": _TWO,
     "index_add.default": _ROWS,
@@ -125,7 +153,7 @@ RULES: dict[str, Rule] = {
     "index_fill.int_Tensor": _not_long(2),
     "index_put.default": _WRITTEN,
     "index_reduce.default": _ROWS,
-    "index_select.default": _any(lambda self, dim, index: index.dim() > 1, _inexact_index(2)),
+    "index_select.default": _odd_index,
     "linalg_cross.default": _TWO,
     "linalg_lstsq.default": _TWO,
     "linear.default": _differ(0, 1, 2),
@@ -136,7 +164,7 @@ RULES: dict[str, Rule] = {
     "multi_margin_loss.default": _not_long(1),
     "multilabel_margin_loss_forward.default": _not_long(1),
     "multinomial.default": _takes_floats,
-    "mvlgamma.default": _of(torch.bool),
+    "mvlgamma.default": lambda self, p: p < 1 or self.dtype == torch.bool,
     "native_batch_norm.default": _RUNNING,
     "nll_loss2d_forward.default": _differ(0, 2),
     "nll_loss_forward.default": _differ(0, 2),

@@ -113,6 +113,42 @@ REFUSED = {
         number(1, 1, 4, 4, 4),
         number(1, 1, 2, 2, 2),
     ),
+    "a bias of another size": (F.conv2d, number(1, 3, 5, 5), number(4, 3, 3, 3), number(1)),
+    "a bias of another size, transposed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, groups=2),
+        number(1, 4, 5, 5),
+        number(4, 3, 3, 3),
+        number(3),
+    ),
+    "batch norm, weights that broadcast": (
+        lambda x, w: F.batch_norm(x, None, None, w, w, True),
+        number(4, 3, 5),
+        number(1),
+    ),
+    "lengths of another batch": (
+        F.ctc_loss,
+        number(5, 2, 4),
+        number(2, 2, dtype=torch.int64),
+        long(5),
+        long(2, 2),
+    ),
+    "output padding as large as the stride": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, output_padding=2),
+        number(1, 4, 5, 5),
+        number(4, 3, 3, 3),
+    ),
+    "index_select along a dim that is not there": (
+        lambda x, i: x.index_select(1, i),
+        number(3),
+        long(0),
+    ),
+    "mvlgamma": (lambda x: x.mvlgamma(0), number(3)),
+    "a histogram of no bins": (lambda x: x.histogram(0), number(3)),
+    "index_select of a number": (
+        lambda x, i: x.sum().index_select(0, i),
+        number(3),
+        long(0, 0),
+    ),
     "multi_margin_loss": (F.multi_margin_loss, number(2, 3), long(0, 1, dtype=torch.int32)),
 }
 

@@ -14,6 +14,26 @@ def test_negative_indices_count_from_the_end() -> None:
     both(lambda x, i: x.take(i), X, torch.tensor([-1, 5, -24]))
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        (torch.tensor([0, 7]),),
+        (slice(None), torch.tensor([0, -4])),
+        (torch.tensor([0, 1]), torch.tensor([3, 0])),
+        (X[:, :, 0] > 1, torch.tensor([0, 4, 1, 2, 3])),
+    ],
+)
+def test_indices_on_the_cpu_are_checked_as_the_cpu_checks_them(index) -> None:
+    with pytest.raises(IndexError, match="is out of bounds") as expected:
+        X[index]
+    device = X.to("xla")
+    with pytest.raises(IndexError) as error:
+        device[index]
+    assert str(error.value) == str(expected.value)
+    with pytest.raises(IndexError, match="is out of bounds"):
+        device[index] = 0
+
+
 def test_separated_index_tensors_move_to_the_front() -> None:
     both(lambda x, i: x[i, :, i], X, torch.tensor([0, 1]))
     both(lambda x, i: x[:, i, i], X, torch.tensor([0, 2]))

@@ -39,7 +39,7 @@ def model_on(device: str) -> torch.nn.Module:
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
-    x = torch.linspace(-1, 1, 12).reshape(3, 4).to(next(model.parameters()).device)
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).to(next(model.parameters()))
     (model(x) - 0.3).square().sum().backward()
     optimizer.step()
     torch_xla.sync()
