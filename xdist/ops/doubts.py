@@ -68,9 +68,15 @@ def _odd_convolution(*args: Any) -> bool:
 
 
 def _odd_batch_norm(x: torch.Tensor, *rest: Any) -> bool:
-    """What goes with its channels has not a number for each of them."""
+    """Of several dtypes, or with no vectors beside it.
+
+    Vectors of other sizes are not asked about: the CPU reads past their ends.
+    """
     given = [part for part in rest[:4] if part is not None]
-    return x.dim() > 1 and any(part.shape != x.shape[1:2] for part in given)
+    if any(part.dim() != 1 for part in given):
+        return True
+    dtypes = {part.dtype for part in (x, *given)}
+    return len(dtypes) > 1 and all(part.shape == x.shape[1:2] for part in given)
 
 
 def _odd_lengths(log_probs: torch.Tensor, _: Any, *lengths: Any) -> bool:
@@ -94,6 +100,29 @@ def _takes_floats(self: torch.Tensor, count: int, *_: Any) -> bool:
     return not self.dtype.is_floating_point or count < 1
 
 
+def _unfit_masks(self: torch.Tensor, indices: Any) -> bool:
+    """A mask has not the shape of the dims it stands for."""
+    dim = 0
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        end = dim + (index.dim() if is_mask else 1)
+        if is_mask and index.shape != self.shape[dim:end]:
+            return True
+        dim = end
+    return False
+
+
+def _unfit_values(self: torch.Tensor, indices: Any, values: torch.Tensor, *_: Any) -> bool:
+    """The values do not broadcast to what indices that are no masks select."""
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return _unfit_masks(self, indices)
+    try:
+        shape = torch.ops.aten.index.Tensor(self, indices).shape
+        return torch.broadcast_shapes(shape, values.shape) != shape
+    except (RuntimeError, IndexError):
+        return True
+
+
 def _is_exact(self: torch.Tensor, *_: Any) -> bool:
     return not (self.dtype.is_floating_point or self.dtype.is_complex)
 
@@ -111,20 +140,19 @@ def _inexact_index(*places: int) -> Rule:
 
 _TWO = _differ(0, 1)
 _WEIGHTED = _any(_TWO, _differ(0, 2))
-_RUNNING = _any(_differ(0, 1, 2, 3, 4), _odd_batch_norm)
-_WRITTEN = _any(_differ(0, 2), _inexact_index(1))
+_WRITTEN = _any(_differ(0, 2), _inexact_index(1), _unfit_values)
 _ROWS = _any(_differ(0, 3), _not_long(2), _other_rows)
 _EXTREME = _of(*_COMPLEX)
 
 # By operator, without the namespace.
 RULES: dict[str, Rule] = {
-    "_batch_norm_with_update_functional.default": _RUNNING,
+    "_batch_norm_with_update_functional.default": _odd_batch_norm,
     "_cdist_forward.default": _TWO,
     "_ctc_loss.Tensor": _odd_lengths,
     "_embedding_bag.default": _differ(0, 6),
     "_log_softmax_backward_data.default": _unlike,
-    "_native_batch_norm_legit_functional.default": _RUNNING,
-    "_native_batch_norm_legit_no_training.default": _RUNNING,
+    "_native_batch_norm_legit_functional.default": _odd_batch_norm,
+    "_native_batch_norm_legit_no_training.default": _odd_batch_norm,
     "_softmax_backward_data.default": _unlike,
     "_unsafe_index_put.default": _WRITTEN,
     "addbmm.default": _differ(0, 1, 2),
@@ -165,7 +193,7 @@ RULES: dict[str, Rule] = {
     "multilabel_margin_loss_forward.default": _not_long(1),
     "multinomial.default": _takes_floats,
     "mvlgamma.default": lambda self, p: p < 1 or self.dtype == torch.bool,
-    "native_batch_norm.default": _RUNNING,
+    "native_batch_norm.default": _odd_batch_norm,
     "nll_loss2d_forward.default": _differ(0, 2),
     "nll_loss_forward.default": _differ(0, 2),
     "polar.default": _TWO,

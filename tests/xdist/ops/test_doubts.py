@@ -49,6 +49,19 @@ REFUSED = {
         number(3),
         number(3, dtype=F64),
     ),
+    "values that do not fit": (put_at, number(3, 5), long(0, 1), number(3, 5)),
+    "no values": (put_at, number(3, 5), long(0, 1), number(0)),
+    "a mask of another shape": (
+        lambda x, v: x.index_put((x[None] > 0,), v),
+        number(3, 5),
+        number(2),
+    ),
+    "a mask of more dims": (lambda x, v: x.sum().index_put((x > 0,), v), number(3), number(3)),
+    "batch norm, statistics in a matrix": (
+        lambda x, w: torch.native_batch_norm(x, None, None, w, w, True, 0.1, 1e-5),
+        number(4, 3, 5),
+        number(1, 3),
+    ),
     "floating indices": (put_at, number(3), number(2), number(2)),
     "put_": (torch.Tensor.put_, number(3), long(0, 2), number(2, dtype=F64)),
     "put_ by int32": (

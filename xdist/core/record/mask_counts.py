@@ -36,6 +36,9 @@ def check(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if len(given) != 1 or given[0][1].dtype not in MASKS:
         return
     dim, mask = given[0]
+    if mask.shape != target.shape[dim : dim + mask.dim()]:
+        # Another error, for the plan of the call to say.
+        return
     rank = target.dim() - mask.dim() + 1
     place = values.dim() - rank + dim
     if place < 0 or values.shape[place] == 1 or _is_symbolic(target, mask):
