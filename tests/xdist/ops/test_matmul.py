@@ -209,3 +209,22 @@ def test_their_values_are_torchs(
     monkeypatch.undo()
     both(torch.mm, a[0], b[0])
     assert not exactness.rounded_products()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_contrastive_loss_in_halves_has_its_gradients(dtype):
+    """Its products turn what two losses gave around; XLA:CPU made one of them that it lacks."""
+
+    def loss_of(texts, images):
+        texts, images = (x / x.norm(dim=-1, keepdim=True) for x in (texts, images))
+        scores = texts @ images.t() * 4
+        classes = torch.arange(len(scores), device=scores.device)
+        return F.cross_entropy(scores, classes) + F.cross_entropy(scores.t(), classes)
+
+    torch.manual_seed(0)
+    hosts = [torch.randn(4, 512, dtype=dtype).requires_grad_() for _ in range(2)]
+    devices = [x.detach().to("xla").requires_grad_() for x in hosts]
+    for operands in (hosts, devices):
+        loss_of(*operands).backward()
+    for host, device in zip(hosts, devices, strict=True):
+        torch.testing.assert_close(device.grad.cpu(), host.grad, rtol=0.1, atol=2e-3)

@@ -335,3 +335,16 @@ def test_a_value_that_this_xla_does_not_know_is_left_out():
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
     run = jax_internals.compiled(lowered, {YNN: "LIBRARY_FUSION_TYPE_OF_ANOTHER_RELEASE"})
     assert np.array_equal(run(jnp.ones(3)), np.full(3, 2.0))
+
+
+def test_transposes_are_not_folded_into_products_of_bfloat16():
+    folding = {PASSES: "transpose-folding"}
+    assert options(lambda x: x @ x.T, 8, 8, dtype="bfloat16").items() >= folding.items()
+    for dtype in ("float32", "float16"):
+        assert PASSES not in options(lambda x: x @ x.T, 8, 8, dtype=dtype)
+    kept_apart = options(lambda x: settled(x) @ x.T, 80, 80, dtype="bfloat16")
+    assert kept_apart[PASSES] == "cse_barrier_expander,transpose-folding"
+    x = jax.ShapeDtypeStruct((8, 8), "bfloat16")
+    program = jax.jit(lambda x: x @ x.T).trace(x).jaxpr
+    assert compile_options.options_on_mesh(program, platforms.of("cpu")) == folding
+    assert PASSES not in compile_options.options_on_mesh(program, platforms.of("tpu"))
