@@ -11,6 +11,7 @@ import torch
 
 Rule = Callable[..., bool]
 _LOW = (torch.float16, torch.bfloat16)
+_WIDE = {torch.float32}
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 
 
@@ -22,6 +23,18 @@ def _differ(*places: int) -> Rule:
         return len({x.dtype for x in given if x is not None}) > 1
 
     return differ
+
+
+def _mixed(*places: int) -> Rule:
+    """Like `_differ`, but for parameters of float32 beside low precision, as in mixed precision."""
+    differ = _differ(*places)
+
+    def mixed(*args: Any) -> bool:
+        first, *rest = (args[place] for place in places)
+        is_usual = first.dtype in _LOW and {x.dtype for x in rest if x is not None} == _WIDE
+        return differ(*args) and not is_usual
+
+    return mixed
 
 
 def _of(*dtypes: torch.dtype) -> Rule:
@@ -55,6 +68,10 @@ def _other_rows(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, 
     return shapes[0] != shapes[1] or sizes[1] != index.numel()
 
 
+def _rows_of_another_dtype(*args: Any) -> bool:
+    return _differ(0, 3)(*args) and not (_not_long(2)(*args) or _other_rows(*args))
+
+
 def _odd_convolution(*args: Any) -> bool:
     """Paddings that are negative or too large, or a bias without a number for each channel."""
     _, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
@@ -75,8 +92,8 @@ def _odd_batch_norm(x: torch.Tensor, *rest: Any) -> bool:
     given = [part for part in rest[:4] if part is not None]
     if any(part.dim() != 1 for part in given):
         return True
-    dtypes = {part.dtype for part in (x, *given)}
-    return len(dtypes) > 1 and all(part.shape == x.shape[1:2] for part in given)
+    is_sound = all(part.shape == x.shape[1:2] for part in given)
+    return is_sound and _mixed(0, 1, 2, 3, 4)(x, *rest)
 
 
 def _odd_lengths(log_probs: torch.Tensor, _: Any, *lengths: Any) -> bool:
@@ -218,15 +235,15 @@ TAKEN: dict[str, Rule] = {
     "argmin.default": _of(torch.bool),
     "bmm.default": _TWO,
     "convolution.default": lambda *args: _TWO(*args) and not _differ(1, 2)(*args),
-    "index_add.default": lambda *args: not _any(_not_long(2), _other_rows)(*args),
-    "index_copy.default": lambda *args: not _any(_not_long(2), _other_rows)(*args),
+    "index_add.default": _rows_of_another_dtype,
+    "index_copy.default": _rows_of_another_dtype,
     "linear.default": lambda x, weight, bias=None: (
         not _differ(1, 2)(x, weight, bias) and (bias is None or x.dim() != 2)
     ),
     "mm.default": _TWO,
     "mv.default": _TWO,
-    "native_group_norm.default": _differ(0, 1, 2),
-    "native_layer_norm.default": _differ(0, 2, 3),
+    "native_group_norm.default": _mixed(0, 1, 2),
+    "native_layer_norm.default": _mixed(0, 2, 3),
     "nll_loss2d_forward.default": _not_long(1),
     "nll_loss_forward.default": _not_long(1),
     "relu.default": _of(torch.bool),

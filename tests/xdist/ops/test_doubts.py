@@ -267,6 +267,32 @@ def test_what_a_meta_kernel_refuses_by_mistake_is_computed():
     assert F.interpolate(x, scale_factor=2).cpu().shape == (0, 1, 4, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("index_add", (number(3, 2), 0, long(0, 2), number(2, 2))),
+        ("index_copy", (number(3, 2), 0, long(0, 2), number(2, 2))),
+        ("index_put", (number(3, 2), [long(0, 2)], number(2, 2))),
+        ("index_put", (number(3, 2), [None, long(0)], number(3, 1))),
+        ("linear", (number(3, 2), number(4, 2), number(4))),
+        ("mm", (number(3, 2), number(2, 4))),
+        ("native_layer_norm", (number(3, 2, dtype=BF16), [2], number(2), number(2), 1e-5)),
+        ("native_batch_norm", (number(3, 2, dtype=BF16), *[number(2)] * 4, True, 0.1, 1e-5)),
+        ("native_batch_norm", (number(3, 2), None, None, None, None, True, 0.1, 1e-5)),
+        ("convolution", (
+            number(1, 3, 5), number(4, 3, 3), number(4), [1], [0], [1], False, [0], 1,
+        )),
+        ("slice_scatter", (number(3, 2), number(1, 2), 0, 1, 2)),
+        ("sort", (number(3, 2), 1)),
+    ],
+)  # fmt: skip
+def test_usual_calls_are_in_no_doubt(name, args):
+    """So that the CPU is not asked about them, which would compute them on zeros."""
+    for rules in (doubts.RULES, doubts.TAKEN):
+        rule = rules.get(f"{name}.default")
+        assert rule is None or not rule(*args)
+
+
 def test_each_rule_names_an_operator():
     for name in (*doubts.RULES, *doubts.TAKEN, *doubts.LOW_PRECISION):
         operator, _, overload = name.partition(".")

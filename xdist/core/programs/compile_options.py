@@ -28,7 +28,7 @@ and a sum, at the second level 0.6, and images have such rows. 23 nets took 0.44
 to their first step, 0.94 in the middle, and 0.86 to 1.08 for later ones, 0.99. Pools alone take up
 to 1.25 times as long, so that programs without convolutions keep the third level.
 
-Products of bfloat16: YNNPACK multiplies these as they are, but none whose left side is turned over.
+Products of bfloat16: YNNPACK multiplies these as they are, but none whose left side is transposed.
 XLA leaves a product to it before it makes one of a product and a transpose, and then has nothing
 that computes it (the gradient of a contrastive loss in bfloat16). So it does not fold transposes
 into products where a program has such ones; a GPT's step in bfloat16 takes 1.00 to 1.04 so, and

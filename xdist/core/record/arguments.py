@@ -117,7 +117,7 @@ class CallArguments:
 
 
 def _check_range(tensor: torch.Tensor, indices: Sequence[Any], index: torch.Tensor) -> None:
-    """Raise CPU torch's error where an index that is on the CPU, as a list is, has no element."""
+    """Raise CPU torch's error where an index that is on the CPU names no element."""
     if index.__class__ is not torch.Tensor or index.dtype not in _INTEGERS:
         return
     before = indices[: next(place for place, one in enumerate(indices) if one is index)]
