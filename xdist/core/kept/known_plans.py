@@ -47,9 +47,14 @@ class KnownPlans:
 
     def keep(self, key: str, types: Types, structure: int) -> None:
         """Remember a plan that can be lowered."""
-        if key:
-            self._loaded()[key] = [*[type_ and _told(type_) for type_ in types], structure]
-            self._new += 1
+        if not key:
+            return
+        known = self._loaded()
+        known[key] = [*[type_ and _told(type_) for type_ in types], structure]
+        self._new += 1
+        # A job whose shapes never end forgets the oldest here too.
+        while len(known) > _MOST:
+            known.pop(next(iter(known)), None)
 
     def write(self, *, all_: bool = False) -> None:
         """Keep what is new for later runs, where it is worth it or all shall be."""

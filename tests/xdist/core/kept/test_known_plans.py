@@ -69,6 +69,14 @@ def test_several_processes_add_to_each_other_up_to_a_bound(known, folder, monkey
     assert sorted(json.loads(folder[known_plans._name()])) == ["b", "c", "d"]
 
 
+def test_a_job_whose_shapes_never_end_holds_no_more_than_are_kept(known, monkeypatch):
+    monkeypatch.setattr(known_plans, "_MOST", 3)
+    found = known()
+    for number in range(9):
+        found.keep(f"{number}", TYPES, SINGLE)
+    assert [number for number in range(9) if found.find(f"{number}")] == [6, 7, 8]
+
+
 def test_few_that_are_new_wait_for_more_or_for_the_end(known, folder):
     found = known()
     for number in range(20):
