@@ -26,13 +26,13 @@ def _differ(*places: int) -> Rule:
 
 
 def _mixed(*places: int) -> Rule:
-    """Like `_differ`, but for parameters of float32 beside low precision, as in mixed precision."""
+    """Like `_differ`, but for what mixed precision has beside low precision: float32."""
     differ = _differ(*places)
 
     def mixed(*args: Any) -> bool:
         first, *rest = (args[place] for place in places)
-        is_usual = first.dtype in _LOW and {x.dtype for x in rest if x is not None} == _WIDE
-        return differ(*args) and not is_usual
+        dtypes = {x.dtype for x in rest if x is not None}
+        return differ(*args) and not (first.dtype in _LOW and dtypes == _WIDE)
 
     return mixed
 
@@ -92,8 +92,10 @@ def _odd_batch_norm(x: torch.Tensor, *rest: Any) -> bool:
     given = [part for part in rest[:4] if part is not None]
     if any(part.dim() != 1 for part in given):
         return True
-    is_sound = all(part.shape == x.shape[1:2] for part in given)
-    return is_sound and _mixed(0, 1, 2, 3, 4)(x, *rest)
+    if any(part.shape != x.shape[1:2] for part in given):
+        return False
+    # Parameters and statistics may each be of float32 (FSDP leaves buffers as they are).
+    return any(_mixed(0, *pair)(x, *rest) for pair in ((1, 2), (3, 4)))
 
 
 def _odd_lengths(log_probs: torch.Tensor, _: Any, *lengths: Any) -> bool:

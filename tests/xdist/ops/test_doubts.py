@@ -278,6 +278,10 @@ def test_what_a_meta_kernel_refuses_by_mistake_is_computed():
         ("mm", (number(3, 2), number(2, 4))),
         ("native_layer_norm", (number(3, 2, dtype=BF16), [2], number(2), number(2), 1e-5)),
         ("native_batch_norm", (number(3, 2, dtype=BF16), *[number(2)] * 4, True, 0.1, 1e-5)),
+        ("native_batch_norm", (
+            number(3, 2, dtype=BF16), *[number(2, dtype=BF16)] * 2, *[number(2)] * 2,
+            True, 0.1, 1e-5,
+        )),
         ("native_batch_norm", (number(3, 2), None, None, None, None, True, 0.1, 1e-5)),
         ("convolution", (
             number(1, 3, 5), number(4, 3, 3), number(4), [1], [0], [1], False, [0], 1,
