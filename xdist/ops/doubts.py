@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 Rule = Callable[..., bool]
+MASKS = (torch.bool, torch.uint8)
 _LOW = (torch.float16, torch.bfloat16)
 _WIDE = {torch.float32}
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
@@ -123,7 +124,7 @@ def _unfit_masks(self: torch.Tensor, indices: Any) -> bool:
     """A mask has not the shape of the dims it stands for."""
     dim = 0
     for index in indices:
-        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        is_mask = index is not None and index.dtype in MASKS
         end = dim + (index.dim() if is_mask else 1)
         if is_mask and index.shape != self.shape[dim:end]:
             return True
@@ -133,7 +134,7 @@ def _unfit_masks(self: torch.Tensor, indices: Any) -> bool:
 
 def _unfit_values(self: torch.Tensor, indices: Any, values: torch.Tensor, *_: Any) -> bool:
     """The values do not broadcast to what indices that are no masks select."""
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+    if any(i is not None and i.dtype in MASKS for i in indices):
         return _unfit_masks(self, indices)
     try:
         shape = torch.ops.aten.index.Tensor(self, indices).shape

@@ -20,7 +20,7 @@ _ASKED_BYTES = 40_000_000
 # Of a call that is nearly always refused, before it touches memory.
 _REFUSED_BYTES = 1 << 36
 _PAGES = 1 << 16
-MASKS = (torch.bool, torch.uint8)
+MASKS = doubts.MASKS
 
 
 def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
