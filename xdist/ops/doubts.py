@@ -62,7 +62,7 @@ def _out_of_range(self: torch.Tensor, dim: int = -1, *_: Any) -> bool:
 
 def _other_rows(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, *_: Any) -> bool:
     """The rows of the source are not as many as the indices, or of another shape."""
-    if index.dim() > 1 or self.dim() != source.dim() or not self.dim():
+    if index.dim() > 1 or self.dim() != source.dim() or not self.dim() or _out_of_range(self, dim):
         return True
     shapes = [list(x.shape) for x in (self, source)]
     sizes = [shape.pop(dim) for shape in shapes]

@@ -112,6 +112,18 @@ REFUSED = {
         long(0, 2),
         number(1, 2),
     ),
+    "index_add along a dim that is not there": (
+        lambda x, i, v: x.index_add(5, i, v),
+        number(3, 2),
+        long(0),
+        number(1, 2),
+    ),
+    "index_copy along a dim that is not there": (
+        lambda x, i, v: x.index_copy(-7, i, v),
+        number(3, 2),
+        long(0),
+        number(1, 2),
+    ),
     "select_scatter": (lambda x, v: x.select_scatter(v, 0, 1), number(3, 4), number(3)),
     "slice_scatter": (lambda x, v: x.slice_scatter(v, 0, 1, 3), number(6, 4), number(3, 4)),
     "diagonal_scatter": (lambda x, v: x.diagonal_scatter(v), number(3, 3), number(2)),

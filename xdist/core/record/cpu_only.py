@@ -19,6 +19,7 @@ _WRITTEN = frozenset({"aten.index_put.default", "aten._unsafe_index_put.default"
 _ASKED_BYTES = 40_000_000
 # Of a call that is nearly always refused, before it touches memory.
 _REFUSED_BYTES = 1 << 36
+# Zeros of so many numbers are left as the system's untouched pages.
 _PAGES = 1 << 16
 MASKS = doubts.MASKS
 
@@ -105,7 +106,7 @@ def _zeros(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.numel() < _PAGES:
             return torch.zeros(value.shape, dtype=value.dtype)
-        # numpy's zeros are pages that nobody has touched: a call that is refused touches none.
+        # numpy's are: a call that is refused touches none.
         memory = np.zeros(value.numel() * value.itemsize, np.uint8)
         return torch.from_numpy(memory).view(value.dtype).view(value.shape)
     return torch.device("cpu") if isinstance(value, torch.device) else value
