@@ -57,6 +57,7 @@ from jax import lax
 from jax.extend import core
 
 from torch_xdist import settings
+from torch_xdist.core.programs.jax_internals import PASSES, joined
 from torch_xdist.platforms import Choices
 
 Options = dict[str, bool | int | str]
@@ -72,13 +73,10 @@ _PIECES = "xla_cpu_parallel_codegen_split_count"
 _YNN = "xla_cpu_experimental_ynn_fusion_type"
 _PRODUCTS_AND_SUMS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 _CONVOLUTION = "conv_general_dilated"
-# What lists passes of XLA's that it does without.
-_WITHOUT = "xla_disable_hlo_passes"
-_FOLDING = "transpose-folding"
 # By primitive.
 _OF: dict[str, Options] = {
     _CONVOLUTION: {_YNN: _PRODUCTS_AND_SUMS, _LEVEL: 2},
-    "optimization_barrier": {_WITHOUT: "cse_barrier_expander"},
+    "optimization_barrier": {PASSES: "cse_barrier_expander"},
 }
 
 
@@ -154,7 +152,7 @@ def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
         of_operators = _of_operators(program)
         of_small = {} if of_operators else _of_small(program)
         found = of_small or {**_BY_REGIONS, **of_operators}
-        return _not_given(found | _of_bfloat16(program, found))
+        return _not_given(joined(found, _of_bfloat16(program)))
     return options_of_products(program, choices)
 
 
@@ -165,7 +163,7 @@ def options_of_several(choices: Choices) -> Options:
 
 def options_on_mesh(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """Those of a program on several devices of a platform, by what it computes too."""
-    of_bfloat16 = _not_given(_of_bfloat16(program, {})) if choices.is_host else {}
+    of_bfloat16 = _not_given(_of_bfloat16(program)) if choices.is_host else {}
     return {**options_of_products(program, choices), **options_of_several(choices), **of_bfloat16}
 
 
@@ -173,17 +171,18 @@ def options_of_products(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """Those for the matrix products of a program, on one device or several."""
     if not choices.tries_triton:
         return {}
-    products = [x for x in _equations(program.jaxpr) if x.primitive.name == "dot_general"]
+    products = _products(program)
     return _not_given(_NO_TRITON) if products and all(map(_is_exact, products)) else {}
 
 
-def _of_bfloat16(program: core.ClosedJaxpr, found: Options) -> Options:
-    """What products of bfloat16 need beside these options."""
-    products = [x for x in _equations(program.jaxpr) if x.primitive.name == "dot_general"]
-    if not any(str(_types(x)[0].dtype) == "bfloat16" for x in products):
-        return {}
-    passes = [str(found[_WITHOUT])] if _WITHOUT in found else []
-    return {_WITHOUT: ",".join([*passes, _FOLDING])}
+def _of_bfloat16(program: core.ClosedJaxpr) -> Options:
+    """What products of bfloat16 need."""
+    is_wanted = any(str(_types(x)[0].dtype) == "bfloat16" for x in _products(program))
+    return {PASSES: "transpose-folding"} if is_wanted else {}
+
+
+def _products(program: core.ClosedJaxpr) -> list[core.JaxprEqn]:
+    return [x for x in _equations(program.jaxpr) if x.primitive.name == "dot_general"]
 
 
 def _not_given(options: Options) -> Options:

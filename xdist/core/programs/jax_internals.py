@@ -163,7 +163,7 @@ def checks_results() -> bool:
 # On a module: the pass of XLA's that it does without.
 _WITHOUT = "torch_xdist.compile_without"
 # XLA's option that lists such passes.
-_PASSES = "xla_disable_hlo_passes"
+PASSES = "xla_disable_hlo_passes"
 
 
 def compile_without(ctx: Any, name: str) -> None:
@@ -181,7 +181,7 @@ def compiled(
     lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
 ) -> jax.stages.Compiled:
     """A lowered program compiled with those of these options that this XLA has."""
-    options = _joined(options or {}, options_in(lowered))
+    options = joined(options or {}, options_in(lowered))
     while True:
         known = dict(option for option in options.items() if option not in _UNKNOWN)
         try:
@@ -200,17 +200,17 @@ def _refused(said: str, options: Mapping[str, Any]) -> Collection[tuple[str, Any
     return [option for option in options.items() if option[0] in said] or options.items()
 
 
-def _joined(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def joined(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Both; passes that both leave out are one list."""
-    both = [part[_PASSES] for part in (options, more) if _PASSES in part]
-    return {**options, **more, **({_PASSES: ",".join(both)} if both else {})}
+    both = [part[PASSES] for part in (options, more) if PASSES in part]
+    return {**options, **more, **({PASSES: ",".join(both)} if both else {})}
 
 
 def options_in(lowered: jax.stages.Lowered) -> dict[str, Any]:
     """The options that lowerings asked for, by name (`compile_without`)."""
     module: Any = lowered.compiler_ir("stablehlo")
     attributes = module.operation.attributes
-    return {_PASSES: attributes[_WITHOUT].value} if _WITHOUT in attributes else {}
+    return {PASSES: attributes[_WITHOUT].value} if _WITHOUT in attributes else {}
 
 
 def module_bytes(lowered: jax.stages.Lowered) -> bytes:
