@@ -7,24 +7,13 @@ probe only looks: it takes microseconds, starts no device and changes nothing. `
 import ctypes
 import importlib
 import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from torch_xdist.releases import patches
-
-
-class Probe(NamedTuple):
-    """One hook: where it is looked for, and what it is needed for."""
-
-    path: str
-    needed_for: str
-    otherwise: str = ""  # what is done where it is missing; empty: nothing can be
-    check: Callable[[], bool] | None = None  # more than that it is there
-    when: str = "import"
-
+from torch_xdist.releases import hooks_of_jax, patches
+from torch_xdist.releases.probe import USE, Probe, each
 
 # c10::DeviceType; fixed since torch 1.9, and part of torch's serialized formats.
 XLA, META, LAZY = 9, 14, 17
@@ -77,15 +66,6 @@ def _names_detour() -> bool:
     return made or "xla" in inspect.unwrap(api.distribute_tensor).__code__.co_consts
 
 
-def _has_print_options() -> bool:
-    try:
-        found = importlib.import_module("jaxlib._hlo")
-    except ImportError:
-        # Where its names are in jax 0.10.0.
-        found = importlib.import_module("jaxlib._jax")
-    return hasattr(found, "HloPrintOptions")
-
-
 _PAIR = (torch.device("xla", 0), torch.device("lazy", 0))
 _ONE_BY_ONE = "each is asked for its own, which takes longer"
 _DISPATCH = "operators arrive in Python with their schema"
@@ -94,29 +74,9 @@ _PROMOTION = "operands are promoted as torch does it"
 _LAUNCHER = "ranks forked from a process that has imported torch and jax"
 _THREADS = "process groups of threads that are ranks"
 _NESTED = "operands in lists and dicts are found"
-_PROGRAMS = "programs as StableHLO"
-_AHEAD = "programs for a TPU that is not here"
-_SVD = "singular values on a TPU"
-_NO_SVD = "JAX's own form, over which libtpu may abort"
-_LINES = "operations of programs have the user's lines (XLA_HLO_DEBUG)"
-_LINES_OF_JAX = "they have those of JAX"
-_PROFILER = "sessions and servers of the profiler"
-_NO_PROFILER = "a ReleaseError where one is started"
 _EXPORT = "torch's exported programs as StableHLO"
 _REPLAY = "functions that were declared pure are replayed"
-_DIRECT = "programs run without JAX's look at each argument"
-_BY_JAX = "JAX looks at each"
-_KERNELS = "torch_xla's kernels on a TPU"
 _CHECKPOINTS = "checkpoints of sharded tensors"
-# When what a script may never use is missed: `require` does not ask for it, the doctor does.
-USE = "its first use"
-
-
-def _each(
-    owner: str, names: str, needed_for: str, otherwise: str = "", when: str = "import"
-) -> Any:
-    """A probe for each of several names in one place."""
-    return [Probe(f"{owner}.{name}", needed_for, otherwise, when=when) for name in names.split()]
 
 
 PROBES = (
@@ -162,35 +122,35 @@ PROBES = (
     Probe("torch._C.DispatchKey.XLA", _DECOMPOSED),
     Probe("torch.utils._python_dispatch.TorchDispatchMode", _DECOMPOSED),
     Probe("torch._prims_common.elementwise_dtypes", _PROMOTION),
-    *_each(
+    *each(
         "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
         "NO_OPMATH DEFAULT INT_TO_FLOAT COMPLEX_TO_FLOAT",
         _PROMOTION,
     ),
     Probe("torch.fx.experimental._config.backed_size_oblivious", "shapes without sympy"),
-    *_each(
+    *each(
         "torch.utils._pytree",
         "TreeSpec tree_flatten tree_unflatten tree_leaves tree_map tree_map_only",
         _NESTED,
     ),
-    *_each("torch.utils._pytree", "treespec_dumps treespec_loads", _EXPORT),
+    *each("torch.utils._pytree", "treespec_dumps treespec_loads", _EXPORT),
     Probe("torch._ops.OpOverload", _DISPATCH),
     Probe("torch._foreach_add_", "optimizers count their steps in one row"),
     Probe("torch.autograd.forward_ad._current_level", "attention leaves forward mode to torch"),
     Probe("torch.autograd.Variable._execution_engine.queue_callback", "FSDP ends its backward"),
     Probe("torch.autograd._is_checkpoint_valid", "activation checkpoints, the reentrant way"),
-    *_each(
+    *each(
         "torch.nn.modules.module",
         "_global_forward_hooks _global_forward_pre_hooks _global_backward_hooks"
         " _global_backward_pre_hooks",
         _REPLAY,
     ),
-    *_each(
+    *each(
         "torch.optim.optimizer",
         "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
         _REPLAY,
     ),
-    *_each("torch.Tensor", "_use_count _post_accumulate_grad_hooks", _REPLAY),
+    *each("torch.Tensor", "_use_count _post_accumulate_grad_hooks", _REPLAY),
     Probe("torch._C._get_function_stack_at", _REPLAY),
     Probe("torch._C._autograd._top_saved_tensors_default_hooks", _REPLAY),
     # torch: captured graphs
@@ -199,7 +159,7 @@ PROBES = (
     Probe("torch.export.ExportedProgram._graph_module_flat_inputs", _EXPORT),
     Probe("torch._export.serde.serialize.GraphModuleSerializer", _EXPORT, when=USE),
     Probe("torch._subclasses.fake_tensor.FakeTensorMode", "partitions of a scan's gradients"),
-    *_each("functorch.compile", "aot_function make_boxed_func", "torch.compile", when=USE),
+    *each("functorch.compile", "aot_function make_boxed_func", "torch.compile", when=USE),
     Probe(
         "torch.fx.passes.infra.partitioner.CapabilityBasedPartitioner",
         "captured graphs of which a part runs on the CPU",
@@ -212,7 +172,7 @@ PROBES = (
         when=USE,
     ),
     Probe("torch._C._AutoDispatchBelowAutograd", "what runs on the CPU runs as torch calls it"),
-    *_each("torch._C", "_set_conj _set_neg", "conjugates of tensors that are kept on the host"),
+    *each("torch._C", "_set_conj _set_neg", "conjugates of tensors that are kept on the host"),
     # torch: several ranks
     Probe("torch.distributed.Backend.register_backend", "the backend 'xla'"),
     Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),
@@ -220,7 +180,7 @@ PROBES = (
     Probe("torch.distributed.distributed_c10d._resolve_process_group", "collectives by group name"),
     Probe("torch._C._distributed_c10d._create_work_from_future", "works that are complete"),
     Probe("torch._C._distributed_c10d._set_thread_isolation_mode", _THREADS),
-    *_each(
+    *each(
         "torch.distributed.distributed_c10d._World",
         "default_pg pg_map pg_names pg_group_ranks pg_backend_config group_count tags_to_pg"
         " pg_to_tag",
@@ -242,14 +202,14 @@ PROBES = (
     Probe("torch.nn.modules.batchnorm._BatchNorm", "SyncBatchNorm"),
     # torch: one process, all devices
     Probe("torch._C._DisableTorchDispatch", "XLAShardedTensor"),
-    *_each(
+    *each(
         "torch.distributed.tensor._dtensor_spec",
         "DTensorSpec TensorMeta",
         "DTensor's word for a sharding",
         when=USE,
     ),
     Probe("torch.nn.modules.module._forward_unimplemented", "SPMD's FSDP checks what it wraps"),
-    *_each(
+    *each(
         "torch.distributed",
         "_shard._utils.narrow_tensor_by_index checkpoint._dedup_save_plans.dedup_save_plans"
         " checkpoint._fsspec_filesystem.FsspecReader checkpoint._fsspec_filesystem.FsspecWriter"
@@ -257,184 +217,7 @@ PROBES = (
         _CHECKPOINTS,
         when=USE,
     ),
-    # jax
-    Probe("jax.experimental.layout.Layout", "large weights are turned by copies"),
-    Probe("jax.experimental.layout.with_layout_constraint", "large weights are turned by copies"),
-    Probe("jax.ffi.ffi_lowering", "collectives through shared memory"),
-    Probe("jax.extend.core.Primitive", "collectives through shared memory"),
-    Probe("jax.interpreters.mlir.register_lowering", "collectives through shared memory"),
-    Probe("jax._src.distributed.global_state.client", "collectives between hosts"),
-    Probe("jax._src.xla_bridge.register_backend_factory", "collectives between hosts"),
-    Probe("jax._src.xla_bridge.make_cpu_client", "collectives between hosts"),
-    Probe("jaxlib._jax.make_gloo_tcp_collectives", "collectives between hosts"),
-    Probe("jaxlib._jax.get_distributed_runtime_client", "collectives between hosts"),
-    Probe(
-        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
-        "cuDNN's attention on GPUs",
-        otherwise="attention is written out",
-        when=USE,
-    ),
-    Probe("jaxlib._jax.get_distributed_runtime_service", "collectives between hosts"),
-    Probe(
-        "jax._src.config.trace_context",
-        "programs are kept apart by all settings that they depend on",
-        otherwise="they are kept apart by the precision of matrix products",
-    ),
-    Probe(
-        "jaxlib._jax.batched_device_put",
-        "arrays go to a device without a check of each",
-        otherwise="jax.device_put does it",
-    ),
-    *_each(
-        "jax._src.interpreters.pxla",
-        "ExecuteReplicated.kept_var_idx ExecuteReplicated.in_handler ExecuteReplicated.out_handler",
-        _DIRECT,
-        _BY_JAX,
-    ),
-    Probe("jax.interpreters.mlir.merge_mlir_modules", "HLO modules as parts of programs"),
-    Probe(
-        "jaxlib._jax.mlir.hlo_to_stablehlo",
-        "HLO modules as parts of programs",
-        otherwise="a ReleaseError where one is used",
-    ),
-    Probe(
-        "jax._src.lax.windowed_reductions._select_and_scatter",
-        "xla_builder's SelectAndScatter",
-        otherwise="a ReleaseError where it is used",
-    ),
-    Probe(
-        "jax._src.interpreters.mlir.eval_dynamic_shape_as_tensor",
-        "exported programs leave sizes open",
-        otherwise="a ReleaseError where one does",
-    ),
-    Probe(
-        "jax._src.interpreters.mlir.refine_polymorphic_shapes",
-        "StableHLO with open sizes runs",
-        otherwise="a ReleaseError where it shall",
-    ),
-    Probe(
-        "jax._src.export._export._module_to_bytecode",
-        "StableHLO with operations of JAX's own is written",
-        otherwise="such a module is refused",
-    ),
-    Probe("jaxlib.mlir.ir._OperationBase.location", _LINES, _LINES_OF_JAX),
-    *_each("jaxlib.mlir.ir.Location", "callsite file name unknown", _LINES, _LINES_OF_JAX),
-    Probe("jaxlib.mlir.ir.NameLoc", _LINES, "locations are asked whether they are names"),
-    *_each(
-        "jaxlib._profiler",
-        "ProfilerSession ProfileOptions start_server",
-        _PROFILER,
-        _NO_PROFILER,
-    ),
-    Probe(
-        "jaxlib._hlo.HloPrintOptions",
-        "programs as HLO text with the shapes of operands",
-        otherwise="the text is that of JAX",
-        check=_has_print_options,
-    ),
-    Probe(
-        "jax._src.interpreters.mlir.LoweringParameters.for_export",
-        "tensors are placed in the memory of the host",
-        otherwise="on the CPU, where that is all there is, by a call to XLA as elsewhere",
-    ),
-    Probe(
-        "jaxlib._jax.mlir.mlir_module_to_xla_computation",
-        "programs as HLO",
-        otherwise="a ReleaseError where one is asked for",
-    ),
-    *_each(
-        "jax.interpreters.mlir",
-        "aval_to_ir_type dense_int_array i32_attr ir lower_fun make_ir_context",
-        _PROGRAMS,
-    ),
-    *_each(
-        "jaxlib.mlir.ir",
-        "Location ArrayAttr Block BoolAttr DenseElementsAttr DictAttr FlatSymbolRefAttr"
-        " InsertionPoint IntegerAttr IntegerType.get_signless Module RankedTensorType StringAttr"
-        " SymbolTable TupleType",
-        _PROGRAMS,
-    ),
-    Probe("jaxlib.version.__version_info__", _PROGRAMS),
-    *_each(
-        "jaxlib.mlir.dialects.stablehlo",
-        "ConstantOp CustomCallOp DotDimensionNumbers.get DotGeneralOp DynamicBroadcastInDimOp"
-        " GetTupleElementOp MaxOp MinOp NegOp SubtractOp"
-        " StablehloCompatibilityRequirement.WEEK_4 deserialize_portable_artifact"
-        " get_version_from_compatibility_requirement serialize_portable_artifact_str",
-        _PROGRAMS,
-    ),
-    Probe("jaxlib.mlir.dialects.func.CallOp", _PROGRAMS),
-    Probe("jax._src.interpreters.mlir.module_to_bytecode", _AHEAD, when=USE),
-    *_each("jax._src.interpreters.mlir", "ir.Module.parse make_ir_context", _AHEAD, when=USE),
-    Probe("jax._src.compiler.get_compile_options", _AHEAD, when=USE),
-    Probe("jaxlib._jax.DeviceList", _AHEAD, when=USE),
-    Probe("jax._src.sharding_impls.parse_flatten_op_sharding", _AHEAD, when=USE),
-    *_each("jax._src.lib.xla_client", "OpSharding HloSharding.from_proto", _AHEAD, when=USE),
-    Probe("jax.experimental.topologies.get_topology_desc", _AHEAD, when=USE),
-    *_each("jax._src", "lax.linalg.svd_p interpreters.mlir.register_lowering", _SVD, _NO_SVD),
-    Probe("jax._src.interpreters.mlir._lowerings", _SVD, _NO_SVD),
-    *_each(
-        "jax._src",
-        "interpreters.mlir._platform_specific_lowerings interpreters.mlir.lower_fun"
-        " lax.convolution.conv_general_dilated_p lax.lax.dot_general_p",
-        "products of 64-bit integers on a TPU",
-        "JAX's own form, which libtpu refuses",
-    ),
-    *_each(
-        "jax._src.compilation_cache",
-        "_cache _cache_initialized reset_cache _get_cache",
-        "compiled programs are kept between runs",
-        "they are where XLA_PERSISTENT_CACHE_PATH names a folder, by JAX's own cache",
-    ),
-    Probe(
-        "jax.experimental.serialize_executable._JaxPjrtPickler",
-        "programs are found on disk before they are traced",
-        "they are traced, and then found by JAX's key",
-    ),
-    Probe("jaxlib.lapack.prepare_lapack_call", "programs with LAPACK's functions on disk"),
-    *_each(
-        "jax._src.compilation_cache",
-        "get_cache_key combine_executable_and_time compress_executable",
-        "`xla-run compile --save` keeps programs under JAX's keys",
-        when=USE,
-    ),
-    Probe("jaxlib.mlir.passmanager.PassManager.parse", _PROGRAMS),
-    Probe("jaxlib.mlir.dialects.sdy.sharding_group", "tensors that are sharded alike"),
-    *_each(
-        "jax.experimental.pallas", "pallas_call tpu.force_tpu_interpret_mode", "kernels", when=USE
-    ),
-    Probe(
-        "jax.experimental.multihost_utils.process_allgather",
-        "SPMD over several processes",
-        when=USE,
-    ),
-    Probe(
-        "jax._src.mesh_utils._create_device_mesh_for_nd_torus",
-        "hybrid meshes along the links of a TPU",
-        otherwise="they are in the order of the devices",
-    ),
-    *_each(
-        "jax.experimental.pallas.ops.tpu",
-        "flash_attention.SegmentIds flash_attention._flash_attention_impl"
-        " flash_attention._flash_attention_bwd_dkv flash_attention._flash_attention_bwd_dq"
-        " megablox.gmm.gmm megablox.gmm.tgmm paged_attention.paged_attention"
-        " ragged_paged_attention.ragged_paged_attention",
-        _KERNELS,
-        when=USE,
-    ),
-    *_each(
-        "jax.experimental.pallas.ops.tpu.splash_attention",
-        "splash_attention_kernel.BlockSizes splash_attention_kernel.DEFAULT_MASK_VALUE"
-        " splash_attention_kernel.QKVLayout splash_attention_kernel.SegmentIds"
-        " splash_attention_kernel.make_splash_mha splash_attention_mask.CausalMask"
-        " splash_attention_mask.FullMask splash_attention_mask.LocalMask"
-        " splash_attention_mask.MultiHeadMask",
-        _KERNELS,
-        when=USE,
-    ),
-    Probe("jax._src.dispatch.wait_for_tokens", _LAUNCHER, otherwise="it is not called at exit"),
-    Probe("jax._src.api.clean_up", _LAUNCHER, otherwise="it is not called at exit"),
-    Probe("jax._src.xla_bridge.backends_are_initialized", _LAUNCHER),
     Probe("torch._C._len_torch_function_stack", _LAUNCHER),
     Probe("torch._C._len_torch_dispatch_stack", _LAUNCHER),
+    *hooks_of_jax.PROBES,
 )

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from torch_xdist.errors import ReleaseError
 from torch_xdist.releases import patches, tested
-from torch_xdist.releases.hooks import PROBES, Probe
+from torch_xdist.releases.hooks import PROBES
+from torch_xdist.releases.probe import Probe
 
 
 class Finding(NamedTuple):

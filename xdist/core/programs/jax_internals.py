@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import config
+from jax._src import config, pjit
 
 from torch_xdist.errors import ReleaseError
 
@@ -92,6 +92,18 @@ class _Numbers:
         made = self._put(numbers)
         self._last[numbers.dtype] = bits, made
         return made
+
+
+# By function that JAX traced, and by types of its arguments: the states it traced them in.
+_TRACED: Any = getattr(pjit, "_seen_qdds", None)
+
+
+def forget_types() -> None:
+    """Drop the types without states; JAX keeps them as long as a function, its own for ever."""
+    for types in [*getattr(_TRACED, "data", {}).copy().values()]:
+        for type_, states in types.copy().items():
+            if not any(states):
+                types.pop(type_, None)
 
 
 # What XLA's client says of an array that was deleted, or given away before.

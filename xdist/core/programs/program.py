@@ -27,6 +27,7 @@ from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars
 from torch_xdist.core.programs.jax_internals import (
     Location,
     checks_results,
+    forget_types,
     in_one_call,
     in_profile,
 )  # fmt: skip
@@ -191,6 +192,8 @@ def find(
     PLANS.hold(program.plans)
     for other in dropped:
         PLANS.release(other.plans)
+    if dropped:
+        forget_types()
     if full:
         warn_full(full)
     return launch, program, True

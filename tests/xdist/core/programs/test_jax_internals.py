@@ -1,5 +1,7 @@
 """Programs that XLA's client runs without JAX's look at each argument."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,3 +102,35 @@ def test_what_jax_has_another_way_is_run_by_jax():
     assert direct_call(object(), jax.devices()[0]) is None
     newest = max(program.PROGRAMS.values(), key=lambda p: p.used, default=None)
     assert newest is None or newest.executable.direct is not None
+
+
+def test_types_that_a_function_was_traced_with_are_forgotten_and_it_is_not_traced_again():
+    traced = []
+
+    def doubled(x):
+        traced.append(x.shape)
+        return x * 2
+
+    jitted = jax.jit(doubled)
+    for rows in (2, 3):
+        jitted(jnp.ones(rows))
+    assert len(jax_internals._TRACED[doubled]) == 2
+    jax_internals.forget_types()
+    assert not jax_internals._TRACED[doubled]
+    assert jitted(jnp.ones(3)).tolist() == [2, 2, 2] and traced == [(2,), (3,)]
+    assert jitted(jnp.ones(4)).tolist() == [2] * 4 and traced == [(2,), (3,), (4,)]
+
+
+def test_types_with_states_are_kept(monkeypatch):
+    def function():
+        pass
+
+    types = {"without": [[]], "never": [], "with": [[], [("argument", "state")]]}
+    monkeypatch.setattr(jax_internals, "_TRACED", weakref.WeakKeyDictionary({function: types}))
+    jax_internals.forget_types()
+    assert types == {"with": [[], [("argument", "state")]]}
+
+
+def test_a_jax_that_keeps_no_types_has_none_to_forget(monkeypatch):
+    monkeypatch.setattr(jax_internals, "_TRACED", None)
+    jax_internals.forget_types()

@@ -9,7 +9,12 @@ from spmd_process import SpmdProcess
 
 import torch_xla
 from torch_xdist import metrics, settings
-from torch_xdist.core.programs import collective_program, program, program_cache
+from torch_xdist.core.programs import (
+    collective_program,
+    jax_internals,
+    program,
+    program_cache,
+)
 from torch_xdist.core.programs.sharded_program import OnLayout
 from torch_xdist.core.trace.plans import PLANS
 
@@ -111,6 +116,20 @@ def test_the_memory_of_an_evicted_program_is_given_back(limited):
             run(rows)
     # A program of one operator has six maps; ten of them would be 60.
     assert program_cache.used_maps() - before < 30
+
+
+def test_a_shape_that_came_once_leaves_nothing_in_jax_s_own_functions(limited):
+    def kept():
+        return sum(map(len, jax_internals._TRACED.values()))
+
+    limited(2)
+    with pytest.warns(RuntimeWarning, match="full with 2 programs"):
+        for rows in range(21, 25):
+            torch.ones(rows, 3, device="xla").sin().sum(0)[1:].repeat(2).tolist()
+        before = kept()
+        for rows in range(25, 35):
+            torch.ones(rows, 3, device="xla").sin().sum(0)[1:].repeat(2).tolist()
+    assert kept() <= before
 
 
 def test_half_of_the_programs_go_where_the_memory_maps_run_out(monkeypatch):
