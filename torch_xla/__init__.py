@@ -14,6 +14,7 @@ from torch_xdist.ahead import environment as _ahead
 from torch_xdist.core.devices.device import device, device_count, devices, real_devices
 from torch_xdist.core.devices.steps import sync
 from torch_xdist.core.torch_side import loading as _loading
+from torch_xdist.debug import flop_counts as _flop_counts
 from torch_xdist.dynamo import collectives as _traced_collectives
 from torch_xdist.dynamo import custom_ops as _custom_ops
 from torch_xdist.launcher.ways_in.spawn import launch
@@ -30,6 +31,7 @@ answer_as_torch_xla()
 _gru.register()
 _loading.register()
 _traced_collectives.register()
+_flop_counts.register()
 _sync_batch_norm.register()
 _eager.follow_environment()
 _ahead.follow_environment()

@@ -1,10 +1,10 @@
 """What a long job keeps: nothing per step, shape, body of control flow, or schedule.
 
-Each case warms up until every table it touches is full, then goes on many times as long. The cache
-of programs is small here, so that it is full at once. JAX's own caches, which it bounds at some
-thousands of entries each, are emptied before each look: they hold some 25 MiB more before, which
-the allocator keeps. So the warm-up has a look as well, as far from its end as the looks are from
-each other.
+Each case warms up until every table it touches is full (most have 1,024 places), then goes on
+many times as long. The cache of programs is small here, so that it is full at once. JAX's own
+caches, which it bounds at some thousands of entries each, are emptied before each look: they hold
+some 25 MiB more before, which the allocator keeps. So the warm-up has a look as well, as far from
+its end as the looks are from each other.
 """
 
 import subprocess
@@ -57,7 +57,7 @@ def turn(number):
     x = torch.ones(number + 1, 4).to("xla")
     y = (x * w).sin().sum(0)[1:].repeat(2)
     y.tolist()
-measure(turn, 600, 2000)
+measure(turn, 1100, 2000)
 """
 BODIES = """
 w = torch.full((3,), 0.5, device="xla", requires_grad=True)
