@@ -79,6 +79,7 @@ LATE = {
     "xdist/debug/remote_profile.py": {"grpc"},
     "xdist/world.py": {"torch_xdist.collectives"},
     "xdist/ahead/environment.py": {"torch_xdist.ahead.rehearsal"},
+    "xdist/dynamo/flex_attention.py": {"torch._dynamo"},
     "xdist/ops/splash.py": {"jax.experimental.pallas.ops.tpu.splash_attention"},
     "loaders/sharing.py": {"torch_xdist.collectives"},
     "xdist/ranks/c10d/device_mesh.py": {"torch_xdist.ranks.c10d.dtensors"},

@@ -217,6 +217,26 @@ PROBES = (
         _CHECKPOINTS,
         when=USE,
     ),
+    Probe(
+        "torch._safe_softmax",
+        "flex_attention of device tensors",
+        "torch refuses them",
+        when=patches.FLEX,
+    ),
+    Probe(
+        "torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex",
+        "flex_attention of device tensors",
+        "torch refuses them",
+        when=patches.FLEX,
+    ),
+    *each(
+        "torch.nn.attention.flex_attention",
+        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG _identity _validate_device _vmap_for_bhqkv"
+        " create_block_mask flex_attention_hop noop_mask",
+        "flex_attention of device tensors",
+        "torch refuses them",
+        patches.FLEX,
+    ),
     Probe("torch._C._len_torch_function_stack", _LAUNCHER),
     Probe("torch._C._len_torch_dispatch_stack", _LAUNCHER),
     *hooks_of_jax.PROBES,

@@ -37,6 +37,7 @@ class Patch(NamedTuple):
 
 FIRST_MESH = "the first DeviceMesh of xla"
 DYNAMO = "the import of torch._dynamo"
+FLEX = "the import of torch.nn.attention.flex_attention"
 DTENSOR = "the import of torch.distributed.tensor"
 TORCHS_FSDP = "the import of torch.distributed.fsdp"
 THREADS = "the first thread that is a rank"
@@ -55,6 +56,7 @@ _WITHOUT_SYMPY = "core.torch_side.without_sympy"
 
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
+_FLEX_ATTENTION = "flex_attention of device tensors is recorded, where torch refuses them"
 _NO_DYNAMO = "dynamo is not imported where nobody compiles with it"
 _NO_SYMPY = "sympy is not imported where nobody has symbolic shapes"
 _PLAIN = "dynamo captures device tensors as plain tensors, not as an unknown subclass"
@@ -221,6 +223,23 @@ PATCHES = (
         "ranks.sharded_grad_scaler",
         "ranks that hold parts of one model skip the same steps",
         SHARDED_GRADIENTS,
+    ),
+    *(
+        Patch(
+            f"torch.nn.attention.flex_attention.{name}",
+            "dynamo.flex_attention",
+            _FLEX_ATTENTION,
+            FLEX,
+            is_new=name.startswith("_"),
+        )
+        for name in (
+            "_flex_attention_of_xla",
+            "_flex_attention_elsewhere",
+            "flex_attention.__code__",
+            "_create_block_mask_of_xla",
+            "_create_block_mask_elsewhere",
+            "create_block_mask.__code__",
+        )
     ),
     Patch(
         "jaxlib._profiler.ProfilerSession",

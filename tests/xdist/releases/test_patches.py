@@ -152,6 +152,7 @@ from torch_xdist.ranks import replicas
 replicas.spawn_threads(lambda rank: None)
 import torch._dynamo.variables.builder
 import torch.distributed.fsdp
+import torch.nn.attention.flex_attention
 from torch.distributed.device_mesh import init_device_mesh
 init_device_mesh("xla", (1,))
 from torch_xdist.ranks import sharded_grad_scaler
