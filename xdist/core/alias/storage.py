@@ -14,6 +14,7 @@ from torch_xdist.core.alias.views import write
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.tensor_types import extent
 from torch_xdist.core.trace.values import Value, ViewValue, root_of
+from torch_xdist.errors import DeviceError
 
 # The epoch of a value whose storage was freed; tapes count theirs from 1.
 _FREED = -1
@@ -88,6 +89,16 @@ class DeviceStorage:
             write(root, empty.value)
         return self
 
+    def share_memory_(self) -> Any:
+        """Raises DeviceError: no other process reaches a device's memory."""
+        raise DeviceError(
+            f"share_memory_: a tensor on {self.device} lies in no memory that processes share;"
+            " share it on the CPU, tensor.cpu().share_memory_(), and move it in each process"
+        )
+
+    def is_shared(self) -> bool:
+        return False
+
 
 # Python's storages have identities, by which scripts tell whether tensors share memory.
 _storages: "weakref.WeakKeyDictionary[Value, DeviceStorage]" = weakref.WeakKeyDictionary()
@@ -114,6 +125,9 @@ class TypedDeviceStorage:
 
     def _resize_(self, size: int) -> None:
         self._untyped_storage.resize_(size * self.dtype.itemsize)
+
+    def _share_memory_(self) -> Any:
+        return self._untyped_storage.share_memory_()
 
     @property
     def _cdata(self) -> int:

@@ -1,5 +1,6 @@
 """Storages as Python sees them: which tensors share one, and for how long it is there."""
 
+import pytest
 import torch
 
 import torch_xla
@@ -24,3 +25,17 @@ def test_a_storage_keeps_no_memory():
     del x
     assert (storage.nbytes(), storage.data_ptr()) == (0, address)
     assert storage.resize_(24).nbytes() == 0
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda: torch.ones(2, device="xla").share_memory_(),
+        lambda: torch.ones(2, device="xla").untyped_storage().share_memory_(),
+        lambda: torch.nn.Linear(2, 2).to("xla").share_memory(),
+    ],
+)
+def test_memory_of_the_device_cannot_be_shared_and_the_error_says_what_can(share):
+    with pytest.raises(RuntimeError, match=r"share_memory_: a tensor on xla:0 .* share it on the"):
+        share()
+    assert not torch.ones(2, device="xla").untyped_storage().is_shared()
