@@ -17,6 +17,7 @@ from torch_xdist.core.torch_side import loading as _loading
 from torch_xdist.debug import flop_counts as _flop_counts
 from torch_xdist.dynamo import collectives as _traced_collectives
 from torch_xdist.dynamo import custom_ops as _custom_ops
+from torch_xdist.dynamo import default_backend as _default_backend
 from torch_xdist.dynamo import flex_attention as _flex_attention
 from torch_xdist.launcher.ways_in.spawn import launch
 from torch_xdist.ranks import sync_batch_norm as _sync_batch_norm
@@ -33,6 +34,7 @@ _gru.register()
 _loading.register()
 _traced_collectives.register()
 _flop_counts.register()
+_default_backend.register()
 _flex_attention.register()
 _sync_batch_norm.register()
 _eager.follow_environment()

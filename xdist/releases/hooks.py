@@ -160,6 +160,7 @@ PROBES = (
     Probe("torch._export.serde.serialize.GraphModuleSerializer", _EXPORT, when=USE),
     Probe("torch._subclasses.fake_tensor.FakeTensorMode", "partitions of a scan's gradients"),
     *each("functorch.compile", "aot_function make_boxed_func", "torch.compile", when=USE),
+    Probe("torch._dynamo.lookup_backend", "torch.compile without a backend", when=USE),
     Probe(
         "torch.fx.passes.infra.partitioner.CapabilityBasedPartitioner",
         "captured graphs of which a part runs on the CPU",

@@ -224,6 +224,11 @@ PATCHES = (
         "ranks that hold parts of one model skip the same steps",
         SHARDED_GRADIENTS,
     ),
+    Patch(
+        "torch._TorchCompileInductorWrapper.__call__",
+        "dynamo.default_backend",
+        "graphs of device tensors go to openxla where torch would take inductor",
+    ),
     *(
         Patch(
             f"torch.nn.attention.flex_attention.{name}",
