@@ -129,6 +129,12 @@ def attend(
     """
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
+    if torch.is_autocast_enabled("xla"):
+        narrow = torch.get_autocast_dtype("xla")
+        qkv = (x if x.dtype == torch.float64 else x.to(narrow) for x in (query, key, value))
+        # Within it is as precise as without.
+        with torch.autocast("xla", enabled=False):
+            return attend(torchs, *qkv, score_mod, block_mask, scale)
     shared = query.size(1) // key.size(1)
     key, value = (x.expand(query.size(0), -1, -1, -1) for x in (key, value))
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32

@@ -158,6 +158,17 @@ def test_halves_are_computed_within_in_single_precision():
     torch.testing.assert_close(found.cpu().float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("score_mod", [None, lambda s, b, h, q, k: s + (q - k) * 0.1])
+def test_autocast_narrows_the_operands_and_nothing_within(score_mod):
+    here = on("xla", operands())
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        found = flex_attention(*here, score_mod=score_mod)
+    narrow = [x.detach().to(torch.bfloat16) for x in here]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, flex_attention(*narrow, score_mod=score_mod), rtol=0, atol=0)
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(found.float().sum(), here))
+
+
 def test_a_step_is_one_program_and_reads_nothing():
     here = on("xla", operands())
 
