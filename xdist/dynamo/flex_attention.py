@@ -131,10 +131,10 @@ def attend(
 
     if torch.is_autocast_enabled("xla"):
         narrow = torch.get_autocast_dtype("xla")
-        qkv = (x if x.dtype == torch.float64 else x.to(narrow) for x in (query, key, value))
+        q, k, v = (x if x.dtype == torch.float64 else x.to(narrow) for x in (query, key, value))
         # Within it is as precise as without.
         with torch.autocast("xla", enabled=False):
-            return attend(torchs, *qkv, score_mod, block_mask, scale)
+            return attend(torchs, q, k, v, score_mod, block_mask, scale)
     shared = query.size(1) // key.size(1)
     key, value = (x.expand(query.size(0), -1, -1, -1) for x in (key, value))
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
