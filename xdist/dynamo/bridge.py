@@ -13,8 +13,6 @@ import torch
 from torch_xdist import metrics, settings
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.run import analysis
-from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.dynamo.captured import Capture, CapturedModule
 from torch_xdist.dynamo.inputs import own_trace, stand_ins
 from torch_xdist.dynamo.partitions import (
@@ -37,7 +35,7 @@ def extract_compiled_graph(
 
     Args:
         xla_model: the graph, of aten operators; its own parameters may be on the device too.
-        xla_args: example arguments, as in a call. What is pending runs first.
+        xla_args: example arguments, as in a call. What is pending of them runs first, by itself.
     """
     metrics.count("DynamoExtractCompiledGraph")
     return extract_compiled_graph_helper(xla_model, xla_args)
@@ -47,7 +45,6 @@ def extract_compiled_graph_helper(
     xla_model: torch.fx.GraphModule, xla_args: Sequence[Any]
 ) -> Callable[..., Any]:
     """`extract_compiled_graph`, which counts its calls."""
-    _run_pending()
     XLAConstructorMoverPass()(xla_model.graph)
     xla_model.recompile()
     tensors = [arg for arg in xla_args if isinstance(arg, torch.Tensor)]
@@ -64,14 +61,6 @@ def extract_compiled_graph_helper(
     # A partition would give the numbers to a graph of its own.
     unsupported = _unsupported(xla_model, xla_args)
     return _told(CapturedModule(xla_model), xla_args) if not unsupported else xla_model.forward
-
-
-def _run_pending() -> None:
-    """Run what is pending, without the end of a step."""
-    here = device.device_at(device.index_of(None))
-    trace = trace_of_thread(here)
-    if trace.tape.entries:
-        trace.cut(analysis.SYNC, cause=analysis.DYNAMO_INPUTS)
 
 
 def partition_fx_graph_for_cpu_fallback(

@@ -11,6 +11,7 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace, trace_of_thread
 from torch_xdist.core.sharding.arrays import HostArray, Parts
+from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Device, Value, root_of
 from torch_xdist.dynamo import config
 from torch_xdist.errors import CutError
@@ -28,18 +29,22 @@ def buffers_of_inputs(inputs: Sequence[XlaTensor]) -> list[Any]:
     Raises CutError where something is pending and `config` says that nothing is.
     """
     values = [tensor.value for tensor in inputs]
-    pending = [value for value in values if is_pending(value)]
-    if not pending:
-        return [value.buffer for value in values]
-    if config.skip_input_data_check:
+    pending = sum(map(is_pending, values))
+    if pending and config.skip_input_data_check:
         raise CutError(
             "dynamo: input data to dynamo graph can not be a pending ir, and"
-            f" {len(pending)} of {len(values)} inputs are; call torch_xla.sync() first, or set"
+            f" {pending} of {len(values)} inputs are; call torch_xla.sync() first, or set"
             " torch_xla._dynamo.config.skip_input_data_check to False"
         )
-    metrics.count("DynamoSyncInputExecuteTime")
-    found = materialized(pending, analysis.DYNAMO_INPUTS)
-    return [value.buffer if not is_pending(value) else found[id(value)] for value in values]
+    if pending:
+        metrics.count("DynamoSyncInputExecuteTime")
+    return _buffers(values)
+
+
+def _buffers(values: Sequence[Value]) -> list[Any]:
+    pending = [value for value in values if is_pending(value)]
+    found = materialized(pending, analysis.DYNAMO_INPUTS) if pending else {}
+    return [found[id(value)] if is_pending(value) else value.buffer for value in values]
 
 
 def materialized(values: Sequence[Value], reason: str) -> dict[int, Any]:
@@ -74,6 +79,9 @@ def own_trace(device: Device) -> Iterator[DeviceTrace]:
         eager.undefer()
         HERE.by_device[device], HERE.trace = usual, before
         device.random.state = state
+        # A tape lists values that know their trace, and would keep the inputs' buffers until
+        # Python collects garbage: the step's program could not overwrite them.
+        trace.tape = Tape()
 
 
 @contextmanager
@@ -83,7 +91,7 @@ def stand_ins(inputs: Sequence[XlaTensor]) -> Iterator[list[Value]]:
     Tensors that have one value have one stand-in. No two stand-ins have the same buffer.
     """
     originals = [tensor.value for tensor in inputs]
-    buffers = buffers_of_inputs(inputs)
+    buffers = _buffers(originals)
     made: dict[int, Value] = {}
     used: set[int] = set()
     for value, buffer in zip(originals, buffers):

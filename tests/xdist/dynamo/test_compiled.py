@@ -1,5 +1,6 @@
 """`torch.compile(backend="openxla")`: what it computes, and how many programs that takes."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,25 @@ def test_a_call_is_one_program_and_the_next_one_compiles_nothing():
     function(*on_device)
     assert counts() == [1, 2] and met.metric_data("RunCachedGraphInputData")[0] == 2
     assert met.counter_value("CachedCompile") is None
+
+
+def test_all_programs_of_a_training_are_those_of_its_first_step():
+    # What is recorded to compile keeps no buffer, also before garbage is collected.
+    gc.disable()
+    try:
+        model, x = small_model().to("xla"), torch.rand(3, 4).to("xla")
+        compiled = torch.compile(model, backend="openxla")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        compilations = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            compiled(x).square().sum().backward()
+            optimizer.step()
+            torch_xla.sync()
+            compilations.append(counts()[0])
+        assert compilations[0] == compilations[1] == compilations[2]
+    finally:
+        gc.enable()
 
 
 def test_a_training_step_is_the_cpus():
