@@ -5,13 +5,15 @@ of scripts that name a backend, go where they went.
 """
 
 import functools
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_xdist.core.trace.user_frames import user_line
+from torch_xdist.files.saving import is_device_tensor
 from torch_xdist.releases import patches
 
 _TOLD = (
@@ -30,8 +32,8 @@ def register() -> None:
 def _by_openxla_here(usual: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(usual)
     def __call__(self: Any, model_: Any, inputs_: Sequence[Any], **more: Any) -> Any:
-        values = (node.meta.get("example_value") for node in model_.graph.nodes)
-        if not (_has_ours(inputs_) or _has_ours(values)):
+        made = (node.meta.get("example_value") for node in model_.graph.nodes)
+        if not any(map(is_device_tensor, itertools.chain(inputs_, made))):
             return usual(self, model_, inputs_, **more)
         tell_once()
         return torch._dynamo.lookup_backend("openxla")(model_, list(inputs_))
@@ -43,7 +45,3 @@ def _by_openxla_here(usual: Callable[..., Any]) -> Callable[..., Any]:
 def tell_once() -> None:
     """Warn at the first such graph of a process, with the user's line."""
     warnings.warn(f"{user_line()}: {_TOLD}", stacklevel=2)
-
-
-def _has_ours(values: Iterable[Any]) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.device.type == "xla" for x in values)

@@ -29,22 +29,24 @@ def buffers_of_inputs(inputs: Sequence[XlaTensor]) -> list[Any]:
     Raises CutError where something is pending and `config` says that nothing is.
     """
     values = [tensor.value for tensor in inputs]
-    pending = sum(map(is_pending, values))
-    if pending and config.skip_input_data_check:
+    pending = [value for value in values if is_pending(value)]
+    if not pending:
+        return [value.buffer for value in values]
+    if config.skip_input_data_check:
         raise CutError(
             "dynamo: input data to dynamo graph can not be a pending ir, and"
-            f" {pending} of {len(values)} inputs are; call torch_xla.sync() first, or set"
+            f" {len(pending)} of {len(values)} inputs are; call torch_xla.sync() first, or set"
             " torch_xla._dynamo.config.skip_input_data_check to False"
         )
-    if pending:
-        metrics.count("DynamoSyncInputExecuteTime")
+    metrics.count("DynamoSyncInputExecuteTime")
     return _buffers(values)
 
 
 def _buffers(values: Sequence[Value]) -> list[Any]:
+    """The buffer of each value, whatever `config` says of those that are pending."""
     pending = [value for value in values if is_pending(value)]
-    found = materialized(pending, analysis.DYNAMO_INPUTS) if pending else {}
-    return [found[id(value)] if is_pending(value) else value.buffer for value in values]
+    found = materialized(pending, analysis.DYNAMO_INPUTS)
+    return [value.buffer if not is_pending(value) else found[id(value)] for value in values]
 
 
 def materialized(values: Sequence[Value], reason: str) -> dict[int, Any]:

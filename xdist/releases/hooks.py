@@ -77,6 +77,8 @@ _NESTED = "operands in lists and dicts are found"
 _EXPORT = "torch's exported programs as StableHLO"
 _REPLAY = "functions that were declared pure are replayed"
 _CHECKPOINTS = "checkpoints of sharded tensors"
+_FLEX_ATTENTION = "flex_attention of device tensors"
+_REFUSED = "torch refuses them"
 
 
 PROBES = (
@@ -218,24 +220,19 @@ PROBES = (
         _CHECKPOINTS,
         when=USE,
     ),
-    Probe(
-        "torch._safe_softmax",
-        "flex_attention of device tensors",
-        "torch refuses them",
-        when=patches.FLEX,
-    ),
-    Probe(
-        "torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex",
-        "flex_attention of device tensors",
-        "torch refuses them",
-        when=patches.FLEX,
+    *each(
+        "torch",
+        "_safe_softmax _dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex",
+        _FLEX_ATTENTION,
+        _REFUSED,
+        patches.FLEX,
     ),
     *each(
         "torch.nn.attention.flex_attention",
         "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG _identity _validate_device _vmap_for_bhqkv"
         " create_block_mask flex_attention_hop noop_mask",
-        "flex_attention of device tensors",
-        "torch refuses them",
+        _FLEX_ATTENTION,
+        _REFUSED,
         patches.FLEX,
     ),
     Probe("torch._C._len_torch_function_stack", _LAUNCHER),

@@ -119,17 +119,15 @@ def test_the_memory_of_an_evicted_program_is_given_back(limited):
 
 
 def test_a_shape_that_came_once_leaves_nothing_in_jax_s_own_functions(limited):
-    def kept():
+    def kept_after(shapes):
+        for rows in shapes:
+            torch.ones(rows, 3, device="xla").sin().sum(0)[1:].repeat(2).tolist()
         return sum(map(len, jax_internals._TRACED.values()))
 
     limited(2)
     with pytest.warns(RuntimeWarning, match="full with 2 programs"):
-        for rows in range(21, 25):
-            torch.ones(rows, 3, device="xla").sin().sum(0)[1:].repeat(2).tolist()
-        before = kept()
-        for rows in range(25, 35):
-            torch.ones(rows, 3, device="xla").sin().sum(0)[1:].repeat(2).tolist()
-    assert kept() <= before
+        before = kept_after(range(21, 25))
+        assert kept_after(range(25, 35)) <= before
 
 
 def test_half_of_the_programs_go_where_the_memory_maps_run_out(monkeypatch):
