@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from collections.abc import Collection
 
 from torch_xdist.system import process_tree
 
@@ -11,6 +12,13 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal; a process that is gone is no error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def kill_at_once(pids: Collection[int]) -> None:
+    """SIGKILL processes of which none sees the end of another, as where a host loses its power."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            kill(pid, number)
 
 
 def kill_marked(mark: str) -> None:

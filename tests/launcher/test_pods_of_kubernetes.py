@@ -1,6 +1,5 @@
 """Ranks in the pods of a job on Kubernetes: in each pod runs a node of `xla-run --nnodes`."""
 
-import os
 import signal
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kubernetes_job import LIMIT_S, Job, jobs
+from processes import kill_at_once
 
 from torch_xdist.system import process_tree
 
@@ -96,8 +96,7 @@ def test_a_pod_that_is_lost_is_told_and_all_pods_are_started_again(start) -> Non
     wait_for_line(job, "rank 3 of 4")
     # Its processes are gone without a word, as those of a node that has no power.
     lost = next(job.folder.glob("pods/*-1-00000"))
-    for pid in processes_of(int((lost / "pid").read_text())):
-        os.kill(pid, signal.SIGKILL)
+    kill_at_once(processes_of(int((lost / "pid").read_text())))
     (lost / "code").write_text("143")
     code, out, err = job.end()
     assert code == 0, (out, err)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import kill
+from processes import kill, kill_at_once
 
 from torch_xdist.system import process_tree
 from torch_xdist.system.process import Process
@@ -216,10 +216,7 @@ def test_nothing_is_left_where_the_agent_and_the_nursery_are_killed_together(
     job.wait_for("ready")
     (agent,) = _pids(job, "on_host.agent")
     (nursery,) = process_tree.children(agent)
-    # Stopped first, so that neither sees the end of the other.
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in (agent, nursery):
-            os.kill(pid, number)
+    kill_at_once((agent, nursery))
     asked_s = time.monotonic()
     ended = job.end(20)
     assert time.monotonic() - asked_s < GONE_S
