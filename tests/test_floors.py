@@ -55,6 +55,7 @@ CORE = [
     "disk_cache",
     "kept",
     "rows",
+    "early",
     "programs",
     "tapes",
     "run",

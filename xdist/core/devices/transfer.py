@@ -14,6 +14,7 @@ from torch_xdist import dtypes, metrics, platforms
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.early import announcement
 from torch_xdist.core.programs import memory_bounds
 from torch_xdist.core.programs.jax_internals import in_profile, put_on
 from torch_xdist.core.run import mid_step_cuts
@@ -340,6 +341,9 @@ def _read(buffer: Buffer) -> tuple[np.ndarray, bool]:
         return np.asarray(buffer), False
     if isinstance(getattr(buffer, "sharding", None), NamedSharding):
         return gather.whole(buffer), True
+    number = announcement.read(buffer)
+    if number is not None:
+        return number, False
     try:
         return piece.read(buffer)
     except (RuntimeError, ValueError) as error:

@@ -54,10 +54,14 @@ def executable(
     """
     if not calls:
         return OnDevice(step, device, locations, aliases=aliases)
-    count = world.world_size()
-    if count == 1 or not (peers or world.transport() == "mesh"):
-        return OnHost(step, device, count, locations)
+    if not is_on_mesh(peers):
+        return OnHost(step, device, world.world_size(), locations)
     return OnMesh(step, calls, locations, mesh.over(peers) if peers else mesh.devices())
+
+
+def is_on_mesh(peers: Sequence[jax.Device]) -> bool:
+    """Whether this process' programs with collectives run over the devices of all ranks."""
+    return world.world_size() > 1 and bool(peers or world.transport() == "mesh")
 
 
 class OnDevice:

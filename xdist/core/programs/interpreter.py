@@ -1,7 +1,8 @@
 """Walking the rows of a tape through their lowerings, on JAX arrays."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -59,12 +60,14 @@ def interpret(
     *,
     to_settle: Collection[int] = (),
     is_traced: bool = False,
+    after: Mapping[int, Callable[[], Any]] = MappingProxyType({}),
 ) -> None:
     """Compute every row, entering its results into `env`, which holds the leaves.
 
     Args:
         to_settle: slots of rows whose result is computed once on a CPU (`rows/long_chains.py`).
         is_traced: inside a function that JAX traces; then rows of one plan are traced once.
+        after: what is called once the results of a row are there, by its first slot.
     """
     rows = rows_of(entries)
     copied = _copied_plans(rows) if is_traced and scope is no_scope else {}
@@ -77,6 +80,8 @@ def interpret(
         if slot in to_settle:
             results = [settled(results[0]), *results[1:]]
         env.update(enumerate(results, slot))
+        if slot in after:
+            after[slot]()
 
 
 def _copied_plans(rows: Sequence[tuple[int, Row]]) -> dict[Plan, Any]:

@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from torch_xdist import metrics, platforms, settings
+from torch_xdist.core.early import announcement, choice
 from torch_xdist.core.kept import program_key
 from torch_xdist.core.programs import collective_program, heap, memory_bounds
 from torch_xdist.core.programs.compile_notice import told_if_long
@@ -34,7 +35,7 @@ from torch_xdist.core.programs.jax_internals import (
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
-from torch_xdist.core.programs.program_words import call, digest, fingerprint
+from torch_xdist.core.programs.program_words import call, digest, fingerprint, over_layout
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
 from torch_xdist.core.rows import aliases, better_rows, refused_dtypes
 from torch_xdist.core.sharding.tiling import Tiling
@@ -165,7 +166,7 @@ def find(
     if launch.placement is not None and settings.auto_spmd() is not None:
         metrics.count("CompileWithAutoSharding")
     metrics.count("CreateCompileHandles")
-    program = make(launch)
+    program = make(launch, announces=_build_elsewhere is None)
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
@@ -204,7 +205,7 @@ def _how(launch: Launch, program: Program) -> tuple[Any, str]:
     given = signature(launch, program)
     if launch.placement is not None:
         return given, ""
-    call = launch.leaves, launch.mask, launch.outs
+    call = launch.leaves, launch.mask, launch.outs, program.early is not None
     return given, program_key.of(launch.tape, launch.device, call, given)
 
 
@@ -218,8 +219,12 @@ def build_with(build: Callable[[Program, Launch], Any]) -> None:
     _build_elsewhere = build
 
 
-def make(launch: Launch) -> Program:
-    """The program of a launch, not compiled yet."""
+def make(launch: Launch, *, announces: bool = False) -> Program:
+    """The program of a launch, not compiled yet.
+
+    Args:
+        announces: whether it may tell the host of results while it runs.
+    """
     entries = launch.entries
     refused_dtypes.check(entries, platforms.of(launch.device.jax.platform))
     given = [*itertools.compress(launch.leaves, launch.mask)]
@@ -236,16 +241,21 @@ def make(launch: Launch) -> Program:
         entries, launch.device.choices, is_sharded=launch.placement is not None
     )
 
+    announces &= launch.placement is None and not collective_program.is_on_mesh(launch.device.peers)
+    early = choice.early_results(launch.device, entries, launch.mask, outs) if announces else None
+
     # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
         feed = ScalarFeed(floats, ints, seeds)
+        after = {early.seed: partial(early.announce, env, floats[-1])} if early else {}
         if manual:
             interpret_regions(computed, env, feed, layout, manual, scope)
         else:
-            interpret(computed, env, feed, scope, to_settle=to_settle, is_traced=True)
-        return [constrain(env[slot], slot) for slot in outs]
+            interpret(computed, env, feed, scope, to_settle=to_settle, is_traced=True, after=after)
+        last = [env[early.seed]] if early else []
+        return [*(constrain(env[slot], slot) for slot in outs), *last]
 
     rows = rows_of(entries)
     places = launch.tape.collectives
@@ -261,6 +271,7 @@ def make(launch: Launch) -> Program:
         scalars=(len(floats), len(ints)),
         tally=op_counts.tally_of(row for _, row in rows),
         run_tally=_run_tally(launch, len(floats) + len(ints)),
+        early=early,
     )
 
 
@@ -325,21 +336,8 @@ def _executable(
         (of_leaves, of_outs),
         locations,
         [place for place, slot in enumerate(launch.outs) if slot in manual],
-        _told(launch),
+        over_layout(launch.entries, launch.leaves, launch.placement.leaves, launch.device.layout),
     )
-
-
-def _told(launch: Launch) -> str:
-    """A program of the logical device in words, the same on every process that records the same."""
-    layout, types = launch.device.layout, types_of(launch.entries)
-    leaves = zip(launch.leaves, launch.placement.leaves)  # type: ignore[union-attr]
-    shapes = (
-        f"{types[slot]} {layout.tiling(sharding, len(shape)).text}"
-        for slot, (sharding, shape, _) in leaves
-    )
-    found = ", ".join(f"{n} x {text}" for text, n in sorted(Counter(shapes).items()))
-    named = fingerprint(launch.entries)[:8]
-    return f"program {named} of {len(rows_of(launch.entries))} rows and of {found}"
 
 
 def lowered(launch: Launch) -> Any:
@@ -352,6 +350,7 @@ def lowered(launch: Launch) -> Any:
 def signature(launch: Launch, program: Program) -> tuple[Any, ...]:
     """The types of what a program is called with: donated, kept, floats, ints."""
     floats, ints = program.scalars
+    floats += program.early is not None  # its ticket
     arguments = launch.donated, launch.kept, np.empty(floats), np.empty(ints, np.int64)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
 
@@ -417,6 +416,9 @@ def run(
     if program.asks_bytes:
         memory_bounds.make_room(program)
     metrics.look()
+    early = program.early
+    if early is not None:
+        arguments, announced = announcement.stamped(early, arguments)
     started = time.perf_counter()
     direct = getattr(program.executable, "direct", None)
     with in_profile("PjRtComputationClient::ExecuteComputation"):
@@ -424,5 +426,7 @@ def run(
             in_one_call(results, program.run, *arguments)
         else:
             direct.run(arguments, results)
+    if early is not None:
+        announcement.launched(announced, results[0])
     metrics.note(program.run_tally)
     metrics.launched(name, started, results[0][0] if results[0] else None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_xdist import metrics, settings
+from torch_xdist.core.early.announcement import Early
 
 Key = tuple[Any, ...]
 # Reading how many maps there are takes 1.6 us a map, so it is not done at every compilation.
@@ -39,12 +40,14 @@ class Program:
             none.
         rows: how many it has.
         plans: of its rows.
-        scalars: how many floats and ints it takes.
+        scalars: how many floats and ints its rows take.
         tally, run_tally: what the metrics count when its rows were recorded, and when it runs.
         run: `run(donated, kept, floats, ints)` takes the leaves' buffers and the runtime scalars,
-            and returns the value of each slot of `outs`.
+            and returns the value of each slot of `outs`; with `early` it takes one float more, and
+            returns one array more.
         asks_bytes: what a run takes of a GPU's memory beside its operands; 0 where it is little.
         asks_of: that GPU.
+        early: what it announces to the host while it runs; None for nothing.
     """
 
     executable: Any
@@ -59,6 +62,7 @@ class Program:
     run: Any = None
     asks_bytes: int = 0
     asks_of: Any = None
+    early: Early | None = None
     # When it was last asked for, by the clock of the cache.
     used: int = 0
     # Whether the cache has it.

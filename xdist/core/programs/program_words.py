@@ -1,11 +1,12 @@
 """A program in words, the same on every rank and in every process that records the same."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch_xdist.core.trace.plans import Plan
-from torch_xdist.core.trace.trace import Entry, Row, rows_of
+from torch_xdist.core.trace.trace import Entry, Row, rows_of, types_of
 
 
 def fingerprint(entries: Sequence[Entry]) -> str:
@@ -35,3 +36,21 @@ def _words(static: Any) -> str:
 def call(plan: Plan) -> str:
     """A collective in words, the same on every rank that records the same."""
     return f"{plan!r} {plan.args[-1]}".removeprefix("xla.")
+
+
+def over_layout(
+    entries: Sequence[Entry], slots: Sequence[int], leaves: Sequence[Any], layout: Any
+) -> str:
+    """A program of the logical device, the same on every process that records the same.
+
+    Args:
+        slots: of its leaves.
+        leaves: how each lies: its sharding, its shape, and whether it is parts (`Placement`).
+    """
+    types = types_of(entries)
+    shapes = (
+        f"{types[slot]} {layout.tiling(sharding, len(shape)).text}"
+        for slot, (sharding, shape, _) in zip(slots, leaves)
+    )
+    found = ", ".join(f"{n} x {text}" for text, n in sorted(Counter(shapes).items()))
+    return f"program {fingerprint(entries)[:8]} of {len(rows_of(entries))} rows and of {found}"

@@ -1,0 +1,1 @@
+"""Results that the host reads while their program still runs: the loss of a training step."""
