@@ -6,7 +6,7 @@ a step's program for CPUs calls the host with such numbers before its backward p
 reads one of them waits for that call alone.
 
 The call needs Python's lock, for which a program must not wait without a reason: it is made where
-results of one of the two runs before were read in time, and left out in loops that read nothing.
+somebody waited for a number shortly before, and left out in loops that read nothing.
 """
 
 import atexit
@@ -28,8 +28,8 @@ from torch_xdist import metrics
 from torch_xdist.collectives.shared_memory import ffi
 
 _CALL = "xdist_announce"
-# Runs since the last one of which a result was read while it ran, up to which they announce.
-_UNREAD = 2
+# So many runs announce after somebody waited for a number; loops may have several programs.
+_UNREAD = 4
 # The newest runs whose results are known; older ones are over.
 _MOST_RUNS = 32
 # How often a reader looks whether the program has failed, and will never call.
@@ -48,13 +48,11 @@ class Early:
     Attributes:
         places, slots: of the numbers among its results, and among what its rows compute.
         seed: the slot of the single number that the backward pass begins with.
-        unread: how often it was launched since a result was read while it ran.
     """
 
     places: tuple[int, ...]
     slots: tuple[int, ...]
     seed: int
-    unread: int = _UNREAD
 
     def __post_init__(self) -> None:
         _listen()
@@ -82,17 +80,23 @@ class _Run:
         results: of these numbers, weakly: whether an array is given away depends on who holds it.
         last: a result of no tensor's, which whoever waits for the run can hold.
         numbers: what has been announced.
-        waits: held until then; None where the run announces nothing.
+        waits: held until then.
     """
 
-    __slots__ = ("early", "last", "numbers", "results", "waits")
+    __slots__ = ("last", "numbers", "results", "waits")
 
-    def __init__(self, early: Early) -> None:
-        self.early = early
-        self.waits: Any = None
+    def __init__(self) -> None:
         self.results: list[weakref.ref[jax.Array]] = []
         self.last: Any = None
         self.numbers: list[np.ndarray] = []
+        self.waits = threading.Lock()
+        self.waits.acquire()
+
+
+class _Readers:
+    """How many runs were launched since somebody waited for a number."""
+
+    unread = _UNREAD
 
 
 _announce = jax_core.Primitive(_CALL)
@@ -134,15 +138,13 @@ def _wait_for_calls() -> None:
                 run.last.block_until_ready()
 
 
-def stamped(early: Early, arguments: Sequence[Any]) -> tuple[Sequence[Any], _Run]:
-    """A program's arguments with a ticket behind the floats, and the run that they are for."""
+def stamped(arguments: Sequence[Any]) -> tuple[Sequence[Any], _Run | None]:
+    """A program's arguments with a ticket behind the floats, and the run, where it announces."""
     donated, kept, floats, ints = arguments
-    run, ticket = _Run(early), 0
-    early.unread += 1
-    if early.unread <= _UNREAD:
-        ticket = next(_tickets)
-        run.waits = threading.Lock()
-        run.waits.acquire()
+    run, ticket = None, 0
+    _Readers.unread += 1
+    if _Readers.unread <= _UNREAD:
+        run, ticket = _Run(), next(_tickets)
         with _lock:
             _running[ticket] = run
             _forget_oldest(_running)
@@ -151,11 +153,14 @@ def stamped(early: Early, arguments: Sequence[Any]) -> tuple[Sequence[Any], _Run
     return (donated, kept, numbers, ints), run
 
 
-def launched(run: _Run, results: list[jax.Array]) -> None:
+def launched(early: Early, run: _Run | None, results: list[jax.Array]) -> None:
     """A run has been launched, and these will be its results; the last one leaves them."""
-    run.last = results.pop()
+    last = results.pop()
+    if run is None:
+        return
+    run.last = last
     with _lock:
-        for place in run.early.places:
+        for place in early.places:
             array = results[place]
             run.results.append(weakref.ref(array))
             _of_results[id(array)] = run
@@ -172,14 +177,14 @@ def read(array: Any) -> np.ndarray | None:
 
     None for an array that no running program announces: one that is there, or has to be waited for.
     """
+    if array.shape or array.is_deleted() or array.is_ready():
+        return None
+    _Readers.unread = 0
     run = _of_results.get(id(array))
     if run is None:
         return None
     place = next((i for i, result in enumerate(run.results) if result() is array), None)
-    if place is None or array.is_deleted() or array.is_ready():
-        return None
-    run.early.unread = 0
-    if run.waits is None:
+    if place is None:
         return None
     while not run.numbers:
         if run.waits.acquire(timeout=_LOOK_S):

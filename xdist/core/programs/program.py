@@ -418,7 +418,7 @@ def run(
     metrics.look()
     early = program.early
     if early is not None:
-        arguments, announced = announcement.stamped(early, arguments)
+        arguments, announced = announcement.stamped(arguments)
     started = time.perf_counter()
     direct = getattr(program.executable, "direct", None)
     with in_profile("PjRtComputationClient::ExecuteComputation"):
@@ -427,6 +427,6 @@ def run(
         else:
             direct.run(arguments, results)
     if early is not None:
-        announcement.launched(announced, results[0])
+        announcement.launched(early, announced, results[0])
     metrics.note(program.run_tally)
     metrics.launched(name, started, results[0][0] if results[0] else None)
