@@ -58,9 +58,9 @@ def test_a_loss_is_read_before_its_step_is_over_and_stays_what_it_was():
 def test_losses_are_those_of_the_cpu():
     def losses(where):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).to(where)
+        model = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 1)).to(where)
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-        x, y = torch.randn(64, 8).to(where), torch.randn(64, 1).to(where)
+        x, y = torch.randn(1024, 8).to(where), torch.randn(1024, 1).to(where)
         found = []
         for _ in range(20):
             optimizer.zero_grad()
