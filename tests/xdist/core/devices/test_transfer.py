@@ -16,6 +16,7 @@ class Remote:
 
     def __init__(self, values):
         self._values = np.asarray(values)
+        self.shape = self._values.shape
 
     def _single_device_array_to_np_array_did_copy(self):
         self.read = self._values.copy(order="K")
