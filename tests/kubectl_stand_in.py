@@ -150,7 +150,7 @@ class _Cluster:
             where = f'{kind.lower()}s "{name}" already exists'
             print(f"Error from server (AlreadyExists): {where}", file=sys.stderr)
             sys.exit(1)
-        file.write_text(json.dumps(item))
+        _write(file, json.dumps(item))
         if kind == "Secret":  # pods wait for it
             self._start(0)
         return item
@@ -169,7 +169,7 @@ class _Cluster:
         job_set = json.loads(self._file.read_text())
         if not job_set.get("status", {}).get("conditions"):
             self._judge(job_set)
-            self._file.write_text(json.dumps(job_set))
+            _write(self._file, json.dumps(job_set))
         return [job_set, self._job(job_set), *map(_item, self._all())]
 
     def _all(self) -> list[Path]:
@@ -245,6 +245,13 @@ def _item(pod: Path) -> dict[str, Any]:
     return {"kind": "Pod", "metadata": about, "spec": {"nodeName": "here"}, "status": status}
 
 
+def _write(file: Path, text: str) -> None:
+    """Whole at once: pods read while calls write."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, file)
+
+
 def _is(kind: str, reason: str, message: str) -> dict[str, str]:
     return {"type": kind, "status": "True", "reason": reason, "message": message}
 
@@ -282,8 +289,7 @@ def _be_a_pod(pod: Path) -> None:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z ")
             log.write(stamp.encode() + line)
     code = process.wait()
-    (pod / "code.new").write_text(str(code if code >= 0 else 128 - code))
-    os.replace(pod / "code.new", pod / "code")
+    _write(pod / "code", str(code if code >= 0 else 128 - code))
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
