@@ -348,3 +348,54 @@ def test_transposes_are_not_folded_into_products_of_bfloat16():
     program = jax.jit(lambda x: x @ x.T).trace(x).jaxpr
     assert compile_options.options_on_mesh(program, platforms.of("cpu")) == folding
     assert PASSES not in compile_options.options_on_mesh(program, platforms.of("tpu"))
+
+
+FOLDS_NOTHING = {jax_internals.PASSES: "constant_folding"}
+
+
+def ones(*shape):
+    return jax.lax.broadcast(1.0, shape)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_large"),
+    [
+        (lambda x: x + ones(64, 512).sum(0), True),
+        (lambda x: x + ones(63, 512).sum(0), False),
+        (lambda x: (x + ones(64, 512)).sum(0), False),
+        (lambda x: x + jnp.exp(ones(64, 512)).max(0), True),
+        (lambda x: x + jax.lax.iota("int32", 2**15).argmax(), True),
+        (lambda x: x + jax.jit(lambda y: y.sum(0))(ones(64, 512)), True),
+        (lambda x: x + jax.jit(lambda y: y * 2)(ones(64, 512)).sum(0), True),
+        (lambda x: jax.jit(lambda y, z: y + z)(x, ones(64, 512)).sum(0), False),
+        (lambda x: x + jax.jit(lambda y, z: (y, z))(x, ones(64, 512))[1].sum(0), True),
+        (lambda x: x + jax.checkpoint(lambda y: jax.nn.relu(y).sum(0))(ones(64, 512)), True),
+    ],
+    ids="sum small varying after index call called joined passed nested".split(),
+)
+def test_reductions_of_large_constants_are_left_to_the_run(function, is_large):
+    expected = BY_REGIONS | (FOLDS_NOTHING if is_large else {})
+    assert options(function, 512) == expected
+
+
+def test_ranks_leave_reductions_of_large_constants_to_the_run_too():
+    program = jax.jit(lambda x: x + ones(64, 512).sum(0)).trace(jnp.zeros(512)).jaxpr
+    assert compile_options.options_on_mesh(program, platforms.of("cpu")) == FOLDS_NOTHING
+    assert compile_options.options_on_mesh(program, platforms.of("tpu")).keys() == (
+        compile_options._OF_TPUS.keys()
+    )
+
+
+def test_a_constant_is_reduced_by_the_program():
+    # Added as torch's sums are: XLA knows no shorter way for what is no plain addition.
+    def add(a, b):
+        return a - -b
+
+    def step(x):
+        return x + jax.lax.reduce(ones(64, 512), 0.0, add, (0,))
+
+    lowered = jax.jit(step).lower(jnp.zeros(512))
+    found = compile_options.options(jax.jit(step).trace(jnp.zeros(512)).jaxpr, platforms.of("cpu"))
+    text = jax_internals.compiled(lowered, found).as_text()
+    assert " reduce(" in text
+    assert " reduce(" not in jax_internals.compiled(lowered, BY_REGIONS).as_text()
