@@ -47,6 +47,7 @@ class Settings:
     cache_path: str | None  # XLA_PERSISTENT_CACHE_PATH; "" for no cache, None for the user's
     cache_disk_mb: int  # XDIST_PERSISTENT_CACHE_MB: what programs may take of the disk
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
+    check_indices: bool  # XDIST_CHECK_INDICES: those that came from the host
     early_results: bool  # XDIST_EARLY_RESULTS: on CPUs a step's loss is read before its end
     # Reports
     explain_recompiles: bool  # XDIST_EXPLAIN_RECOMPILES: say why a program is compiled again
@@ -259,6 +260,7 @@ def read(env: Mapping[str, str]) -> Settings:
         cache_path=env.get("XLA_PERSISTENT_CACHE_PATH"),
         cache_disk_mb=_number(env, "XDIST_PERSISTENT_CACHE_MB", 1000, int),
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
+        check_indices=_flag({"XDIST_CHECK_INDICES": "1", **env}, "XDIST_CHECK_INDICES"),
         early_results=_flag({"XDIST_EARLY_RESULTS": "1", **env}, "XDIST_EARLY_RESULTS"),
         explain_recompiles=_flag(
             {"XDIST_EXPLAIN_RECOMPILES": "1", **env}, "XDIST_EXPLAIN_RECOMPILES"

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from torch_xdist import dtypes, metrics, platforms
 from torch_xdist.collectives.shared_memory import transport as shared_memory
-from torch_xdist.core.devices import device
+from torch_xdist.core.devices import device, uploaded
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.early import announcement
 from torch_xdist.core.programs import memory_bounds
@@ -79,11 +79,17 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 def put(array: np.ndarray, there: Device) -> Buffer:
     """A copy of a host array on a device; the caller may write to its own afterwards."""
+    return _put_copy(array, there)[1]
+
+
+def _put_copy(array: np.ndarray, there: Device) -> tuple[np.ndarray, Buffer]:
+    """A copy of a host array that nobody writes to, and that on a device."""
     started = time.perf_counter()
     if not array.ndim:
         metrics.note(_NUMBER_UPLOADED)
-    (buffer,) = _on_device([_private_copy(array)], there, started)
-    return buffer
+    copy = _private_copy(array)
+    (buffer,) = _on_device([copy], there, started)
+    return copy, buffer
 
 
 def _on_device(arrays: Sequence[np.ndarray], there: Device, started: float) -> list[Buffer]:
@@ -184,25 +190,27 @@ def all_to_device(
     # Tensors of a batch often have few types.
     types: dict[tuple[torch.Size, torch.dtype], TensorType] = {}
     moved = []
-    for tensor, buffer in zip(tensors, buffers):
+    for tensor, array, buffer in zip(tensors, arrays, buffers):
         key = tensor.shape, tensor.dtype
         type_ = types.get(key)
         if type_ is None:
             type_ = types[key] = dense_type(tuple(key[0]), key[1])
-        moved.append(wrap(_holding(type_, trace, buffer)))
+        moved.append(wrap(_holding(type_, trace, buffer, array)))
     return moved
 
 
 def value_of(tensor: torch.Tensor, trace: Trace) -> Value:
     """A value that holds a copy of a CPU tensor."""
     type_ = dense_type(tuple(tensor.shape), tensor.dtype)
-    return _holding(type_, trace, put(as_numpy(tensor), trace.device))
+    array, buffer = _put_copy(as_numpy(tensor), trace.device)
+    return _holding(type_, trace, buffer, array)
 
 
-def _holding(type_: TensorType, trace: Trace, buffer: Buffer) -> Value:
-    """A value of a type that holds a buffer."""
+def _holding(type_: TensorType, trace: Trace, buffer: Buffer, array: np.ndarray) -> Value:
+    """A value of a type that holds a buffer made of an array."""
     value = RootValue(type_, trace)
     value.buffer = buffer  # type: ignore[assignment]
+    uploaded.keep(value, array, buffer)
     return value
 
 
@@ -216,7 +224,7 @@ def host_value(tensor: XlaTensor) -> torch.Tensor:
     metrics.note(op_counts.TO_CPU)
     value = tensor.value
     if value.parent is not None:
-        found = _part_on_host(value)  # type: ignore[arg-type]
+        found = part_on_host(value)  # type: ignore[arg-type]
         if found is not None:
             return found
     is_pending = value.buffer is None
@@ -248,7 +256,7 @@ def host_number(tensor: XlaTensor) -> Any:
     return number
 
 
-def _part_on_host(view: ViewValue) -> torch.Tensor | None:
+def part_on_host(view: ViewValue) -> torch.Tensor | None:
     """A copy of a part of memory that has its values already; None where that needs a program.
 
     Each element that a script reads, `x[3].item()`, would be a program of its own.

@@ -11,7 +11,6 @@ import torch
 
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.devices.transfer import to_trace
-from torch_xdist.core.record.cpu_only import MASKS
 from torch_xdist.core.record.inference import is_input, make_plan
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace import global_state
@@ -27,7 +26,6 @@ SIZES = (int, bool)
 
 # Their indices may be on the CPU, as torch lets them be for cuda.
 INDEXING = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
-_INTEGERS = (torch.int32, torch.int64)
 # One of the two operands of these may be on the CPU: torch_xla copies it to the device. One that
 # needs a gradient may not: the gradient would be on the device. Lengths and targets of a CTC loss
 # may be there as torch lets them be for cuda.
@@ -109,30 +107,10 @@ class CallArguments:
         if self.trace is None:
             self.trace = trace_here(device_among((*self.args, *self.kwargs.values())))
         if self.op.name in INDEXING and any(value is index for index in self.args[1]):
-            _check_range(self.args[0], self.args[1], value)
             return to_trace(value, self.trace)
         if self.op.name in _TAKES_CPU and value.device.type == "cpu" and not value.requires_grad:
             return to_trace(value, self.trace)
         return admit(value, self.trace)
-
-
-def _check_range(tensor: torch.Tensor, indices: Sequence[Any], index: torch.Tensor) -> None:
-    """Raise CPU torch's error where an index that is on the CPU names no element."""
-    if index.__class__ is not torch.Tensor or index.dtype not in _INTEGERS:
-        return
-    before = indices[: next(place for place, one in enumerate(indices) if one is index)]
-    given = [one.dim() if one.dtype in MASKS else 1 for one in before if one is not None]
-    dim = sum(given) + sum(one is None for one in before)
-    # One dim too many is another error.
-    if dim >= tensor.dim():
-        return
-    size = tensor.size(dim)
-    outside = index[(index < -size) | (index >= size)]
-    if outside.numel():
-        # torch counts the dims that are indexed.
-        raise IndexError(
-            f"index {int(outside[0])} is out of bounds for dimension {sum(given)} with size {size}"
-        )
 
 
 def admit(value: torch.Tensor, trace: Trace) -> XlaTensor:

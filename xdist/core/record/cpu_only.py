@@ -9,12 +9,17 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from torch_xdist import settings
+from torch_xdist.core.devices import transfer, uploaded
+from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.user_frames import user_line
-from torch_xdist.ops import doubts
+from torch_xdist.core.trace.values import ViewValue
+from torch_xdist.ops import doubts, index_ranges
 from torch_xdist.ops.table import SHAPED
 
 NAMES = frozenset({"aten.nonzero.default", "aten.masked_select.default"})
 _INDEXED = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
+_READ = torch.ops.aten.index.Tensor
 _WRITTEN = frozenset({"aten.index_put.default", "aten._unsafe_index_put.default"})
 _ASKED_BYTES = 40_000_000
 # Of a call that is nearly always refused, before it touches memory.
@@ -82,6 +87,57 @@ def refused(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> An
     return None
 
 
+def check_indices(
+    func: OpOverload, rule: index_ranges.Rule, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Raise torch's own error for an index that is out of range and came from the host."""
+    for index, least, end, but in rule(*args, **kwargs):
+        if uploaded.may_be_outside(index, least, end, but) and settings.current().check_indices:
+            _ask_about_indices(func, rule, args, kwargs)
+            return
+
+
+def _ask_about_indices(
+    func: OpOverload, rule: index_ranges.Rule, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    on_host: dict[int, torch.Tensor] = {}
+    for index, *_ in rule(*args, **kwargs):
+        found = _known(index)
+        # Zeros: which of the numbers in memory are read is not known.
+        on_host[id(index)] = torch.zeros(index.shape, dtype=torch.int64) if found is None else found
+    if isinstance(args[1], list):
+        func, args, kwargs = _READ, (args[0], _without_masks(args[1])), {}
+    metas, named = pytree.tree_map(lambda x: on_host.get(id(x), _meta(x)), (list(args), kwargs))
+    _on_zeros(func, metas, named, _REFUSED_BYTES)
+
+
+def _without_masks(indices: Sequence[Any]) -> list[Any]:
+    """Indices with zeros for each dim that a mask is for."""
+    found: list[Any] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype in MASKS
+        found += [torch.zeros(1, dtype=torch.int64)] * index.dim() if is_mask else [index]
+    return found
+
+
+def _known(index: torch.Tensor) -> torch.Tensor | None:
+    """Indices that came from the host, of int64 there; None where they are not known."""
+    if index.__class__ is not XlaTensor:
+        return index.long()
+    value = index.value
+    if isinstance(value, ViewValue):
+        found = transfer.part_on_host(value) if uploaded.known(value.root) else None
+        return None if found is None else found.long()
+    known = uploaded.known(value)
+    return None if known is None else torch.from_numpy(known.array).long().reshape(index.shape)
+
+
+def _meta(value: Any) -> Any:
+    if value.__class__ is not XlaTensor:
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
 def _without_values(self: Any, indices: Sequence[Any], values: Any, *rest: Any) -> Sequence[Any]:
     """An `index_put` with as many values as a mask of zeros selects."""
     dim, mask = next((d, i) for d, i in enumerate(indices) if i is not None)
@@ -92,7 +148,7 @@ def _without_values(self: Any, indices: Sequence[Any], values: Any, *rest: Any) 
 def _on_zeros(
     func: OpOverload, metas: Sequence[Any], named: dict[str, Any], most_bytes: int
 ) -> Any:
-    """The results of a call on CPU zeros; None where these are larger than that."""
+    """The results of a call, with CPU zeros for what is meta; None where these are larger."""
     values = (list(metas), named)
     tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
     if sum(t.numel() * t.itemsize for t in tensors) > most_bytes:
@@ -103,7 +159,7 @@ def _on_zeros(
 
 
 def _zeros(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.is_meta:
         if value.numel() < _PAGES:
             return torch.zeros(value.shape, dtype=value.dtype)
         # numpy's are: a call that is refused touches none.

@@ -14,7 +14,7 @@ from torch_xdist.core.alias import writes
 from torch_xdist.core.alias.views import make_view, write
 from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor
 from torch_xdist.core.devices.torch_generator import drawn_from
-from torch_xdist.core.record import fallback
+from torch_xdist.core.record import cpu_only, fallback
 from torch_xdist.core.record.arguments import SIZES, CallArguments, find, plan_of
 from torch_xdist.core.record.handlers_copy import is_elsewhere, made_elsewhere
 from torch_xdist.core.record.inference import STATIC_INTS
@@ -34,6 +34,7 @@ from torch_xdist.core.trace.plans import (
 from torch_xdist.core.trace.trace import OtherDevice, Row, Tape, Trace
 from torch_xdist.core.trace.values import RootValue, Value
 from torch_xdist.errors import NoLoweringError
+from torch_xdist.ops import index_ranges
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
 
@@ -53,7 +54,8 @@ def dispatch(
     try:
         op = func._xdist
     except AttributeError:
-        op = learn(func)
+        learn(func)
+        op = func._xdist
     if op.handler is not None:
         return op.handler(op, args, kwargs or _NO_KWARGS)
     trace = HERE.trace
@@ -226,6 +228,25 @@ def refuse(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     raise NoLoweringError(f"{op.name}: {REFUSED[op.name]}")
 
 
+class _Checked:
+    """An operator before which indices are looked at, in the place of its Op for `dispatch`.
+
+    As a function for `dispatch` it stands for the operator without that.
+    """
+
+    __slots__ = ("_xdist", "handler")
+
+    def __init__(self, op: Op, rule: index_ranges.Rule) -> None:
+        self._xdist = op
+        then = op.handler
+
+        def handler(_: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            cpu_only.check_indices(op.func, rule, args, kwargs)
+            return then(op, args, kwargs) if then is not None else dispatch(self, (), args, kwargs)
+
+        self.handler: Handler = handler
+
+
 _handlers: dict[str, Handler] = {}
 
 
@@ -237,7 +258,7 @@ def install(handlers: Mapping[str, Handler]) -> None:
     _handlers.update(handlers)
 
 
-def learn(func: Any) -> Op:
+def learn(func: Any) -> None:
     """Work out once how calls of an overload are handled."""
     op = op_of(func)
     op.general = record
@@ -253,5 +274,5 @@ def learn(func: Any) -> Op:
     if handler is write_handler and op.in_place:
         handler, op.general = None, write_handler
     op.handler = handler
-    func._xdist = op
-    return op
+    rule = index_ranges.rule_of(op.name)
+    func._xdist = op if rule is None else _Checked(op, rule)

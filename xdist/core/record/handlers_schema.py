@@ -70,6 +70,26 @@ def bernoulli_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Torch leaves out a `p` of one half, for which the functional form has no default."""
     if len(args) == 1 and "p" not in kwargs:
         args = (*args, 0.5)
+    elif not 0 <= (p := kwargs["p"] if len(args) == 1 else args[1]) <= 1:
+        # A number that is an input of programs has no plan of its own, which would refuse it.
+        torch.empty(0).bernoulli_(p)
+    return write_handler(op, args, kwargs)
+
+
+def drawn_between(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Numbers that are inputs of programs have no plan of their own, which would refuse them."""
+    given = {"from": 0, "to": 1} | dict(zip(("from", "to"), args[1:])) | kwargs
+    if given["to"] is not None and not given["from"] < given["to"]:
+        rest = {name: value for name, value in kwargs.items() if name != "generator"}
+        op.func(torch.empty(0, dtype=args[0].dtype), *args[1:], **rest)
+    return write_handler(op, args, kwargs)
+
+
+def drawn_below(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """As `drawn_between`."""
+    high = args[1] if len(args) == 2 else kwargs["to"]
+    if high <= 0:
+        torch.empty(0, dtype=args[0].dtype).random_(high)
     return write_handler(op, args, kwargs)
 
 
@@ -173,5 +193,8 @@ HANDLERS = {
     "aten.nll_loss_backward.default": nll_loss,
     "aten.nll_loss_forward.default": nll_loss,
     "aten.polygamma_.default": polygamma_,
+    "aten.random_.from": drawn_between,
+    "aten.random_.to": drawn_below,
+    "aten.uniform_.default": drawn_between,
     "torchvision.nms.default": nms,
 }

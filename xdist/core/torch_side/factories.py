@@ -65,6 +65,9 @@ def empty(
     memory_format: torch.memory_format | None = None,
 ) -> XlaTensor:
     dtype = dtype or torch.get_default_dtype()
+    if min(size, default=0) < 0:
+        # Raises torch's error, before there is a row.
+        torch.empty(size, device="meta")
     if memory_format in (None, torch.contiguous_format, torch.preserve_format):
         return fresh(dense_type(tuple(size), dtype), device)
     meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)

@@ -1,0 +1,84 @@
+"""What came from the host, and so is known there: the integers that indices are made of.
+
+An upload leaves its array with its value, which is that array until it is written to. On a CPU the
+two share their memory.
+"""
+
+import weakref
+
+import numpy as np
+import torch
+
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.sharding.layout import Buffer
+from torch_xdist.core.trace.values import Value, root_of
+
+# Larger batches of integers take longer to look at than a step should.
+_MOST = 1 << 16
+
+
+class Uploaded:
+    """An array of integers that a buffer was made of.
+
+    Attributes:
+        array: nobody writes to it, but programs to which the buffer was given away.
+        buffer: refers to it weakly, as a program is given what nobody else holds.
+    """
+
+    __slots__ = ("_bounds", "array", "buffer")
+
+    def __init__(self, array: np.ndarray, buffer: Buffer) -> None:
+        self.array = array
+        self.buffer = weakref.ref(buffer)
+        self._bounds: dict[int | None, tuple[int, int]] = {}
+
+    def bounds(self, but: int | None) -> tuple[int, int]:
+        """The least and the largest number that is another than `but`; (0, 0) where none is."""
+        found = self._bounds.get(but)
+        if found is None:
+            found = self._bounds[but] = _bounds(self.array, but)
+        return found
+
+
+def _bounds(array: np.ndarray, but: int | None) -> tuple[int, int]:
+    both = int(array.min()), int(array.max())
+    if but not in both:
+        return both
+    others = array[array != but]
+    return (int(others.min()), int(others.max())) if others.size else (0, 0)
+
+
+def keep(value: Value, array: np.ndarray, buffer: Buffer) -> None:
+    """Remember the array that the buffer of a value was made of."""
+    if array.dtype.kind == "i" and 0 < array.size <= _MOST:
+        value.uploaded = Uploaded(array, buffer)
+
+
+def keep_copy(value: Value, source: Value) -> None:
+    """Remember the same of a value that was given the buffer of another."""
+    found = known(source)
+    if found is not None and value.buffer is source.buffer:
+        value.uploaded = found
+
+
+def known(value: Value) -> Uploaded | None:
+    """What is known of a root that holds what was uploaded."""
+    found: Uploaded | None = getattr(value, "uploaded", None)
+    if found is None or value.buffer is None or value.buffer is not found.buffer():
+        return None
+    return found
+
+
+def may_be_outside(index: torch.Tensor, least: int, end: int, but: int | None) -> bool:
+    """Whether indices are known, and of those in their memory some are below `least` or not below
+    `end`, which are not `but`."""
+    if index.__class__ is XlaTensor:
+        found = known(root_of(index.value))  # type: ignore[attr-defined]
+        if found is None:
+            return False
+        smallest, largest = found.bounds(but)
+    elif index.__class__ is torch.Tensor and index.numel() and index.dtype.is_signed:
+        smallest, largest = (int(x) for x in index.aminmax())
+    else:
+        return False
+    return smallest < least or largest >= end
