@@ -1,7 +1,8 @@
 """Rows that read by an index: `index`, `gather`, `index_select`, `take`, embeddings.
 
 An index out of range, which CPU torch refuses, reads the nearest element on the device (XLA
-clamps); those that came from the host were looked at before (`index_ranges.py`). Boolean masks as an index give a shape that depends on data and never arrive here.
+clamps); those that came from the host were looked at before (`index_ranges.py`). Boolean masks as
+an index give a shape that depends on data and never arrive here.
 """
 
 from collections.abc import Sequence

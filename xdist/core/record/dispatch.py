@@ -54,8 +54,7 @@ def dispatch(
     try:
         op = func._xdist
     except AttributeError:
-        learn(func)
-        op = func._xdist
+        op = learn(func)
     if op.handler is not None:
         return op.handler(op, args, kwargs or _NO_KWARGS)
     trace = HERE.trace
@@ -258,7 +257,7 @@ def install(handlers: Mapping[str, Handler]) -> None:
     _handlers.update(handlers)
 
 
-def learn(func: Any) -> None:
+def learn(func: Any) -> "Op | _Checked":
     """Work out once how calls of an overload are handled."""
     op = op_of(func)
     op.general = record
@@ -276,3 +275,4 @@ def learn(func: Any) -> None:
     op.handler = handler
     rule = index_ranges.rule_of(op.name)
     func._xdist = op if rule is None else _Checked(op, rule)
+    return func._xdist  # type: ignore[no-any-return]
