@@ -236,6 +236,13 @@ def device_at(index: int) -> Device:
     return _devices[check_index(index)]
 
 
+def device_of(place: Any) -> Device:
+    """What the trace knows of the device that an argument means, as `index_of` takes it."""
+    if place is None and _devices:
+        return _devices[default_index()]
+    return device_at(index_of(place))
+
+
 def jax_device(index: int) -> jax.Device:
     """The JAX device behind xla:`index`."""
     return device_at(index).jax

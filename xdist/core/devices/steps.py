@@ -61,7 +61,7 @@ def end_step(
     """
     if reset_scope:
         reports.reset_scopes()
-    trace = trace_of_thread(device.device_at(device.index_of(device_)))
+    trace = trace_of_thread(device.device_of(device_))
     metrics.count("MarkStep")
     now = settings.current()
     if now.step_log:

@@ -437,4 +437,4 @@ def in_one_call(results: list[Any], function: Callable[..., Any], *arguments: An
 
     After a call Python looks for signals before it stores what the call returned.
     """
-    results.extend(map(function, *[(argument,) for argument in arguments]))
+    results.extend(map(function, *zip(arguments)))

@@ -5,6 +5,7 @@ A cut asks `prepare` for a launch, `find` for its program (which compiles where 
 """
 
 import itertools
+import operator
 import sys
 import threading
 import time
@@ -87,8 +88,7 @@ def held_values(tape: Tape) -> list[Value]:
     unreferenced = [Value.__new__(Value)]
     listed = [*tape.values, unreferenced[0]]
     counts = [*map(sys.getrefcount, listed)]
-    least = counts[-1]
-    return [value for value, count in zip(listed, counts) if count > least]
+    return [*itertools.compress(listed, map(counts[-1].__lt__, counts))]
 
 
 def live_values(tape: Tape) -> list[Value]:
@@ -118,11 +118,11 @@ def prepare(
     buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
     *counts, least = map(sys.getrefcount, buffers)
     buffers.pop()
-    if placeholders.ALIVE and may_donate:
+    if placeholders.are_alive() and may_donate:
         placeholders.check_none(buffers)
     mask = [False] * len(buffers)
     if may_donate:
-        mask = donation.mask([count <= least for count in counts], buffers)
+        mask = donation.mask([*map(least.__ge__, counts)], buffers)
     if donated:
         mask = [slot in donated for slot in leaves]
     mask = donation.without_exported(mask, buffers)
@@ -137,7 +137,7 @@ def prepare(
         tuple(mask),
         tuple(outs),
         tuple(itertools.compress(buffers, mask)),
-        tuple([b for b, give in zip(buffers, mask) if not give]),
+        tuple(itertools.compress(buffers, map(operator.not_, mask))),
         placement,
     )
 

@@ -79,15 +79,14 @@ def dispatch(
                 if op.runtime and a not in STATIC_INTS:
                     return op.general(op, args, kwargs)
                 key.append(a)
-            elif cls is float and op.runtime:
-                key.append(float)
-                numbers = (a,) if numbers is None else (*numbers, a)
             elif cls is float:
-                key.append((float, a.hex()))
-            elif a is None or cls is bool:
-                key.append((cls, a))
+                key.append(float if op.runtime else (float, a.hex()))
+                if op.runtime:
+                    numbers = (a,) if numbers is None else (*numbers, a)
             elif cls is list and a and a[0].__class__ in SIZES:
                 key.append((None, *a))
+            elif a is None or cls is bool:
+                key.append((cls, a))
             else:
                 return op.general(op, args, kwargs)
     except OtherDevice:

@@ -52,6 +52,8 @@ def of_run(launch: Launch, reason: str, cause: str, program: Program, is_new: bo
     """
     if not allows_execution():
         _refuse(launch, reason, cause, program)
+    if not settings.current().debug_level:
+        return
     if is_new:
         of_compilation(launch, reason, cause, program)
     of_execution(launch, reason, cause, program)

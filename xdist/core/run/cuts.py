@@ -6,7 +6,7 @@ Every cut has a named reason and the user's file:line; the last thousand are in 
 
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch_xdist import metrics
 from torch_xdist.core.trace.trace import Tape
@@ -21,8 +21,7 @@ EAGER = "eager"
 OTHER_THREAD = "other thread"
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """One cut: why, where in the user's code, how many rows ran, and whether XLA compiled."""
 
     reason: str

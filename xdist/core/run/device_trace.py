@@ -71,7 +71,7 @@ class DeviceTrace(Trace):
         Args:
             cause: who asked for a sync (see `analysis`).
         """
-        if placeholders.ALIVE:
+        if placeholders.are_alive():
             self._set_placeholders_aside()
         if not wanted and not self.tape.entries:
             # Nothing is pending; what is recorded from now on is timed from now.

@@ -1,6 +1,7 @@
 """One tape on its way through XLA: compiled if that is needed, run, its results handed out."""
 
 import contextlib
+import operator
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from torch_xdist.core.trace.values import Value
 
 # What the metrics of eager mode begin with.
 _EAGER_OP = "EagerOp"
+_slot_of = operator.attrgetter("slot")
 
 
 class TapeRun:
@@ -48,7 +50,7 @@ class TapeRun:
     def results(self, slots: Sequence[int], reason: str, cause: str) -> list[jax.Array]:
         """The buffers of these slots; the living values get theirs."""
         tape = self.tape
-        found: dict[int, Any] = dict.fromkeys([*[value.slot for value in self.live], *slots])
+        found: dict[int, Any] = dict.fromkeys([*map(_slot_of, self.live), *slots])
         # The order of the values is that of their first writes, which a first step has for itself.
         outs = sorted(found)
         if not tape.buffers.keys().isdisjoint(found):

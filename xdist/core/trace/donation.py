@@ -36,31 +36,37 @@ CONFIG = _Config()
 _GIVEN: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 # Whose memory another framework was given: XLA must not write to it. By id.
 _EXPORTED: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+# Whether one of them ever had any: each cut asks, and their length is a function of Python's.
+_has_any = False
 
 
 def export(buffer: jax.Array) -> jax.Array:
     """The buffer, whose memory is from now on never given away."""
+    global _has_any
+    _has_any = True
     _EXPORTED[id(buffer)] = buffer
     return buffer
 
 
 def without_exported(mask: list[bool], buffers: Sequence[jax.Array]) -> list[bool]:
     """The mask, which takes nothing whose memory another framework has."""
-    if not _EXPORTED:
+    if not _has_any or not _EXPORTED:
         return mask
     return [give and id(b) not in _EXPORTED for give, b in zip(mask, buffers)]
 
 
 def may_take(buffers: Sequence[jax.Array]) -> bool:
     """Whether nobody but this package knows of these buffers, or was promised anything of them."""
-    if not _EXPORTED and not _GIVEN:
+    if not _has_any or (not _EXPORTED and not _GIVEN):
         return True
     return not any(id(b) in _EXPORTED or is_given(b) for b in buffers)
 
 
 def give(buffer: jax.Array, should_donate: bool) -> None:
     """Give a buffer away, or take that back."""
+    global _has_any
     if should_donate:
+        _has_any = True
         _GIVEN[id(buffer)] = buffer
     else:
         _GIVEN.pop(id(buffer), None)
@@ -94,6 +100,6 @@ def mask(unreferenced: Sequence[bool], buffers: Sequence[jax.Array]) -> list[boo
         unreferenced: which of them only the tape holds.
     """
     taken = list(unreferenced) if NOW.unreferenced else [False] * len(buffers)
-    if _GIVEN and NOW.given:
+    if _has_any and _GIVEN and NOW.given:
         taken = [take or is_given(buffer) for take, buffer in zip(taken, buffers)]
     return taken

@@ -161,7 +161,7 @@ _scopes = _Scopes()
 
 def current_scope() -> str:
     """The blocks this thread is in, outermost first, joined by dots; "" outside of all."""
-    return ".".join([name for name, _ in _scopes.open])
+    return ".".join([name for name, _ in _scopes.open]) if _scopes.open else ""
 
 
 def enter_scope(name: str) -> None:

@@ -16,7 +16,14 @@ STANDS_IN = "has none; it only stands for an operand where a graph is lowered"
 FORGOTTEN = "was forgotten before it was computed (_clear_pending_irs); compute it again"
 
 # Those that somebody holds; while there is none, nobody looks for them.
-ALIVE: "weakref.WeakSet[Placeholder]" = weakref.WeakSet()
+_ALIVE: "weakref.WeakSet[Placeholder]" = weakref.WeakSet()
+_were_made = False
+
+
+def are_alive() -> bool:
+    """Whether somebody holds one."""
+    # Each cut asks, and the length of such a set is a function of Python's.
+    return _were_made and bool(_ALIVE)
 
 
 class Placeholder:
@@ -28,7 +35,9 @@ class Placeholder:
         self.shape = shape
         self.dtype = dtype
         self._why = why
-        ALIVE.add(self)
+        global _were_made
+        _were_made = True
+        _ALIVE.add(self)
 
     def is_deleted(self) -> bool:
         """What JAX's arrays are asked before they are used again."""

@@ -1,5 +1,6 @@
 """Who called: the user's frames on this thread's stack, ours and torch's left out."""
 
+import functools
 import importlib.util
 import os
 import sys
@@ -50,6 +51,7 @@ class Place(NamedTuple):
         return f"{self.function} ({self.file}:{self.line})"
 
 
+@functools.lru_cache(maxsize=4096)
 def is_user_file(name: str) -> bool:
     """Whether a file is neither ours, nor torch's, nor the interpreter's."""
     return not name.startswith(_OURS_AND_TORCH) and not name.startswith("<frozen")
@@ -67,8 +69,13 @@ def _user_frames() -> Iterator[FrameType]:
 
 def user_line() -> str:
     """The file:line of the innermost frame that is neither ours nor torch's."""
-    for frame in _user_frames():
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    # Each cut asks: `_user_frames`, without its generator.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_user_file(name):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
     return "<no user code>"
 
 
