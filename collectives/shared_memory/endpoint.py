@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from torch_xdist.collectives import ffi
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.groups import Groups, group_of
 from torch_xdist.collectives.launches import Launch, Launches, thread_text
-from torch_xdist.collectives.shared_memory import algorithms, ffi
+from torch_xdist.collectives.shared_memory import algorithms
 from torch_xdist.collectives.shared_memory.array_messages import PointToPoint
 from torch_xdist.collectives.shared_memory.segment import Caller, Segment
 from torch_xdist.collectives.shared_memory.statuses import Statuses, Wait

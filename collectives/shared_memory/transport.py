@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xdist.collectives import ffi
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.collectives.messages import communicator
 from torch_xdist.collectives.messages.local import LocalCommunicator, ThreadCommunicator
@@ -20,7 +21,7 @@ from torch_xdist.collectives.messages.message_queue import MessageQueue
 from torch_xdist.collectives.messages.peers import START_S, Peers, address_of
 from torch_xdist.collectives.messages.rendezvous import Rendezvous
 from torch_xdist.collectives.messages.server import Handler, Request, Server
-from torch_xdist.collectives.shared_memory import delivery, direct, ffi, statuses
+from torch_xdist.collectives.shared_memory import delivery, direct, statuses
 from torch_xdist.collectives.shared_memory.array_messages import (
     ArrayMessage,
     ArrayQueue,

@@ -202,8 +202,7 @@ def goes_on_while_it_waits(rank, size, job, folder):
     import jax.numpy as jnp
     import numpy as np
 
-    from torch_xdist.collectives import inside
-    from torch_xdist.collectives.shared_memory import ffi
+    from torch_xdist.collectives import ffi, inside
     from torch_xdist.collectives.shared_memory import transport as shared_memory
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

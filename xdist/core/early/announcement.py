@@ -25,7 +25,7 @@ from jax.extend import core as jax_core
 from jax.interpreters import mlir
 
 from torch_xdist import metrics
-from torch_xdist.collectives.shared_memory import ffi
+from torch_xdist.collectives import ffi
 
 _CALL = "xdist_announce"
 # So many runs announce after somebody waited for a number; loops may have several programs.

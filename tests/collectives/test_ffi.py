@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from torch_xdist.collectives import ffi
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.collectives.shared_memory import ffi
 
 MANY = 2**17  # float32: more than what runs on XLA's thread
 
@@ -87,7 +87,7 @@ import os
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 import threading
 import jax, jax.numpy as jnp
-from torch_xdist.collectives.shared_memory import ffi
+from torch_xdist.collectives import ffi
 later = threading.Event()
 
 def wait(inputs, outputs, spec, device):
