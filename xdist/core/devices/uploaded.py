@@ -1,4 +1,4 @@
-"""What came from the host, and so is known there: the integers that indices are made of.
+"""What came from the host, and so is known there: integers and masks.
 
 An upload leaves its array with its value, which is that array until it is written to. On a CPU the
 two share their memory.
@@ -18,14 +18,14 @@ _MOST = 1 << 16
 
 
 class Uploaded:
-    """An array of integers that a buffer was made of.
+    """An array of integers or truth values that a buffer was made of.
 
     Attributes:
         array: nobody writes to it, but programs to which the buffer was given away.
         buffer: refers to it weakly, as a program is given what nobody else holds.
     """
 
-    __slots__ = ("_bounds", "array", "buffer")
+    __slots__ = ("__weakref__", "_bounds", "array", "buffer")
 
     def __init__(self, array: np.ndarray, buffer: Buffer) -> None:
         self.array = array
@@ -40,6 +40,10 @@ class Uploaded:
         return found
 
 
+# By id.
+_of_buffers: weakref.WeakValueDictionary[int, Uploaded] = weakref.WeakValueDictionary()
+
+
 def _bounds(array: np.ndarray, but: int | None) -> tuple[int, int]:
     both = int(array.min()), int(array.max())
     if but not in both:
@@ -50,8 +54,14 @@ def _bounds(array: np.ndarray, but: int | None) -> tuple[int, int]:
 
 def keep(value: Value, array: np.ndarray, buffer: Buffer) -> None:
     """Remember the array that the buffer of a value was made of."""
-    if array.dtype.kind == "i" and 0 < array.size <= _MOST:
-        value.uploaded = Uploaded(array, buffer)
+    if array.dtype.kind in "iub" and 0 < array.size <= _MOST:
+        value.uploaded = _of_buffers[id(buffer)] = Uploaded(array, buffer)
+
+
+def of_buffer(buffer: Buffer) -> Uploaded | None:
+    """What a buffer was made of, where a value that holds it remembers."""
+    found = _of_buffers.get(id(buffer))
+    return found if found is not None and found.buffer() is buffer else None
 
 
 def keep_copy(value: Value, source: Value) -> None:

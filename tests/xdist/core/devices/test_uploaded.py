@@ -24,12 +24,10 @@ def test_integers_are_remembered(dtype):
     "tensor",
     [
         torch.ones(3),
-        torch.ones(3, dtype=torch.bool),
-        torch.ones(3, dtype=torch.uint8),
         torch.ones(0, dtype=torch.int64),
         torch.ones(uploaded._MOST + 1, dtype=torch.int64),
     ],
-    ids=["floats", "mask", "bytes", "none", "many"],
+    ids=["floats", "none", "many"],
 )
 def test_nothing_else_is(tensor):
     assert known(tensor.to("xla")) is None
@@ -48,6 +46,15 @@ def test_nothing_else_is(tensor):
 def test_bounds_leave_one_number_out(numbers, but, expected):
     found = known(torch.tensor(numbers).to("xla"))
     assert found.bounds(but) == expected == found.bounds(but)
+
+
+def test_masks_are_remembered_by_their_buffers_too():
+    mask = torch.tensor([True, False]).to("xla")
+    found = uploaded.of_buffer(mask.value.buffer)
+    assert found is known(mask) and found.array.tolist() == [True, False]
+    other = mask.clone()
+    torch_xla.sync()
+    assert uploaded.of_buffer(other.value.buffer) is None
 
 
 def test_a_copy_in_another_dtype_is_not_known():

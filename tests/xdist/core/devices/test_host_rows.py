@@ -1,0 +1,199 @@
+"""Reads of what follows from what came from the host: they have torch's values and cut nothing."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torch_xla
+from torch_xdist import metrics
+from torch_xdist.core.devices import host_rows
+from torch_xdist.core.run import analysis
+from torch_xdist.core.run.device_trace import HERE
+
+MASK = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+READS = {
+    "all": lambda m: bool(m.bool().all()),
+    "sum": lambda m: bool(m.bool().sum() == m.numel()),
+    "part": lambda m: bool((~m.bool()[:, :5]).sum() == 10),
+    "in": lambda m: 0 in m[:, [-1, 0]],
+    "ones": lambda m: bool(torch.ones(2, 8, device=m.device).all()),
+    "range": lambda m: bool(m[:, torch.arange(4, device=m.device) + 2].all()),
+    "running sum": lambda m: int(m.cumsum(-1).max()),
+    "element": lambda m: int((m + 1)[1, 7]),
+    "choice": lambda m: int(torch.where(m == 1, 3, 0).sum()),
+    "fill": lambda m: int(m.masked_fill(m == 0, -100).min()),
+    "padding": lambda m: F.pad(m, (0, 2), value=7).tolist(),
+    "several results": lambda m: m.max(1)[1].tolist(),
+    "floats that are copied": lambda m: m.float().tolist(),
+}
+
+
+def shifted(tokens):
+    """As sequence-to-sequence models do with labels: views are written to."""
+    found = tokens.clone()
+    found[:, 1:] = tokens[:, :-1].clone()
+    found[:, 0] = 2
+    return found.tolist()
+
+
+def cuts():
+    return [metrics.counter_value(name) or 0 for name in ("Cut.read", "Cut.fallback")]
+
+
+@pytest.mark.parametrize("name", [*READS, "written views"])
+def test_a_read_has_torchs_value_and_cuts_nothing(name):
+    read = READS.get(name, shifted)
+    mask = MASK.to("xla")
+    other = torch.randn(3, device="xla") * 2
+    before, rows = cuts(), len(HERE.trace.tape.entries)
+    assert read(mask) == read(MASK)
+    assert cuts() == before
+    assert len(HERE.trace.tape.entries) >= rows
+    torch_xla.sync()
+    assert torch.isfinite(other.cpu()).all()
+
+
+def test_such_reads_are_counted():
+    before = metrics.counter_value("ReadOnHost") or 0
+    assert (MASK.to("xla") == 1).any().item()
+    assert metrics.counter_value("ReadOnHost") == before + 1
+
+
+def test_a_step_that_asks_its_mask_is_one_program():
+    weight = torch.randn(8, 8, device="xla", requires_grad=True)
+    torch_xla.sync()
+    compiled = metrics.counter_value("UncachedCompile") or 0
+    for _ in range(3):
+        mask = MASK.to("xla")
+        scores = torch.ones(2, 8, device="xla") @ weight
+        if not mask.bool().all():
+            scores = scores.masked_fill(mask == 0, 0.0)
+        weight.grad = None
+        scores.sum().backward()
+        torch_xla.sync()
+    assert metrics.counter_value("UncachedCompile") == compiled + 1
+    assert torch.equal(weight.grad.cpu(), torch.tensor([2.0] * 5 + [1.0] * 3).expand(8, 8))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(4, device="xla").sum(),
+        lambda: MASK.to("xla").float().mean(),
+        lambda: torch.randint(5, (4,), device="xla").sum(),
+        lambda: MASK.to("xla") // 0,
+        lambda: torch.zeros(host_rows._MOST_ELEMENTS + 1, dtype=torch.int64, device="xla").sum(),
+        lambda: torch.ones(4, device="xla") + 1,
+    ],
+    ids=["random", "rounded", "random integers", "division by zero", "large", "floats"],
+)
+def test_all_else_is_asked_of_the_device(make):
+    value = make()
+    before = cuts()
+    assert host_rows.computed(value.value) is None
+    value.cpu()
+    assert cuts() == [before[0] + 1, before[1]]
+
+
+def test_long_chains_are_the_devices():
+    x = MASK.to("xla")
+    for _ in range(host_rows._MOST_ROWS):
+        x = x + 1
+    assert host_rows.computed(x.value).tolist() == (MASK + host_rows._MOST_ROWS).tolist()
+    assert host_rows.computed((x + 1).value) is None
+
+
+def test_what_the_device_computed_before_is_not_known():
+    x = MASK.to("xla") + 1
+    torch_xla.sync()
+    assert host_rows.computed((x + 1).value) is None
+    assert (x + 1).tolist() == (MASK + 2).tolist()
+
+
+def test_a_read_has_memory_of_its_own():
+    mask = MASK.to("xla")
+    found = mask.reshape(16)[:8].unsqueeze(0).cpu()
+    found[:] = 9
+    assert mask.tolist() == MASK.tolist()
+    found = (mask.t() + 0).cpu()
+    found[:] = 9
+    assert (mask + 0).tolist() == MASK.tolist()
+
+
+def test_the_hosts_tensor_may_change_after_it_was_moved():
+    on_host = MASK.clone()
+    moved = on_host.to("xla") + 0
+    on_host.zero_()
+    assert moved.tolist() == MASK.tolist()
+
+
+def test_another_threads_pending_value_is_computed_there():
+    found = []
+    x = MASK.to("xla") + 1
+    thread = threading.Thread(target=lambda: found.append(host_rows.computed(x.value)))
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+def test_a_pure_function_is_still_told_that_it_reads():
+    weight = torch.ones(8, 8, device="xla")
+
+    def step(mask):
+        return weight * (2 if mask.bool().all() else 3)
+
+    pure = torch_xla.compile(step, pure=True)
+    masks = [torch.ones_like(MASK), MASK, torch.ones_like(MASK), MASK]
+    results = [pure(mask.to("xla")).cpu()[0, 0].item() for mask in masks]
+    assert results == [2.0, 3.0, 2.0, 3.0]
+
+
+def test_a_graph_stays_whole_where_it_asks_its_mask():
+    step = torch_xla.compile(lambda mask: bool((mask + 0).all()), full_graph=True)
+    assert step(torch.ones_like(MASK).to("xla"))
+    assert not step(MASK.to("xla"))
+
+
+def test_where_programs_may_not_run_a_read_is_refused():
+    mask = MASK.to("xla")
+    before = analysis.set_allow_execution(False)
+    try:
+        with pytest.raises(RuntimeError, match="Unexpected execution"):
+            (mask + 0).all().item()
+    finally:
+        analysis.set_allow_execution(before)
+
+
+STEPS = {
+    "add": lambda x, y: x + y,
+    "product": lambda x, y: x * y,
+    "difference": lambda x, y: x - 2 * y,
+    "compare": lambda x, y: (x > y).long(),
+    "flip": lambda x, y: x.flip(0),
+    "roll": lambda x, y: x.roll(1, 1),
+    "cumsum": lambda x, y: x.cumsum(0),
+    "sort": lambda x, y: x.sort(1)[0],
+    "least": lambda x, y: torch.minimum(x, y),
+    "shift": lambda x, y: (x & 15) << 2,
+    "remainder": lambda x, y: x % 7,
+    "transpose": lambda x, y: x.reshape(4, 3).t().contiguous().reshape(3, 4),
+    "write": lambda x, y: x.index_fill(1, torch.tensor([1], device=x.device), 5),
+    "narrow": lambda x, y: x.to(torch.int32).long(),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=6), st.integers(0, 1000))
+def test_any_chain_of_whole_numbers_is_what_the_device_computes(names, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(-50, 50, (2, 3, 4), generator=generator).to("xla").unbind(0)
+    for name in names:
+        x = STEPS[name](x, y)
+    on_host = host_rows.computed(x.value)
+    assert on_host is not None
+    torch_xla.sync()
+    assert torch.equal(x.cpu(), on_host)

@@ -1,0 +1,150 @@
+"""Values that follow from what came from the host, computed there: to read one cuts nothing.
+
+A library asks a batch whether its mask is all ones, or an attention mask that it just made. The
+answer is in numbers that were uploaded, and in constants. Where whole numbers and truth values lead
+to it, CPU torch computes the pending rows behind it, which gives the same bits; the rows stay
+pending, and Python does not wait for the device.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_xdist import metrics
+from torch_xdist.core.devices import uploaded
+from torch_xdist.core.run import analysis
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace
+from torch_xdist.core.trace import watch
+from torch_xdist.core.trace.operators import op_of
+from torch_xdist.core.trace.plans import Plan, fill, flat
+from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.values import Value, root_of
+
+# More are the device's.
+_MOST_ROWS = 64
+_MOST_ELEMENTS = 1 << 17
+# What does not round, though its result may be floating point.
+_EXACT = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_to_copy.default clone.default fill.Scalar full_like.default new_full.default"
+        " new_ones.default new_zeros.default ones_like.default zeros_like.default"
+    ).split()
+)
+_EMPTY, _WRITE = "empty", "write."
+_CPU = torch.device("cpu")
+
+
+def computed(value: Value) -> torch.Tensor | None:
+    """A pending value as a CPU tensor of its own memory; None where the device has to tell it."""
+    trace = value.trace
+    if not isinstance(trace, DeviceTrace) or trace is not HERE.by_device.get(trace.device):
+        return None
+    # A function that is declared pure is asked what it reads.
+    if watch.HERE.watch is not None or trace.observer is not None or HERE.symbolic is not None:
+        return None
+    if not analysis.allows_execution() or not _may_be(root_of(value), trace):
+        return None
+    with trace.lock:
+        tape, slot = trace.tape, trace.slot_of(value)
+        try:
+            with torch.no_grad():
+                found = _Rows(tape).of(slot).clone()
+        except Exception:
+            # Also a wrong value, such as a division by zero, of which the device says nothing.
+            return None
+    metrics.count("ReadOnHost")
+    return found
+
+
+def _may_be(root: Value, trace: DeviceTrace) -> bool:
+    """Whether it is worth a look; what a view reads is recorded for that."""
+    if root.buffer is not None:
+        return uploaded.known(root) is not None
+    return root.epoch == trace.tape.epoch
+
+
+class _Unknown(Exception):
+    """What a value needs is not on the host, or would be rounded."""
+
+
+class _Rows:
+    """The rows of a tape, computed by CPU torch as they are needed."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._left = _MOST_ROWS
+        self._found: dict[int, torch.Tensor] = {}
+
+    def of(self, slot: int) -> torch.Tensor:
+        """What a slot holds. Raises _Unknown."""
+        if slot not in self._found:
+            first = slot
+            while self._tape.entries[first] is None:
+                first -= 1
+            entry = self._tape.entries[first]
+            if isinstance(entry, TensorType):
+                self._found[slot] = _leaf(entry, self._tape.buffers[slot])
+            else:
+                self._add(first, *entry)  # type: ignore[misc]
+        return self._found[slot]
+
+    def _add(self, first: int, plan: Plan, *operands: int) -> None:
+        self._left -= 1
+        if self._left < 0 or not _is_computed(plan):
+            raise _Unknown
+        given = [self.of(operand) for operand in operands]
+        results = _run(plan, given, self._tape.scalars.get(first, ()))
+        for place, (result, type_) in enumerate(zip(results, plan.types, strict=True), first):
+            if type_ is None or result.shape != type_.shape or result.dtype != type_.dtype:
+                raise _Unknown
+            self._found[place] = result
+
+
+def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
+    found = uploaded.of_buffer(buffer)
+    if found is None:
+        raise _Unknown
+    tensor = torch.from_numpy(found.array).reshape(type_.shape)
+    # Otherwise the device has it narrower, and computes so.
+    if tensor.dtype != type_.dtype:
+        raise _Unknown
+    return tensor
+
+
+def _is_computed(plan: Plan) -> bool:
+    """Whether CPU torch gives a row's results, to the last bit and soon enough."""
+    if plan.is_random or plan.is_collective:
+        return False
+    keeps_bits = plan.inverse is not None or plan.name in _EXACT
+    if plan.op is None and plan.name != _EMPTY and not plan.name.startswith(_WRITE + "aten."):
+        return False
+    keeps_bits |= plan.op is None
+    types = [type_ for type_ in plan.types if type_ is not None]
+    return all(t.numel <= _MOST_ELEMENTS and (keeps_bits or _is_exact(t.dtype)) for t in types)
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _run(plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]) -> list[Any]:
+    if plan.name == _EMPTY:
+        type_ = plan.types[0]
+        assert type_ is not None
+        return [torch.zeros(type_.shape, dtype=type_.dtype)]
+    numbers = iter(scalars)
+    args = [fill(mark, operands, numbers) for mark in plan.args]
+    kwargs = {name: _on_cpu(fill(mark, operands, numbers)) for name, mark in plan.kwargs.items()}
+    if plan.op is not None:
+        return [*flat((plan.op.functional or plan.op.func)(*args, **kwargs))]
+    # The parent of a view, after a write of the view's: parent, view, what the view's step takes.
+    parent = args[0].clone()
+    op_of(plan.name.removeprefix(_WRITE)).func(parent, *args[2:], **kwargs).copy_(args[1])
+    return [parent]
+
+
+def _on_cpu(value: Any) -> Any:
+    return _CPU if isinstance(value, torch.device) else value
