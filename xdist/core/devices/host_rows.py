@@ -21,6 +21,7 @@ from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Value, root_of
+from torch_xdist.dtypes import nominal, to_jax
 
 # More are the device's.
 _MOST_ROWS = 64
@@ -33,7 +34,11 @@ _EXACT = frozenset(
         " new_ones.default new_zeros.default ones_like.default zeros_like.default"
     ).split()
 )
-_EMPTY, _WRITE = "empty", "write."
+# What several results are right for: equal numbers in any order, the last of several writes.
+_OPEN = frozenset(
+    "argsort index_copy index_put kthvalue median mode nanmedian put scatter sort topk".split()
+)
+_ATEN, _EMPTY, _WRITE = "aten.", "empty", "write."
 _CPU = torch.device("cpu")
 
 
@@ -98,7 +103,8 @@ class _Rows:
         given = [self.of(operand) for operand in operands]
         results = _run(plan, given, self._tape.scalars.get(first, ()))
         for place, (result, type_) in enumerate(zip(results, plan.types, strict=True), first):
-            if type_ is None or result.shape != type_.shape or result.dtype != type_.dtype:
+            assert type_ is not None
+            if result.shape != type_.shape or result.dtype != type_.dtype:
                 raise _Unknown
             self._found[place] = result
 
@@ -107,8 +113,8 @@ def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
     found = uploaded.of_buffer(buffer)
     if found is None:
         raise _Unknown
+    # Of another dtype where the device stores it narrower, and computes so.
     tensor = torch.from_numpy(found.array).reshape(type_.shape)
-    # Otherwise the device has it narrower, and computes so.
     if tensor.dtype != type_.dtype:
         raise _Unknown
     return tensor
@@ -116,18 +122,19 @@ def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
 
 def _is_computed(plan: Plan) -> bool:
     """Whether CPU torch gives a row's results, to the last bit and soon enough."""
-    if plan.is_random or plan.is_collective:
+    name = plan.name.removeprefix(_WRITE) if plan.op is None else plan.name
+    is_torchs = name.startswith(_ATEN) and name.split(".")[1] not in _OPEN
+    if plan.is_random or plan.is_collective or not (is_torchs or name == _EMPTY):
         return False
-    keeps_bits = plan.inverse is not None or plan.name in _EXACT
-    if plan.op is None and plan.name != _EMPTY and not plan.name.startswith(_WRITE + "aten."):
-        return False
-    keeps_bits |= plan.op is None
-    types = [type_ for type_ in plan.types if type_ is not None]
-    return all(t.numel <= _MOST_ELEMENTS and (keeps_bits or _is_exact(t.dtype)) for t in types)
+    keeps_bits = plan.op is None or plan.inverse is not None or name in _EXACT
+    return all(t is not None and _is_right(t, keeps_bits) for t in plan.types)
 
 
-def _is_exact(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
+def _is_right(type_: TensorType, keeps_bits: bool) -> bool:
+    """Whether results of a type are the device's, which may store a dtype narrower."""
+    rounds = type_.dtype.is_floating_point or type_.dtype.is_complex
+    is_whole = to_jax(type_.dtype) == nominal(type_.dtype)
+    return type_.numel <= _MOST_ELEMENTS and is_whole and (keeps_bits or not rounds)
 
 
 def _run(plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]) -> list[Any]:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import torch_xla
 from torch_xdist import metrics
 from torch_xdist.core.devices import host_rows
+from torch_xdist.core.jax_side.from_jax import from_jax
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.dtypes import to_jax
 
 MASK = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
 READS = {
@@ -88,8 +90,10 @@ def test_a_step_that_asks_its_mask_is_one_program():
         lambda: MASK.to("xla") // 0,
         lambda: torch.zeros(host_rows._MOST_ELEMENTS + 1, dtype=torch.int64, device="xla").sum(),
         lambda: torch.ones(4, device="xla") + 1,
+        lambda: MASK.to("xla").sort(1)[1],
+        lambda: MASK.to("xla").scatter(1, torch.tensor([[0, 0]]).to("xla"), MASK.to("xla")),
     ],
-    ids=["random", "rounded", "random integers", "division by zero", "large", "floats"],
+    ids="random rounded integers division large floats ties writes".split(),
 )
 def test_all_else_is_asked_of_the_device(make):
     value = make()
@@ -97,6 +101,18 @@ def test_all_else_is_asked_of_the_device(make):
     assert host_rows.computed(value.value) is None
     value.cpu()
     assert cuts() == [before[0] + 1, before[1]]
+
+
+def test_what_the_device_stores_narrower_is_the_devices(monkeypatch):
+    assert host_rows.computed(torch.ones(4, device="xla").value).tolist() == [1.0] * 4
+    monkeypatch.setattr(host_rows, "to_jax", lambda dtype: to_jax(torch.bfloat16))
+    assert host_rows.computed(torch.ones(4, device="xla").value) is None
+
+
+def test_an_operator_that_is_not_torchs_is_the_devices():
+    doubled = from_jax(lambda x: x * 2)(MASK.to("xla"))
+    assert host_rows.computed(doubled.value) is None
+    assert doubled.tolist() == (MASK * 2).tolist()
 
 
 def test_long_chains_are_the_devices():
@@ -176,7 +192,6 @@ STEPS = {
     "flip": lambda x, y: x.flip(0),
     "roll": lambda x, y: x.roll(1, 1),
     "cumsum": lambda x, y: x.cumsum(0),
-    "sort": lambda x, y: x.sort(1)[0],
     "least": lambda x, y: torch.minimum(x, y),
     "shift": lambda x, y: (x & 15) << 2,
     "remainder": lambda x, y: x % 7,
