@@ -4,6 +4,9 @@ A library asks a batch whether its mask is all ones, or an attention mask that i
 answer is in numbers that were uploaded, and in constants. Where whole numbers and truth values lead
 to it, CPU torch computes the pending rows behind it, which gives the same bits; the rows stay
 pending, and Python does not wait for the device.
+
+An answer may decide the shapes of the rest of the step, and what is pending becomes one program
+with it. So a line that got many answers is cut, and what came before is not compiled again.
 """
 
 from collections.abc import Sequence
@@ -20,12 +23,17 @@ from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import Value, root_of
 from torch_xdist.dtypes import nominal, to_jax
 
 # More are the device's.
 _MOST_ROWS = 64
 _MOST_ELEMENTS = 1 << 17
+_MOST_ASKED = 4096
+# Different answers of a line of the user's, and lines.
+_MOST_ANSWERS = 4
+_LINES = 1024
 # What does not round, though its result may be floating point.
 _EXACT = frozenset(
     f"aten.{name}"
@@ -42,6 +50,10 @@ _ATEN, _EMPTY, _WRITE = "aten.", "empty", "write."
 _CPU = torch.device("cpu")
 
 
+# What each line was answered.
+_answers: dict[str, set[bytes]] = {}
+
+
 def computed(value: Value) -> torch.Tensor | None:
     """A pending value as a CPU tensor of its own memory; None where the device has to tell it."""
     trace = value.trace
@@ -52,6 +64,9 @@ def computed(value: Value) -> torch.Tensor | None:
         return None
     if not analysis.allows_execution() or not _may_be(root_of(value), trace):
         return None
+    answers = _answers.setdefault(user_line(), set())
+    if value.type.numel > _MOST_ASKED or len(answers) > _MOST_ANSWERS:
+        return None
     with trace.lock:
         tape, slot = trace.tape, trace.slot_of(value)
         try:
@@ -60,6 +75,11 @@ def computed(value: Value) -> torch.Tensor | None:
         except Exception:
             # Also a wrong value, such as a division by zero, of which the device says nothing.
             return None
+    answers.add(found.reshape(-1).view(torch.uint8).numpy().tobytes())
+    if len(_answers) > _LINES:
+        _answers.clear()
+    if len(answers) > _MOST_ANSWERS:
+        return None
     metrics.count("ReadOnHost")
     return found
 

@@ -34,6 +34,11 @@ READS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_answers():
+    host_rows._answers.clear()
+
+
 def shifted(tokens):
     """As sequence-to-sequence models do with labels: views are written to."""
     found = tokens.clone()
@@ -101,6 +106,35 @@ def test_all_else_is_asked_of_the_device(make):
     assert host_rows.computed(value.value) is None
     value.cpu()
     assert cuts() == [before[0] + 1, before[1]]
+
+
+def test_a_line_that_gets_many_answers_cuts_from_then_on():
+    before = cuts()
+    given = [int(MASK.to("xla").sum() + number % 5) for number in range(12)]
+    assert given == [13 + number % 5 for number in range(12)]
+    # The fifth answer, and all after it.
+    assert cuts() == [before[0] + 8, before[1]]
+    assert int(MASK.to("xla").sum()) == 13
+    assert cuts() == [before[0] + 8, before[1]]
+
+
+def test_a_line_has_an_end_of_what_is_remembered_of_it(monkeypatch):
+    monkeypatch.setattr(host_rows, "_LINES", 2)
+    x = MASK.to("xla")
+    lines = [lambda: int(x.sum()), lambda: int(x.max()), lambda: int(x.min()), lambda: int(x[0, 0])]
+    assert [line() for line in lines] == [13, 1, 0, 1]
+    assert len(host_rows._answers) <= 2
+
+
+def test_halves_that_are_constants_are_known():
+    ones = torch.ones(3, dtype=torch.bfloat16, device="xla")
+    assert host_rows.computed(ones.value).tolist() == [1.0] * 3
+
+
+def test_large_answers_are_the_devices():
+    mask = torch.ones(host_rows._MOST_ASKED + 1, dtype=torch.int64).to("xla")
+    assert host_rows.computed((mask + 0).value) is None
+    assert bool((mask + 0).all())
 
 
 def test_what_the_device_stores_narrower_is_the_devices(monkeypatch):
@@ -204,6 +238,7 @@ STEPS = {
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=6), st.integers(0, 1000))
 def test_any_chain_of_whole_numbers_is_what_the_device_computes(names, seed):
+    host_rows._answers.clear()
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randint(-50, 50, (2, 3, 4), generator=generator).to("xla").unbind(0)
     for name in names:
