@@ -1,4 +1,4 @@
-"""Values that follow from what came from the host, computed there: to read one cuts nothing.
+"""Numbers that follow from what came from the host, computed there: to read one cuts nothing.
 
 A library asks a batch whether its mask is all ones, or an attention mask that it just made. The
 answer is in numbers that were uploaded, and in constants. Where whole numbers and truth values lead
@@ -30,7 +30,6 @@ from torch_xdist.dtypes import nominal, to_jax
 # More are the device's.
 _MOST_ROWS = 64
 _MOST_ELEMENTS = 1 << 17
-_MOST_ASKED = 4096
 # Different answers of a line of the user's, and lines.
 _MOST_ANSWERS = 4
 _LINES = 1024
@@ -55,7 +54,7 @@ _answers: dict[str, set[bytes]] = {}
 
 
 def computed(value: Value) -> torch.Tensor | None:
-    """A pending value as a CPU tensor of its own memory; None where the device has to tell it."""
+    """A pending number as a CPU tensor of its own memory; None where the device has to tell it."""
     trace = value.trace
     if not isinstance(trace, DeviceTrace) or trace is not HERE.by_device.get(trace.device):
         return None
@@ -65,7 +64,7 @@ def computed(value: Value) -> torch.Tensor | None:
     if not analysis.allows_execution() or not _may_be(root_of(value), trace):
         return None
     answers = _answers.setdefault(user_line(), set())
-    if value.type.numel > _MOST_ASKED or len(answers) > _MOST_ANSWERS:
+    if len(answers) > _MOST_ANSWERS:
         return None
     with trace.lock:
         tape, slot = trace.tape, trace.slot_of(value)

@@ -219,8 +219,12 @@ def to_trace(tensor: torch.Tensor, trace: Trace) -> XlaTensor:
     return wrap(value_of(tensor, trace))
 
 
-def host_value(tensor: XlaTensor) -> torch.Tensor:
-    """A CPU copy of a device tensor; cuts where the value is pending."""
+def host_value(tensor: XlaTensor, *, may_compute: bool = False) -> torch.Tensor:
+    """A CPU copy of a device tensor; cuts where the value is pending.
+
+    Args:
+        may_compute: not where the host can compute it.
+    """
     metrics.note(op_counts.TO_CPU)
     value = tensor.value
     if value.parent is not None:
@@ -228,7 +232,7 @@ def host_value(tensor: XlaTensor) -> torch.Tensor:
         if found is not None:
             return found
     is_pending = value.buffer is None
-    if is_pending and (known := host_rows.computed(value)) is not None:
+    if may_compute and is_pending and (known := host_rows.computed(value)) is not None:
         return known
     found = to_host(buffer_of(value), value.type.dtype)
     if is_pending:
@@ -244,7 +248,7 @@ def host_number(tensor: XlaTensor) -> Any:
     """
     value = tensor.value
     if value.parent is not None or value.type.numel != 1:
-        return host_value(tensor).item()
+        return host_value(tensor, may_compute=value.type.numel == 1).item()
     metrics.note(op_counts.TO_CPU)
     is_pending = value.buffer is None
     if is_pending and (known := host_rows.computed(value)) is not None:
