@@ -22,6 +22,7 @@ import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist.core.alias.views import make_view
 from torch_xdist.core.composites.sparse import KERNELS
 from torch_xdist.core.record import cpu_only, dispatch
+from torch_xdist.core.trace.operators import op_of
 from torch_xdist.ops.table import LOWERINGS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -57,7 +58,8 @@ def overloads() -> list[Any]:
 
 def served(func: Any) -> str:
     """How one overload is served; the keys of MEANINGS."""
-    op = dispatch.learn(func)
+    dispatch.learn(func)
+    op = op_of(func)
     name, table = op.name, global_decomposition_table["post_autograd"]
     if op.handler is dispatch.refuse:
         return "refused"
