@@ -107,7 +107,11 @@ def _ask_about_indices(
         on_host[id(index)] = torch.zeros(index.shape, dtype=torch.int64) if found is None else found
     if isinstance(args[1], list):
         func, args, kwargs = _READ, (args[0], _without_masks(args[1])), {}
-    metas, named = pytree.tree_map(lambda x: on_host.get(id(x), _meta(x)), (list(args), kwargs))
+
+    def stand_in(x: Any) -> Any:
+        return on_host.get(id(x), x.value.type.meta)
+
+    metas, named = pytree.tree_map_only(XlaTensor, stand_in, (list(args), kwargs))
     _on_zeros(func, metas, named, _REFUSED_BYTES)
 
 
@@ -130,12 +134,6 @@ def _known(index: torch.Tensor) -> torch.Tensor | None:
         return None if found is None else found.long()
     known = uploaded.known(value)
     return None if known is None else torch.from_numpy(known.array).long().reshape(index.shape)
-
-
-def _meta(value: Any) -> Any:
-    if value.__class__ is not XlaTensor:
-        return value
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 def _without_values(self: Any, indices: Sequence[Any], values: Any, *rest: Any) -> Sequence[Any]:
