@@ -39,6 +39,17 @@ def _repr(self: XlaTensor, *, tensor_contents: Any = None) -> str:
     return text
 
 
+def _format(self: XlaTensor, spec: str) -> str:
+    """In an f-string a tensor of no dims is its number; torch says so of its own class alone."""
+    is_parameter = isinstance(self, torch.nn.Parameter)
+    if self.dim() == 0 and not is_parameter:
+        return self.detach().item().__format__(spec)
+    if spec:
+        kind = "Parameter" if is_parameter else "Tensor"
+        raise TypeError(f"unsupported format string passed to {kind}.__format__")
+    return str(self)
+
+
 def _type(self: XlaTensor, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:
     if dtype is None:
         return "torch.xla." + _TYPE_NAMES.get(self.dtype, f"{self.dtype}Tensor")
@@ -187,6 +198,7 @@ def register() -> None:
     """Enter the methods into the class."""
     methods = {
         "__repr__": _repr,
+        "__format__": _format,
         "to": _to,
         "type": _type,
         "numpy": _numpy,
