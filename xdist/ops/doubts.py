@@ -220,7 +220,6 @@ RULES: dict[str, Rule] = {
     "nll_loss_forward.default": _differ(0, 2),
     "polar.default": _TWO,
     "put.default": _any(_differ(0, 2), _not_long(1)),
-    "randperm.default": lambda n, *_: n < 0,
     "rsub.Scalar": _of(torch.bool),
     "rsub.Tensor": _of(torch.bool),
     "select_scatter.default": _no_slice(torch.select),
