@@ -129,8 +129,13 @@ def test_a_line_that_gets_many_answers_cuts_from_then_on():
 def test_a_line_has_an_end_of_what_is_remembered_of_it(monkeypatch):
     monkeypatch.setattr(host_rows, "_LINES", 2)
     x = MASK.to("xla")
-    lines = [lambda: int(x.sum()), lambda: int(x.max()), lambda: int(x.min()), lambda: int(x[0, 0])]
-    assert [line() for line in lines] == [13, 1, 0, 1]
+    lines = [
+        lambda: int(x.sum()),
+        lambda: int(x.max()),
+        lambda: int(x.min()),
+        lambda: int((x + 1).max()),
+    ]
+    assert [line() for line in lines] == [13, 1, 0, 2]
     assert len(host_rows._answers) <= 2
 
 
