@@ -106,7 +106,7 @@ class XLAShardedTensor(DTensor):
         return ShardingType.REPLICATED if found is None else type_of(found)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"XLAShardedTensor({self.global_tensor})"
+        return f"XLAShardedTensor({self.global_tensor!r})"
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """All of it on the host."""
