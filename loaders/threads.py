@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from torch_xdist.core.devices import steps
 from torch_xdist.core.devices.thread_identity import identity_of_thread
+from torch_xdist.core.run import loop_cuts
 
 EXIT_WAIT_S = 10.0
 
@@ -39,7 +40,9 @@ class FeedThread(threading.Thread):
     def run(self) -> None:
         """Work as the rank, and on the device, of the thread that made this one."""
         self._assume_identity()
-        super().run()
+        # Its batches are rounds of the thread that trains.
+        with loop_cuts.held():
+            super().run()
 
 
 def complete_own_work() -> None:

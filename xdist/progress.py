@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """`step` counts syncs, on from the step of a restored checkpoint, which is `resumed`.
+    """How far it is.
+
+    `step` counts syncs, and rounds of loops without any, on from the step of a restored checkpoint,
+    which is `resumed`.
 
     `collective` counts the collective rows launched, `fingerprint` and `name` are those of the last
     program with collectives and of its last collective; `where` is the user's file:line. While this

@@ -36,6 +36,7 @@ class Settings:
     fallback: str  # XDIST_FALLBACK: what an operator without a row does, "cpu" or "error"
     experimental: frozenset[str]  # XLA_EXPERIMENTAL: nonzero and masked_select stay on a CPU device
     trace_limit: int  # XLA_TRIM_GRAPH_SIZE: slots pending before a cut is forced
+    cut_loops: bool  # XDIST_CUT_LOOPS: rounds of a loop that ends no step are run one by one
     always_all_reduce: bool  # XLA_ALWAYS_ALLREDUCE: also with one rank
     bucket_mb: int  # ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB
     async_closures: int  # XLA_MAX_ASYNC_QUEUE: step closures that may wait
@@ -260,6 +261,7 @@ def read(env: Mapping[str, str]) -> Settings:
         cache_path=env.get("XLA_PERSISTENT_CACHE_PATH"),
         cache_disk_mb=_number(env, "XDIST_PERSISTENT_CACHE_MB", 1000, int),
         cache_read_only=_flag(env, "XLA_PERSISTENT_CACHE_READ_ONLY"),
+        cut_loops=_flag({"XDIST_CUT_LOOPS": "1", **env}, "XDIST_CUT_LOOPS"),
         check_indices=_flag({"XDIST_CHECK_INDICES": "1", **env}, "XDIST_CHECK_INDICES"),
         early_results=_flag({"XDIST_EARLY_RESULTS": "1", **env}, "XDIST_EARLY_RESULTS"),
         explain_recompiles=_flag(

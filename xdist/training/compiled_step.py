@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.devices import device, steps
-from torch_xdist.core.run import analysis
+from torch_xdist.core.run import analysis, loop_cuts
 from torch_xdist.core.run.device_trace import DeviceTrace, buffers_of, trace_of_thread
 from torch_xdist.errors import CutError
 from torch_xdist.replay.pure import Pure
@@ -33,7 +33,8 @@ def step(*, pure: bool = False) -> Any:
 def _block() -> Iterator[None]:
     steps.end_step(analysis.COMPILE)
     try:
-        yield
+        with loop_cuts.held():
+            yield
     finally:
         steps.end_step(analysis.COMPILE)
 
@@ -101,6 +102,7 @@ class CompiledStep:
         trace = _trace_of_step()
         self._here.stack.append((trace, trace.cut_count))
         eager.defer()
+        loop_cuts.hold()
         return trace
 
     def replayed(self, replay: Callable[[DeviceTrace], None]) -> None:
@@ -111,6 +113,7 @@ class CompiledStep:
                 steps.end_step(analysis.COMPILE, replay=replay)
         finally:
             eager.undefer()
+            loop_cuts.release()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         trace, cuts_before = self._here.stack.pop()
@@ -122,6 +125,7 @@ class CompiledStep:
                 steps.end_step(analysis.COMPILE)
         finally:
             eager.undefer()
+            loop_cuts.release()
         if error is not None:
             return
         if self._full_graph and last is not None:

@@ -71,6 +71,7 @@ def end_step(
         trace.cut(SYNC, cause=cause)
     else:
         replay(trace)
+    trace.rounds.seen.clear()
     PLANS.sweep()
     PROGRESS.step += 1
     for value in outputs:

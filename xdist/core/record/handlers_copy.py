@@ -12,8 +12,8 @@ from torch_xdist.core.alias.writes import as_dtype, check_targets
 from torch_xdist.core.devices import device, transfer, uploaded
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_number, host_value
-from torch_xdist.core.run import unlowered
-from torch_xdist.core.run.device_trace import HERE, trace_here
+from torch_xdist.core.run import loop_cuts, unlowered
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace, trace_here
 from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import PLANS, RESULT
@@ -142,6 +142,8 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         is_new = slot >= 0 and _forget_empty(trace, slot)
         tally = op_counts.TO_DEVICE if is_new else op_counts.COPY_FROM
         metrics.note(tally, ("LazyTracing", time.perf_counter() - started, 1))
+        if is_new and isinstance(trace, DeviceTrace):
+            loop_cuts.after_upload(trace, target)
     return target
 
 

@@ -19,8 +19,8 @@ from torch_xdist.errors import CutError
 _RULE = "=" * 80
 _THIN = "-" * 80
 _BYTES_PER_GB = 1024**3
-# The reason of the cut that ends a step, and who may end one.
-SYNC = "sync"
+# The reasons of the cuts that end a step, and a round of a loop; who may end a step.
+SYNC, LOOP = "sync", "loop"
 USER, LOADER, STEP_TRACE, COMPILE, CLEAR = "user", "loader", "step trace", "compile", "clear"
 # Programs of dynamo: what its inputs need first; one that is compiled; one that runs.
 DYNAMO_INPUTS, DYNAMO_COMPILE, DYNAMO = "dynamo inputs", "dynamo compile", "dynamo"
@@ -33,6 +33,7 @@ _CAUSES = {
     CLEAR: "torch_xla.compile clear the pending graph prior calling the target function",
     DYNAMO_INPUTS: "torch_xla.sync when dynamo processing input graphs",
     DYNAMO_COMPILE: "dynamo is compiling a FX graph to HLO",
+    LOOP: "the next round of a loop without torch_xla.sync",
     DYNAMO: "dynamo is executing a compiled program",
 }
 _READING = "most likely user code trying to access tensor value before torch_xla.sync"

@@ -15,6 +15,8 @@ from torch_xdist.progress import PROGRESS
 
 # The reason of the cut that ends a step, of one that a value was read by in Python, ...
 SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
+# The next round of a loop began that ends no step.
+LOOP = "loop"
 # Eager mode: after every operator.
 EAGER = "eager"
 # Another thread needed a value of this one's.
@@ -29,6 +31,23 @@ class Cut(NamedTuple):
     rows: int
     compiled: bool
     fingerprint: str
+
+
+class Rounds:
+    """What a trace remembers of a loop that may end no step (see `loop_cuts`).
+
+    Attributes:
+        seen: what may begin a round, since the last step: the epoch and the length of the tape.
+        stepped: the same of the last step of an optimizer.
+        looked: the same of the last upload, and its place.
+    """
+
+    __slots__ = ("looked", "seen", "stepped")
+
+    def __init__(self) -> None:
+        self.seen: dict[object, tuple[int, int]] = {}
+        self.stepped = 0, 0
+        self.looked = 0, 0, 0, 0
 
 
 LOG: deque[Cut] = deque(maxlen=1000)

@@ -20,7 +20,7 @@ from torch_xdist import metrics, settings, world
 from torch_xdist.collectives.errors import CollectiveError
 from torch_xdist.core.programs import program
 from torch_xdist.core.run import analysis, cuts
-from torch_xdist.core.run.cuts import Cut
+from torch_xdist.core.run.cuts import Cut, Rounds
 from torch_xdist.core.run.tape_run import TapeRun
 from torch_xdist.core.sharding.layout import unpadded
 from torch_xdist.core.tapes.partial_run import copy_rows, has_collective, needed_rows
@@ -44,15 +44,17 @@ class DeviceTrace(Trace):
     Attributes:
         cut_count: how often its thread cut it.
         last_cut: the record of the last time.
+        rounds: what it knows of a loop that may end no step.
         observer: called with each of its runs (a TapeRun) and its launch, before XLA begins.
     """
 
-    __slots__ = ("__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut", "observer")
+    __slots__ = ("__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut", "observer", "rounds")
 
     def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
         super().__init__(device, device.random, limit)
         self.cut_count = 0
         self.last_cut: Cut | None = None
+        self.rounds = Rounds()
         self.observer: Callable[[TapeRun, program.Launch], None] | None = None
         # Whether the tape is one that could not be compiled.
         self._is_stuck = False

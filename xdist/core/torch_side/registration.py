@@ -28,7 +28,7 @@ from torch_xdist.core.devices import precision, rng, torch_generator
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side import control_flow
 from torch_xdist.core.record import dispatch, handlers_copy, handlers_schema, handlers_storage
-from torch_xdist.core.run import recorded_metrics
+from torch_xdist.core.run import loop_cuts, recorded_metrics
 from torch_xdist.core.torch_side import (
     autocast,
     device_module,
@@ -68,6 +68,7 @@ def register() -> None:
     optimizers.register()
     sgd.register()
     optimizer_states.register()
+    loop_cuts.register()
     _serve_control_flow()
     lazy_modules.register()
     moved_modules.register()

@@ -15,7 +15,7 @@ from torch_xdist import settings
 from torch_xdist.core.devices import steps
 from torch_xdist.core.jax_side.from_jax import from_jax
 from torch_xdist.core.programs import collective_program, jax_internals, program
-from torch_xdist.core.run import cuts
+from torch_xdist.core.run import cuts, loop_cuts
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.core.trace.trace import Tape, Trace
 from torch_xdist.errors import ValueLostError
@@ -67,9 +67,10 @@ def fails(error):
 )
 def test_a_failed_compilation_leaves_every_tensor_readable_and_can_be_repeated(monkeypatch, error):
     model, record, expected, record_expected = training()
-    for _ in range(2):
-        record()
-        record_expected()
+    with loop_cuts.held():
+        for _ in range(2):
+            record()
+            record_expected()
     with monkeypatch.context() as broken:
         broken.setattr(collective_program.OnDevice, "compile", fails(error))
         for _ in range(2):

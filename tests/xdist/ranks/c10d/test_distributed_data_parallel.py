@@ -24,10 +24,10 @@ def join():
         dist.init_process_group("xla", init_method="xla://")
 
 
-def whole_training(size):
+def whole_training(size, steps=3):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
+    for step in range(steps):
         optimizer.zero_grad()
         for rank in range(size):
             (model(batch_of(rank, step)).square().mean() / size).backward()
@@ -81,6 +81,38 @@ def test_hooks_and_options_train_like_one_process(two, options, hook):
     tolerance = 1e-4 if hook == "fp16" else 1e-6
     for found in two.run(replicated_training, options, hook):
         torch.testing.assert_close(found, whole_training(2), rtol=1e-4, atol=tolerance)
+
+
+def loop_without_sync(rank, size):
+    """The parameters after six steps, and how many exchanges had run where each began.
+
+    Rank 0 looks at more in between.
+    """
+    from torch_xdist.progress import PROGRESS
+
+    join()
+    model = nn.parallel.DistributedDataParallel(make_model().to("xla"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchanges = [PROGRESS.collective]
+    for step in range(6):
+        x = batch_of(rank, step).to("xla")
+        exchanges.append(PROGRESS.collective)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if rank == 0:
+            shown = [model.module(batch_of(0, step).to("xla")).sigmoid().mean() for _ in range(4)]
+            shown[-1].sqrt()
+    before = [count - exchanges[0] for count in exchanges]
+    return {name: value.cpu() for name, value in model.module.state_dict().items()}, before
+
+
+def test_a_loop_that_ends_no_step_is_cut_in_the_same_rounds_on_all_ranks(two):
+    (found, of_first), (others, of_second) = two.run(loop_without_sync)
+    torch.testing.assert_close(found, whole_training(2, steps=6), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(others, found, rtol=0, atol=0)
+    # The first also sends the parameters, the second the order in which gradients came.
+    assert of_first == of_second == [0, 0, 2, 5, 6, 7, 8]
 
 
 def uneven(rank, size):

@@ -1,0 +1,149 @@
+"""A loop that never ends a step: what its round recorded runs when the next one begins.
+
+Scripts for other devices call no `sync`, and a loop that reads nothing either would become one
+program of all its rounds. A round has begun where a place in the user's code has put a batch on the
+device before, on the same way there, and a step's worth of rows came in between; without uploads,
+where an optimizer has made its next step. A module, a gradient or an optimizer that uploads is in
+the middle of a round. Rounds that were cut otherwise, by reading their loss, count as steps too.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.autograd.graph
+import torch.nn.modules.module
+import torch.optim.optimizer as torch_optimizer
+
+from torch_xdist import settings
+from torch_xdist.core.run import analysis, cuts
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace
+from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.values import Value
+from torch_xdist.progress import PROGRESS
+
+# Slots of a tape, below which a round waits for the next one: launching costs more than they do.
+_LEAST = 16
+# What a trace remembers of places since the last step, and how many frames tell a place.
+_PLACES, _FRAMES = 64, 32
+# The frames of an upload that are this device's: here, its handler, the dispatcher.
+_OURS = 3
+# Whoever is called from here is in the middle of a round.
+_INSIDE = frozenset(
+    module.__file__ for module in (torch.nn.modules.module, torch.autograd.graph, torch_optimizer)
+)
+
+
+class _Here(threading.local):
+    """How many blocks this thread is in that end their step by themselves."""
+
+    held = 0
+
+
+_here = _Here()
+
+
+def register() -> None:
+    """Look at the steps of every optimizer; called once."""
+    torch_optimizer.register_optimizer_step_post_hook(_after_step)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """No round begins inside the block."""
+    hold()
+    try:
+        yield
+    finally:
+        release()
+
+
+def hold() -> None:
+    """From now on no round of this thread's begins, until `release` was called as often."""
+    _here.held += 1
+
+
+def release() -> None:
+    """The end of what `hold` began."""
+    _here.held -= 1
+
+
+def after_upload(trace: DeviceTrace, tensor: torch.Tensor) -> None:
+    """The user put a tensor on the device of this trace; cuts where that begins a round."""
+    # A number is none of a batch's.
+    if not tensor.dim() or not _is_possible():
+        return
+    rounds, tape = trace.rounds, trace.tape
+    epoch, slots = rounds.stepped
+    if epoch == tape.epoch and _is_round(tape, slots):
+        # The optimizer's next step is the end of this round.
+        return
+    # Of the tensors of a batch that one line puts there, the first is looked at.
+    frame = sys._getframe(_OURS)
+    place = tape.epoch, len(tape.entries), id(frame.f_code), frame.f_lasti
+    if place == rounds.looked:
+        return
+    rounds.looked = place
+    way = _way_to(frame)
+    if way is not None:
+        _look(trace, way)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    value = getattr(first, "value", None)  # A device tensor's.
+    trace = HERE.by_device.get(value.trace.device) if isinstance(value, Value) else None
+    if trace is not None and trace.tape.entries and _is_possible():
+        _look(trace, id(optimizer))
+        trace.rounds.stepped = trace.tape.epoch, len(trace.tape.entries)
+
+
+def _is_possible() -> bool:
+    return not _here.held and analysis.allows_execution() and settings.current().cut_loops
+
+
+def _look(trace: DeviceTrace, key: Any) -> None:
+    seen, tape = trace.rounds.seen, trace.tape
+    mark = seen.get(key)
+    if mark is None:
+        if len(seen) < _PLACES:
+            seen[key] = tape.epoch, len(tape.entries)
+        return
+    epoch, slots = mark
+    is_uncut = epoch == tape.epoch
+    if is_uncut and not _is_round(tape, slots):
+        return
+    if is_uncut or tape.collectives:
+        trace.cut(cuts.LOOP)
+    seen.clear()
+    PROGRESS.step += 1
+    seen[key] = trace.tape.epoch, len(trace.tape.entries)
+
+
+def _is_round(tape: Tape, since: int) -> bool:
+    """Whether what a tape has from this slot on is a round.
+
+    All ranks must run an exchange in the same round. So where one is pending, another one decides,
+    and not how many rows this rank has besides: a loop of its own after the exchange is none.
+    """
+    if tape.collectives:
+        return any(slot >= since for slot in tape.collectives)
+    return len(tape.entries) - since >= _LEAST
+
+
+def _way_to(frame: FrameType | None) -> tuple[int, ...] | None:
+    """Where a frame and those that led to it are; None in the middle of a round."""
+    found: list[int] = []
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        code = frame.f_code
+        if code.co_filename in _INSIDE:
+            return None
+        found += (id(code), frame.f_lasti)
+        frame = frame.f_back
+    return tuple(found)
