@@ -40,14 +40,17 @@ class Rounds:
         seen: what may begin a round, since the last step: the epoch and the length of the tape.
         stepped: the same of the last step of an optimizer.
         looked: the same of the last upload, and its place.
+        patience: from how many slots on the modules that end are looked at.
+        vain: how many tapes have had as many and were no loop's.
     """
 
-    __slots__ = ("looked", "seen", "stepped")
+    __slots__ = ("looked", "patience", "seen", "stepped", "vain")
 
     def __init__(self) -> None:
         self.seen: dict[object, tuple[int, int]] = {}
         self.stepped = 0, 0
         self.looked = 0, 0, 0, 0
+        self.patience, self.vain = 512, 0
 
 
 LOG: deque[Cut] = deque(maxlen=1000)

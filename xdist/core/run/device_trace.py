@@ -34,6 +34,8 @@ _STUCK = (
     " that need nothing of what failed can be read; delete those that do, and the next sync leaves"
     " it out"
 )
+# Who is told of a trace whose tape is long.
+WHEN_LONG: list[Callable[["DeviceTrace"], None]] = []
 # How many failed epochs a trace can explain.
 _EXPLAINED = 16
 
@@ -44,17 +46,22 @@ class DeviceTrace(Trace):
     Attributes:
         cut_count: how often its thread cut it.
         last_cut: the record of the last time.
+        most: how many slots may be pending before a cut is forced.
         rounds: what it knows of a loop that may end no step.
         observer: called with each of its runs (a TapeRun) and its launch, before XLA begins.
     """
 
-    __slots__ = ("__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut", "observer", "rounds")
+    __slots__ = (
+        "__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut", "most", "observer",
+        "rounds",
+    )  # fmt: skip
 
     def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
-        super().__init__(device, device.random, limit)
+        self.rounds = Rounds()
+        self.most = limit
+        super().__init__(device, device.random, min(limit, self.rounds.patience))
         self.cut_count = 0
         self.last_cut: Cut | None = None
-        self.rounds = Rounds()
         self.observer: Callable[[TapeRun, program.Launch], None] | None = None
         # Whether the tape is one that could not be compiled.
         self._is_stuck = False
@@ -120,6 +127,7 @@ class DeviceTrace(Trace):
         started_s = time.perf_counter()
         try:
             self.tape = Tape()
+            self.limit = min(self.most, self.rounds.patience)
             self.finish_writes(tape)
             run.live = program.live_values(tape)
             results = run.results(slots, reason, cause)
@@ -265,8 +273,13 @@ class DeviceTrace(Trace):
         return buffers
 
     def trim(self) -> None:
-        """Run the tape because it has grown to the limit."""
-        self.cut(cuts.LIMIT)
+        """Run the tape where it has grown to the most; before that say that it is long."""
+        if len(self.tape.entries) >= self.most:
+            self.cut(cuts.LIMIT)
+            return
+        self.limit = self.most
+        for look in WHEN_LONG:
+            look(self)
 
 
 class _Nowhere(Trace):

@@ -3,8 +3,9 @@
 Scripts for other devices call no `sync`, and a loop that reads nothing either would become one
 program of all its rounds. A round has begun where a place in the user's code has put a batch on the
 device before, on the same way there, and a step's worth of rows came in between; without uploads,
-where an optimizer has made its next step. A module, a gradient or an optimizer that uploads is in
-the middle of a round. Rounds that were cut otherwise, by reading their loss, count as steps too.
+where an optimizer has made its next step, or, once much is pending and without gradients, where a
+module has ended that was called there before. A module, a gradient or an optimizer that uploads is
+in the middle of a round. Rounds that were cut otherwise, by reading their loss, count as steps too.
 """
 
 import sys
@@ -16,12 +17,12 @@ from typing import Any
 
 import torch
 import torch.autograd.graph
-import torch.nn.modules.module
+import torch.nn.modules.module as torch_module
 import torch.optim.optimizer as torch_optimizer
 
 from torch_xdist import settings
 from torch_xdist.core.run import analysis, cuts
-from torch_xdist.core.run.device_trace import HERE, DeviceTrace
+from torch_xdist.core.run.device_trace import HERE, WHEN_LONG, DeviceTrace
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Value
 from torch_xdist.progress import PROGRESS
@@ -34,8 +35,13 @@ _PLACES, _FRAMES = 64, 32
 _OURS = 3
 # Whoever is called from here is in the middle of a round.
 _INSIDE = frozenset(
-    module.__file__ for module in (torch.nn.modules.module, torch.autograd.graph, torch_optimizer)
+    module.__file__ for module in (torch_module, torch.autograd.graph, torch_optimizer)
 )
+
+
+# After how many long tapes that were no loop's the next ones may be longer.
+_MOST_VAIN = 2
+_watching: Any = None
 
 
 class _Here(threading.local):
@@ -50,6 +56,7 @@ _here = _Here()
 def register() -> None:
     """Look at the steps of every optimizer; called once."""
     torch_optimizer.register_optimizer_step_post_hook(_after_step)
+    WHEN_LONG.append(_watch_modules)
 
 
 @contextmanager
@@ -100,6 +107,50 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if trace is not None and trace.tape.entries and _is_possible():
         _look(trace, id(optimizer))
         trace.rounds.stepped = trace.tape.epoch, len(trace.tape.entries)
+
+
+def _watch_modules(trace: DeviceTrace) -> None:
+    """A tape has got long; where no gradient is wanted, modules say from now on when they end."""
+    global _watching
+    rounds = trace.rounds
+    if torch.is_grad_enabled() or not _is_possible():
+        return
+    if rounds.vain == _MOST_VAIN:
+        # Steps are as long as that, and end.
+        rounds.patience, rounds.vain = 2 * len(trace.tape.entries), 0
+        return
+    rounds.vain += 1
+    if _watching is None:
+        _watching = torch_module.register_module_forward_hook(_after_module)
+
+
+def _after_module(module: Any, args: Any, result: Any) -> None:
+    """A module ended; cuts where it was called again without gradients, and not by a module."""
+    trace = HERE.trace
+    if torch.is_grad_enabled() or not isinstance(trace, DeviceTrace):
+        _stop_watching()
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == torch_module.__file__:
+        frame = frame.f_back
+    way = _way_to(frame)
+    if way is None or not _is_possible():
+        return
+    if way not in trace.rounds.seen and len(trace.tape.entries) < trace.rounds.patience:
+        # The loop is over.
+        _stop_watching()
+        return
+    before = trace.cut_count
+    _look(trace, way)
+    if trace.cut_count > before:
+        trace.rounds.vain = 0
+
+
+def _stop_watching() -> None:
+    global _watching
+    if _watching is not None:
+        _watching.remove()
+        _watching = None
 
 
 def _is_possible() -> bool:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xdist import metrics, settings
-from torch_xdist.core.run import cuts
-from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.core.run import cuts, loop_cuts
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.progress import PROGRESS
 
 
@@ -20,7 +20,10 @@ def _fresh():
     torch_xla.sync()
     cuts.LOG.clear()
     yield
+    loop_cuts._stop_watching()
     torch_xla.sync()
+    HERE.trace.rounds = cuts.Rounds()
+    HERE.trace.limit = HERE.trace.rounds.patience
 
 
 def rounds():
@@ -126,7 +129,7 @@ def test_without_uploads_a_round_ends_with_the_step_of_the_optimizer():
 
 
 def test_a_batch_that_comes_in_the_middle_of_a_round_does_not_cut_it():
-    net = model()
+    net = torch.nn.Sequential(*[torch.nn.Tanh() for _ in range(16)], model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     (x, y), *later = batches(7)
     x, y = x.to("xla"), y.to("xla")
@@ -333,3 +336,120 @@ def test_a_cut_round_is_counted():
     net = model()
     train(net, torch.optim.SGD(net.parameters(), lr=0.1), 3)
     assert metrics.counter_value("Cut.loop") == before + 2
+
+
+class Deep(torch.nn.Module):
+    """Forty rows, in modules of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Sequential(*[torch.nn.Tanh() for _ in range(20)])
+
+    def forward(self, x):
+        return self.part(self.part(x) + 1)
+
+
+def evaluated(net, count, after=lambda made: made):
+    x = torch.ones(2, 4, device="xla")
+    with torch.no_grad():
+        return [after(net(x)) for _ in range(count)]
+
+
+def is_watched():
+    return bool(torch.nn.modules.module._global_forward_hooks)
+
+
+def test_a_loop_of_one_module_is_cut_once_much_is_pending():
+    made = evaluated(Deep(), 40)
+    assert 25 <= len(rounds()) <= 28
+    assert rounds()[0] > 500 and {*rounds()[1:]} == {41}
+    torch.testing.assert_close(made[3].cpu(), Deep()(torch.ones(2, 4)))
+    torch.testing.assert_close(made[39].cpu(), made[0].cpu())
+
+
+def test_modules_are_not_looked_at_when_the_loop_is_over():
+    evaluated(Deep(), 20)
+    assert is_watched()
+    model()(torch.ones(2, 4, device="xla"))
+    assert not is_watched()
+    evaluated(Deep(), 20)
+    with torch.no_grad():
+        Deep()(torch.ones(2, 4, device="xla"))
+    assert not is_watched()
+
+
+def test_with_gradients_no_module_ends_a_round():
+    net, x = Deep(), torch.ones(2, 4, device="xla", requires_grad=True)
+    for _ in range(20):
+        net(x)
+    assert not reasons() and not HERE.trace.rounds.vain
+
+
+def test_a_loop_with_gradients_is_not_cut_although_modules_are_looked_at():
+    _made = evaluated(Deep(), 13)
+    assert is_watched()
+    net, x = Deep(), torch.ones(2, 4, device="xla", requires_grad=True)
+    for _ in range(4):
+        net(x)
+    assert not reasons() and not is_watched()
+
+
+def test_where_programs_may_not_run_no_module_ends_a_round():
+    _made = evaluated(Deep(), 13)
+    torch_xla._XLAC._set_allow_execution(False)
+    try:
+        _more = evaluated(Deep(), 3)
+    finally:
+        torch_xla._XLAC._set_allow_execution(True)
+    assert not reasons()
+
+
+def test_one_loop_after_the_other_is_cut():
+    for _ in range(4):
+        before = len(rounds())
+        _made = evaluated(Deep(), 30)
+        torch_xla.sync()
+        assert len(rounds()) - before >= 15
+
+
+def test_a_module_in_a_module_ends_no_round():
+    class Repeated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.deep = Deep()
+
+        def forward(self, x):
+            for _ in range(20):
+                x = self.deep(x)
+            return x
+
+    evaluated(Repeated(), 1)
+    assert not reasons()
+
+
+def test_long_steps_that_end_are_looked_at_only_a_few_times():
+    net = torch.nn.Sequential(*[Deep() for _ in range(20)])
+    seen = []
+    for _ in range(12):
+        _made = evaluated(net, 1, after=lambda made: seen.append(is_watched()) or made)
+        torch_xla.sync()
+    assert reasons() == [cuts.SYNC] * 12
+    assert seen[:2] == [True, True] and not any(seen[-4:])
+
+
+def test_in_a_block_no_module_is_looked_at():
+    with torch_xla.step():
+        _made = evaluated(Deep(), 20)
+        assert not is_watched()
+    assert reasons() == [cuts.SYNC]
+
+
+def test_a_limit_below_that_cuts_as_it_says():
+    trace = DeviceTrace(HERE.trace.device, 100)
+    assert trace.limit == 100
+    HERE.trace.most = HERE.trace.limit = 100
+    try:
+        evaluated(Deep(), 6)
+    finally:
+        HERE.trace.most, HERE.trace.limit = 100_000, 512
+    assert {*reasons()} == {cuts.LIMIT}
