@@ -37,9 +37,10 @@ class Rounds:
     """What a trace remembers of a loop that may end no step (see `loop_cuts`).
 
     Attributes:
-        seen: what may begin a round, since the last step: the epoch and the length of the tape.
-        stepped: the same of the last step of an optimizer.
-        looked: the same of the last upload, and its place.
+        seen: what may begin a round, since the last step: the epoch and the length of the tape, and
+            how often it came since then.
+        stepped: the epoch and the length at the last step of an optimizer.
+        looked: the same at the last upload, and its place.
         patience: from how many slots on the modules that end are looked at.
         vain: how many tapes have had as many and were no loop's.
     """
@@ -47,7 +48,7 @@ class Rounds:
     __slots__ = ("looked", "patience", "seen", "stepped", "vain")
 
     def __init__(self) -> None:
-        self.seen: dict[object, tuple[int, int]] = {}
+        self.seen: dict[object, tuple[int, int, int]] = {}
         self.stepped = 0, 0
         self.looked = 0, 0, 0, 0
         self.patience, self.vain = 512, 0

@@ -29,6 +29,9 @@ from torch_xdist.progress import PROGRESS
 
 # Slots of a tape, below which a round waits for the next one: launching costs more than they do.
 _LEAST = 16
+# Slots of a round that is none of training, of a model that is being filled for example; those may
+# all be of different programs, so this many slots of them are one.
+_TINY, _OF_TINY = 6, 128
 # What a trace remembers of places since the last step, and how many frames tell a place.
 _PLACES, _FRAMES = 64, 32
 # The frames of an upload that are this device's: here, its handler, the dispatcher.
@@ -162,28 +165,30 @@ def _look(trace: DeviceTrace, key: Any) -> None:
     mark = seen.get(key)
     if mark is None:
         if len(seen) < _PLACES:
-            seen[key] = tape.epoch, len(tape.entries)
+            seen[key] = tape.epoch, len(tape.entries), 1
         return
-    epoch, slots = mark
+    epoch, slots, times = mark
     is_uncut = epoch == tape.epoch
-    if is_uncut and not _is_round(tape, slots):
+    if is_uncut and not _is_round(tape, slots, times):
+        seen[key] = epoch, slots, times + 1
         return
     if is_uncut or tape.collectives:
         trace.cut(cuts.LOOP)
     seen.clear()
     PROGRESS.step += 1
-    seen[key] = trace.tape.epoch, len(trace.tape.entries)
+    seen[key] = trace.tape.epoch, len(trace.tape.entries), 1
 
 
-def _is_round(tape: Tape, since: int) -> bool:
-    """Whether what a tape has from this slot on is a round.
+def _is_round(tape: Tape, since: int, times: int = 1) -> bool:
+    """Whether what a tape has from this slot on, of so many times, is a round, or enough of them.
 
     All ranks must run an exchange in the same round. So where one is pending, another one decides,
     and not how many rows this rank has besides: a loop of its own after the exchange is none.
     """
     if tape.collectives:
         return any(slot >= since for slot in tape.collectives)
-    return len(tape.entries) - since >= _LEAST
+    slots = len(tape.entries) - since
+    return slots >= (_LEAST if slots >= _TINY * times else _OF_TINY)
 
 
 def _way_to(frame: FrameType | None) -> tuple[int, ...] | None:

@@ -108,11 +108,19 @@ def test_rounds_of_an_evaluation_are_cut_too():
 
 def test_short_rounds_share_a_program():
     total = torch.zeros(6, 4, device="xla")
-    for x, _ in batches(64):
-        total += x.to("xla")
-    # A row and a batch each; in the first one what they are added to besides.
-    assert 6 <= len(rounds()) <= 8
-    assert {*rounds()[1:]} == {8}
+    for x, _ in batches(40):
+        total += x.to("xla").exp().log().square().sqrt()
+    # Five rows and a batch each; in the first one what they are added to besides.
+    assert 11 <= len(rounds()) <= 13
+    assert {*rounds()[1:]} == {15}
+
+
+def test_a_model_that_is_filled_parameter_by_parameter_is_a_few_programs():
+    net = torch.nn.ModuleList([torch.nn.Linear(2, n) for n in range(1, 41)]).to("xla")
+    for p in net.parameters():
+        p.data = torch.ones(p.shape).to("xla") * 2
+    assert len(rounds()) == 1
+    assert rounds()[0] >= 60
 
 
 def test_without_uploads_a_round_ends_with_the_step_of_the_optimizer():
