@@ -40,10 +40,9 @@ _OURS = 3
 _INSIDE = frozenset(
     module.__file__ for module in (torch_module, torch.autograd.graph, torch_optimizer)
 )
-
-
 # After how many long tapes that were no loop's the next ones may be longer.
 _MOST_VAIN = 2
+# The hook of modules that end, while there is one.
 _watching: Any = None
 
 
