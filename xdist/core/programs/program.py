@@ -46,8 +46,8 @@ from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.progress import PROGRESS
 
-# A buffer that nobody else holds is given away even where no result has its shape.
-warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+# JAX warns of buffers that are given away where no result has their shape, as we give all away.
+_UNUSABLE = "Some donated buffers were not usable"
 
 PROGRAMS = ProgramCache()
 
@@ -175,6 +175,8 @@ def find(
             told_if_long(program.rows),
             heap.without_holes(program.rows),
         ):
+            # Scripts and pytest set filters anew, so it comes before theirs each time.
+            warnings.filterwarnings("ignore", _UNUSABLE)
             if _build_elsewhere is None:
                 program.run = program.executable.compile(*_how(launch, program))
             else:

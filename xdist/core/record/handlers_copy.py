@@ -144,6 +144,8 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         metrics.note(tally, ("LazyTracing", time.perf_counter() - started, 1))
         if is_new and isinstance(trace, DeviceTrace):
             loop_cuts.after_upload(trace, target)
+            # Where that cut, the batch belongs to the new tape, as the first one did to the old.
+            trace.list_value(value, trace.tape)
     return target
 
 

@@ -3,7 +3,8 @@ ties, optimizers and attributes.
 
 torch swaps what a parameter holds for a tensor of the device. It refuses where an autograd graph
 still holds the old tensor, after a forward pass on the CPU whose result is alive. Such a parameter
-becomes a new one first, in all modules that share it, as each does with torch_xla.
+becomes a new one first, in all modules that share it, as each does with torch_xla. So do those of
+scripted modules, which C++ holds.
 """
 
 import functools
@@ -37,6 +38,8 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(usual)
     def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, torch.jit.ScriptModule) and _is_scripted_moved(self, *args, **kwargs):
+            return self
         owned = {n: p for n, p in self._parameters.items() if type(p) in _PARAMETERS}
         attributes = {name: dict(parameter.__dict__) for name, parameter in owned.items()}
         result = usual(self, *args, **kwargs)
@@ -47,6 +50,31 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return _apply
+
+
+def _is_scripted_moved(
+    module: torch.jit.ScriptModule, fn: Callable[..., Any], recurse: bool = True
+) -> bool:
+    """Give a scripted module new tensors, where those are on the device or were; whether it did.
+
+    torch can neither swap what C++ holds nor, in a module that was loaded, tell parameters.
+    """
+    parameters, buffers = dict(module._parameters), dict(module._buffers)
+    known = [t for t in (*parameters.values(), *buffers.values()) if t is not None]
+    if XlaTensor not in map(type, known) and not any(type(fn(t)) is XlaTensor for t in known[:1]):
+        return False
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for name, parameter in parameters.items():
+        if parameter is not None:
+            moved = torch.nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
+            if parameter.grad is not None:
+                moved.grad = fn(parameter.grad.detach())
+            module._parameters[name] = moved
+    for name, buffer in buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return True
 
 
 def _freeing(usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,6 +101,8 @@ def _free_parameters(module: torch.nn.Module) -> None:
     new: dict[int, torch.nn.Parameter] = {}
     names = []
     for prefix, owner in module.named_modules():
+        if isinstance(owner, torch.jit.ScriptModule):
+            continue
         for name, parameter in owner._parameters.items():
             if type(parameter) is not torch.nn.Parameter:
                 continue

@@ -461,3 +461,14 @@ def test_a_limit_below_that_cuts_as_it_says():
     finally:
         HERE.trace.most, HERE.trace.limit = 100_000, 512
     assert {*reasons()} == {cuts.LIMIT}
+
+
+def test_the_first_round_is_the_same_program_as_the_others():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches(4):
+        optimizer.zero_grad()
+        # Nobody but the tape holds the batch.
+        F.cross_entropy(net(x.to("xla")), y.to("xla")).backward()
+        optimizer.step()
+    assert [cut.compiled for cut in cuts.LOG][1:] == [False, False]

@@ -350,3 +350,13 @@ def test_rows_whose_results_nobody_holds_run_nothing():
     steps.sync()
     assert len(cuts.LOG) == before
     assert HERE.trace.tape.entries == []
+
+
+def test_a_script_that_makes_warnings_errors_compiles_what_has_no_use_for_a_buffer():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.ones(5, 4, device="xla") * 2
+        steps.sync()
+        total = x.sum()
+        del x
+        assert total.item() == 40

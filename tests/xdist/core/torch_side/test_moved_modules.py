@@ -1,5 +1,6 @@
 """Modules on their way to the device: which parameters stay the same objects, and which cannot."""
 
+import io
 import warnings
 
 import pytest
@@ -120,3 +121,71 @@ def test_a_conversion_on_the_cpu_is_torchs_own():
 def test_what_to_does_not_take_is_refused_in_torchs_words():
     with pytest.raises(TypeError, match="to\\(\\) received an invalid combination"):
         nn.Linear(2, 2).to(xla=1)
+
+
+class Scripted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.layer(x))
+        if y.dim() > 1:
+            y = y.relu() + y.sigmoid()
+        return y
+
+
+def scripted():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    torch.manual_seed(0)
+    return torch.jit.script(Scripted())
+
+
+def loaded():
+    file = io.BytesIO()
+    module = scripted()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@pytest.mark.parametrize("make", [scripted, loaded])
+def test_a_scripted_module_trains_on_the_device(make):
+    there, here = make().to("xla"), make()
+    x = torch.randn(5, 4)
+    for _ in range(4):
+        for module in (there, here):
+            device = next(module.parameters()).device
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            optimizer.zero_grad()
+            module(x.to(device)).square().sum().backward()
+            optimizer.step()
+    assert {t.device.type for t in (*there.parameters(), *there.buffers())} == {"xla"}
+    for (name, found), expected in zip(there.state_dict().items(), here.state_dict().values()):
+        torch.testing.assert_close(found.cpu(), expected, msg=name)
+
+
+@pytest.mark.parametrize("make", [scripted, loaded])
+def test_a_scripted_module_in_another_one_moves_with_it_there_and_back(make):
+    whole = torch.nn.Sequential(make(), torch.nn.Linear(3, 1))
+    expected = {name: value.clone() for name, value in whole.state_dict().items()}
+    whole(torch.ones(2, 4)).sum().backward()
+    gradients = [p.grad.clone() for p in whole.parameters()]
+    whole.eval().to("xla")
+    assert {p.device.type for p in whole.parameters()} == {"xla"}
+    assert whole(torch.ones(2, 4).to("xla")).shape == (2, 1)
+    whole.cpu()
+    for p, gradient in zip(whole.parameters(), gradients):
+        assert p.device.type == p.grad.device.type == "cpu"
+        assert torch.equal(p.grad, gradient)
+    for name, value in whole.state_dict().items():
+        assert "running" in name or "num_batches" in name or torch.equal(value, expected[name])
+
+
+def test_a_scripted_module_that_stays_on_the_cpu_is_torchs_affair():
+    module = scripted()
+    held = module.layer.weight
+    module.double()
+    assert module.layer.weight is held
+    assert held.dtype == torch.float64
