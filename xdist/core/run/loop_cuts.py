@@ -37,9 +37,8 @@ _PLACES, _FRAMES = 64, 32
 # The frames of an upload that are this device's: here, its handler, the dispatcher.
 _OURS = 3
 # Whoever is called from here is in the middle of a round.
-_INSIDE = frozenset(
-    module.__file__ for module in (torch_module, torch.autograd.graph, torch_optimizer)
-)
+_TRAINING = frozenset(module.__file__ for module in (torch.autograd.graph, torch_optimizer))
+_INSIDE = _TRAINING | {torch_module.__file__}
 # After how many long tapes that were no loop's the next ones may be longer.
 _MOST_VAIN = 2
 # The hook of modules that end, while there is one.
@@ -115,7 +114,7 @@ def _watch_modules(trace: DeviceTrace) -> None:
     """A tape has got long; where no gradient is wanted, modules say from now on when they end."""
     global _watching
     rounds = trace.rounds
-    if torch.is_grad_enabled() or not _is_possible():
+    if torch.is_grad_enabled() or not _is_possible() or _is_compiling() or _is_training():
         return
     if rounds.vain == _MOST_VAIN:
         # Steps are as long as that, and end.
@@ -146,6 +145,21 @@ def _after_module(module: Any, args: Any, result: Any) -> None:
     _look(trace, way)
     if trace.cut_count > before:
         trace.rounds.vain = 0
+
+
+def _is_compiling() -> bool:
+    """Whether this process may use torch.compile, which is made anew for such a hook."""
+    return "torch._dynamo" in sys.modules
+
+
+def _is_training() -> bool:
+    """Whether a backward pass or an optimizer records, which want no gradients either."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in _TRAINING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _stop_watching() -> None:

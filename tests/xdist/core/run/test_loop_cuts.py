@@ -1,6 +1,7 @@
 """Loops that end no step: each round runs when the next one begins."""
 
 import copy
+import sys
 import threading
 
 import pytest
@@ -16,7 +17,9 @@ from torch_xdist.progress import PROGRESS
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh(monkeypatch):
+    # Other tests of this process may have compiled.
+    monkeypatch.setattr(loop_cuts, "_is_compiling", lambda: False)
     torch_xla.sync()
     cuts.LOG.clear()
     yield
@@ -443,6 +446,22 @@ def test_long_steps_that_end_are_looked_at_only_a_few_times():
         torch_xla.sync()
     assert reasons() == [cuts.SYNC] * 12
     assert seen[:2] == [True, True] and not any(seen[-4:])
+
+
+def test_where_torch_compile_may_be_used_no_module_is_looked_at(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo"))
+    _made = evaluated(Deep(), 20)
+    assert not is_watched() and not rounds()
+
+
+def test_an_optimizer_that_records_much_is_no_loop():
+    net = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(40)]).to("xla")
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    sum(layer(torch.ones(1, 2, device="xla")).sum() for layer in net).backward()
+    optimizer.step()
+    assert len(HERE.trace.tape.entries) > 512
+    assert not HERE.trace.rounds.vain and not is_watched()
 
 
 def test_in_a_block_no_module_is_looked_at():
