@@ -197,6 +197,7 @@ def test_ten_thousand_operators_without_a_sync_still_run():
 
 def test_a_trace_that_grows_too_long_is_cut(monkeypatch):
     trace = torch.ones(1, device="xla").value.trace
+    monkeypatch.setattr(trace, "most", 50)
     monkeypatch.setattr(trace, "limit", 50)
     x, y = torch.zeros(2, device="xla"), torch.zeros(2, device="xla")
 
@@ -240,6 +241,7 @@ def many_views(x):
 )
 def test_the_limit_of_a_trace_holds_on_every_path(monkeypatch, call):
     trace = torch.ones(1, device="xla").value.trace
+    monkeypatch.setattr(trace, "most", 50)
     monkeypatch.setattr(trace, "limit", 50)
     x = torch.zeros(2, device="xla") + 1
 
