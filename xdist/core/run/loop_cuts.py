@@ -164,9 +164,10 @@ def _is_training() -> bool:
 
 def _stop_watching() -> None:
     global _watching
-    if _watching is not None:
-        _watching.remove()
-        _watching = None
+    # Several threads may find that it is over.
+    hook, _watching = _watching, None
+    if hook is not None:
+        hook.remove()
 
 
 def _is_possible() -> bool:

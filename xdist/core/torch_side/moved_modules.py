@@ -38,7 +38,7 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(usual)
     def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, torch.jit.ScriptModule) and _is_scripted_moved(self, *args, **kwargs):
+        if isinstance(self, torch.jit.ScriptModule) and _move_scripted(self, *args, **kwargs):
             return self
         owned = {n: p for n, p in self._parameters.items() if type(p) in _PARAMETERS}
         attributes = {name: dict(parameter.__dict__) for name, parameter in owned.items()}
@@ -52,7 +52,7 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
     return _apply
 
 
-def _is_scripted_moved(
+def _move_scripted(
     module: torch.jit.ScriptModule, fn: Callable[..., Any], recurse: bool = True
 ) -> bool:
     """Give a scripted module new tensors, where those are on the device or were; whether it did.

@@ -391,5 +391,5 @@ class Trace:
         raise NotImplementedError
 
     def trim(self) -> None:
-        """Empty the tape, which has `limit` slots."""
+        """The tape has `limit` slots: empty it, or raise that."""
         raise NotImplementedError
