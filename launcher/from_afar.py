@@ -24,6 +24,8 @@ def main() -> None:
     words = json.loads(orders.readline())["words"]
     sys.stdout.buffer.write(HELLO + json.dumps({"version": __version__}).encode() + b"\n")
     sys.stdout.flush()
+    sys.stderr.buffer.write(HELLO + b"\n")
+    sys.stderr.flush()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()

@@ -153,11 +153,16 @@ class Command:
         return f"{python} ended there with code {code} before it answered: {said[-1]}; {advice}"
 
     def _listen(self, show: Callable[[bytes], None]) -> None:
+        # It says hello here as well: whether that on stdout is read yet, says nothing of this line.
+        has_begun = False
         with self._err:
             for line in self._err:
+                if line.startswith(HELLO):
+                    has_begun = True
+                    continue
                 text = line.decode(errors="replace").rstrip()
                 self._said.append(text)
-                if self._has_begun and not self._way.is_own(text):
+                if has_begun and not self._way.is_own(text):
                     show(line)
 
     def _beat(self) -> None:

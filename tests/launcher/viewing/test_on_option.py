@@ -165,6 +165,18 @@ def test_a_connection_that_is_lost_later_is_told(tmp_path: Path) -> None:
         begun.exit_code()
 
 
+def test_what_it_says_on_stderr_is_shown_although_it_comes_before_its_hello(
+    tmp_path: Path,
+) -> None:
+    script = f"""echo 'welcome to a' >&2
+    printf '\\001xla-run \\n' >&2; echo 'no such job' >&2; sleep 0.5
+    printf '\\001xla-run {{"version": "{elsewhere.__version__}"}}\\n'; exit 2"""
+    asked = Elsewhere(Host("a"), [ssh_of(tmp_path, script)], "py", ["ps"])
+    begun, shown = Command(asked), []
+    assert not list(begun.lines(shown.append))
+    assert (shown, begun.exit_code()) == ([b"no such job\n"], 2)
+
+
 def test_without_ssh_here_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="host a: /no/ssh cannot be started here"):
         Command(Elsewhere(Host("a"), ["/no/ssh"], "py", ["ps"]))
