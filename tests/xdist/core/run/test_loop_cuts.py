@@ -491,3 +491,16 @@ def test_the_first_round_is_the_same_program_as_the_others():
         F.cross_entropy(net(x.to("xla")), y.to("xla")).backward()
         optimizer.step()
     assert [cut.compiled for cut in cuts.LOG][1:] == [False, False]
+
+
+def test_reports_say_why_it_ran(monkeypatch, capsys):
+    monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "2")
+    settings.reread()
+    try:
+        net = model()
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
+    finally:
+        monkeypatch.undo()
+        settings.reread()
+    found = [line for line in capsys.readouterr().err.splitlines() if "without torch_xla" in line]
+    assert found[-1] == "Execution Analysis:   the next round of a loop without torch_xla.sync"
