@@ -46,8 +46,7 @@ from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
 from torch_xdist.core.trace.values import Device, Value
 from torch_xdist.progress import PROGRESS
 
-# JAX warns of buffers that are given away where no result has their shape, as we give all away.
-_UNUSABLE = "Some donated buffers were not usable"
+_first_filter: object = None
 
 PROGRAMS = ProgramCache()
 
@@ -175,8 +174,7 @@ def find(
             told_if_long(program.rows),
             heap.without_holes(program.rows),
         ):
-            # Scripts and pytest set filters anew, so it comes before theirs each time.
-            warnings.filterwarnings("ignore", _UNUSABLE)
+            _silence()
             if _build_elsewhere is None:
                 program.run = program.executable.compile(*_how(launch, program))
             else:
@@ -200,6 +198,14 @@ def find(
     if full:
         warn_full(full)
     return launch, program, True
+
+
+def _silence() -> None:
+    """Let JAX not warn of buffers given away in vain: scripts and pytest set filters anew."""
+    global _first_filter
+    if not warnings.filters or warnings.filters[0] is not _first_filter:
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        _first_filter = warnings.filters[0]
 
 
 def _how(launch: Launch, program: Program) -> tuple[Any, str]:

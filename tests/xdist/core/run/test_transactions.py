@@ -360,3 +360,7 @@ def test_a_script_that_makes_warnings_errors_compiles_what_has_no_use_for_a_buff
         total = x.sum()
         del x
         assert total.item() == 40
+        mine = [*warnings.filters]
+        (torch.ones(6, device="xla") * 3).cpu()
+        # Nothing changes where nothing has to: each change lets all warnings come again.
+        assert all(one is other for one, other in zip(mine, warnings.filters, strict=True))
