@@ -36,7 +36,7 @@ _TINY, _OF_TINY = 6, 128
 _PLACES, _FRAMES = 64, 32
 # The frames of an upload that are this device's: here, its handler, the dispatcher.
 _OURS = 3
-# Whoever is called from here is in the middle of a round.
+# Whoever is called from a gradient, an optimizer or a module is in the middle of a round.
 _TRAINING = frozenset(module.__file__ for module in (torch.autograd.graph, torch_optimizer))
 _INSIDE = _TRAINING | {torch_module.__file__}
 # After how many long tapes that were no loop's the next ones may be longer.

@@ -59,21 +59,17 @@ def _move_scripted(
 
     torch can neither swap what C++ holds nor, in a module that was loaded, tell parameters.
     """
-    parameters, buffers = dict(module._parameters), dict(module._buffers)
-    known = [t for t in (*parameters.values(), *buffers.values()) if t is not None]
+    owners: list[Any] = [*module.modules()] if recurse else [module]
+    known = [t for owner in owners for t in (*owner._parameters.values(), *owner._buffers.values())]
     if XlaTensor not in map(type, known) and not any(type(fn(t)) is XlaTensor for t in known[:1]):
         return False
-    for child in module.children() if recurse else ():
-        child._apply(fn)
-    for name, parameter in parameters.items():
-        if parameter is not None:
-            moved = torch.nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
-            if parameter.grad is not None:
-                moved.grad = fn(parameter.grad.detach())
-            module._parameters[name] = moved
-    for name, buffer in buffers.items():
-        if buffer is not None:
-            module._buffers[name] = fn(buffer)
+    # Those that are tied stay so.
+    new = {id(t): _renewed(t, fn) for owner in owners for t in owner._parameters.values()}
+    for owner in owners:
+        for name, parameter in dict(owner._parameters).items():
+            owner._parameters[name] = new[id(parameter)]
+        for name, buffer in dict(owner._buffers).items():
+            owner._buffers[name] = fn(buffer)
     return True
 
 
@@ -129,11 +125,14 @@ def _is_held(parameter: torch.nn.Parameter) -> bool:
     return parameter._use_count() > 2 and edge is not None  # type: ignore[attr-defined]
 
 
-def _renewed(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Another parameter of the same memory, gradient and attributes."""
-    other = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
-    other.grad = None if parameter.grad is None else parameter.grad.detach()
-    other.__dict__.update(parameter.__dict__)
+def _renewed(
+    parameter: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+) -> torch.nn.Parameter:
+    """Another parameter of what `fn` makes of one and of its gradient, with its attributes."""
+    other = torch.nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
+    other.grad = None if parameter.grad is None else fn(parameter.grad.detach())
+    had = {name: value for name, value in parameter.__dict__.items() if name != "value"}
+    other.__dict__.update(had)
     return other
 
 

@@ -183,6 +183,25 @@ def test_a_scripted_module_in_another_one_moves_with_it_there_and_back(make):
         assert "running" in name or "num_batches" in name or torch.equal(value, expected[name])
 
 
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def test_tied_parameters_of_a_scripted_module_stay_tied():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    module = torch.jit.script(Tied())
+    assert module.first.weight is module.second.weight
+    module.to("xla")
+    assert module.first.weight is module.second.weight
+    assert len([*module.parameters()]) == 3
+
+
 def test_a_scripted_module_that_stays_on_the_cpu_is_torchs_affair():
     module = scripted()
     held = module.layer.weight
