@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core.alias.views import write
+from torch_xdist.core.alias.views import make_as_strided, write
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.tensor_types import extent
 from torch_xdist.core.trace.values import Value, ViewValue, root_of
@@ -53,7 +53,7 @@ class DeviceStorage:
     """
 
     def __init__(self, root: Value) -> None:
-        self._root = weakref.ref(root)
+        self.root = weakref.ref(root)
         self._address = _base_of(root)
         self.device = root.trace.device.torch
 
@@ -63,7 +63,7 @@ class DeviceStorage:
     _cdata = property(data_ptr)
 
     def nbytes(self) -> int:
-        root = self._root()
+        root = self.root()
         return 0 if root is None or root.epoch == _FREED else _nbytes(root)
 
     def size(self) -> int:
@@ -79,7 +79,7 @@ class DeviceStorage:
 
     def resize_(self, size_bytes: int) -> "DeviceStorage":
         """To 0: the value goes; from 0: there is some value again. `fully_shard` does that."""
-        root = self._root()
+        root = self.root()
         if root is None:
             return self
         if size_bytes == 0 and not isinstance(root, ViewValue):
@@ -111,6 +111,20 @@ def storage_of(value: Value) -> DeviceStorage:
     if found is None:
         found = _storages[root] = DeviceStorage(root)
     return found
+
+
+def flat_view(storage: DeviceStorage) -> ViewValue:
+    """All of a storage as one dim of the dtype it was made with.
+
+    Raises DeviceError where no tensor has it any more.
+    """
+    root = storage.root()
+    if root is None:
+        raise DeviceError(
+            f"set_: the tensor whose storage this is, on {storage.device}, is gone, and its bytes"
+            " with it; keep a tensor of that storage as long as it is needed"
+        )
+    return make_as_strided(root, (extent(root.type),), (1,), 0)
 
 
 class TypedDeviceStorage:

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.run.device_trace import trace_here
-from torch_xdist.core.trace.operators import Op
+from torch_xdist.core.trace.operators import Op, op_of
 from torch_xdist.core.trace.plans import PLANS, SINGLE, Param, Plan, jax_plan
-from torch_xdist.core.trace.tensor_types import TensorType, tensor_type, type_of_meta
+from torch_xdist.core.trace.tensor_types import (
+    TensorType,
+    extent,
+    shares_places,
+    tensor_type,
+    type_of_meta,
+)
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Value, ViewValue, root_of
 from torch_xdist.dtypes import to_jax
@@ -62,15 +69,31 @@ def make_as_strided(
 ) -> ViewValue:
     """A view of a storage by strides, whatever views lie between."""
     root = root_of(value)
+    if root.type.dtype != value.type.dtype:
+        root = _storage_in(value.type.dtype, root)
     layout = Layout(tuple(size), tuple(stride), value.type.offset if offset is None else offset)
     key = ("as_strided", root.type, layout)
     step = PLANS.find(key, lambda: _make_strided_step(root.type, layout))
     return ViewValue(step.types[0], root, step)  # type: ignore[arg-type]
 
 
+def _storage_in(dtype: torch.dtype, root: Value) -> Value:
+    """A storage as one dim of numbers of another dtype: its bits, as many as make whole ones."""
+    width = max(dtype.itemsize // root.type.dtype.itemsize, 1)
+    flat = make_as_strided(root, (extent(root.type) // width * width,), (1,), 0)
+    return make_view(op_of("aten.view.dtype"), (wrap(flat), dtype)).value
+
+
 def _make_strided_step(root: TensorType, layout: Layout) -> Plan:
     root.meta.as_strided(*layout)  # torch's own errors
     out = tensor_type(layout.size, root.dtype, layout.stride, layout.offset)
+    if extent(out) > extent(root):
+        width = root.dtype.itemsize
+        raise RuntimeError(
+            f"setStorage: sizes {list(layout.size)}, strides {list(layout.stride)}, storage offset"
+            f" {layout.offset}, and itemsize {width} requiring a storage size of"
+            f" {extent(out) * width} are out of bounds for storage of size {extent(root) * width}"
+        )
     owner = Layout(root.shape, root.stride, 0)
     return jax_plan(
         f"aten.as_strided{tuple(layout)}",
@@ -93,11 +116,17 @@ def write(target: Value, source: Value) -> None:
 def _write_through(trace: Trace, view: ViewValue, source: Value) -> None:
     parent = view.parent
     assert parent is not None
+    if isinstance(parent, ViewValue) and shares_places(parent.type):
+        # All of the parent, written back, would bring back what lies at the same places.
+        type_ = view.type
+        write(make_as_strided(view, type_.shape, type_.stride, type_.offset), source)
+        return
     plan = PLANS.find(("inverse", view.step), lambda: _inverse_of(view.step))
     (written,) = trace.record(plan, [parent, source])
     assert written is not None
     write(parent, written)
-    trace.keep_view(view, source)
+    if not shares_places(view.type):
+        trace.keep_view(view, source)
 
 
 def _inverse_of(step: Plan) -> Plan:

@@ -45,6 +45,10 @@ def out_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
     return outs + [args[i] if i < len(args) else kwargs.get(name) for i, name in beside]
 
 
+# They write one number to all elements, so that it does not matter which of them share memory.
+_ALIKE_EVERYWHERE = frozenset(["aten.fill_.Scalar", "aten.fill_.Tensor", "aten.zero_.default"])
+
+
 def check_targets(op: Op, targets: Sequence[Any]) -> None:
     """Refuse what cannot be written: CPU tensors and tensors whose elements overlap."""
     for target in targets:
@@ -55,7 +59,7 @@ def check_targets(op: Op, targets: Sequence[Any]) -> None:
                 f"{op.name}: cannot write a result of an xla device into a "
                 f"{target.type()} on {target.device}; give it a tensor on the xla device"
             )
-        if overlaps(target.value.type):
+        if overlaps(target.value.type) and op.name not in _ALIKE_EVERYWHERE:
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers "
                 "to a single memory location. Please clone() the tensor before performing the "
@@ -143,12 +147,22 @@ def check_result(result: TensorType, target: TensorType) -> None:
             f"output with shape {list(target.shape)} doesn't match the broadcast shape "
             f"{list(result.shape)}"
         )
-    if not torch.can_cast(result.dtype, target.dtype):
-        name = str(result.dtype).removeprefix("torch.")
+    check_castable(result.dtype, target.dtype)
+
+
+def check_castable(result: torch.dtype, target: torch.dtype) -> None:
+    """torch's refusal of a result that would lose its kind of numbers, as float to int."""
+    if not torch.can_cast(result, target):
         raise RuntimeError(
-            f"result type {_TITLES.get(name, name)} can't be cast to the desired output type "
-            f"{_TITLES.get(str(target.dtype).removeprefix('torch.'), target.dtype)}"
+            f"result type {dtype_title(result)} can't be cast to the desired output type "
+            f"{dtype_title(target)}"
         )
+
+
+def dtype_title(dtype: torch.dtype) -> str:
+    """What torch's kernels call a dtype."""
+    name = str(dtype).removeprefix("torch.")
+    return _TITLES.get(name, name)
 
 
 _TITLES = {

@@ -116,7 +116,8 @@ def _on_host(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     target = kwargs.get("device") or tensors[0].device
     if not device.is_ours(target):
         return result
-    return _back(result, {id(hosts[id(tensor)]): tensor for tensor in written}, target)
+    originals = {id(hosts.get(id(tensor), tensor)): tensor for tensor in written}
+    return _back(result, originals, target)
 
 
 def _host_of(tensor: XlaTensor) -> torch.Tensor:

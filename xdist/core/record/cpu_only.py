@@ -14,7 +14,8 @@ from torch_xdist.core.devices import transfer, uploaded
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import ViewValue
-from torch_xdist.ops import doubts, index_ranges
+from torch_xdist.errors import NoLoweringError
+from torch_xdist.ops import doubts, index_ranges, kinds
 from torch_xdist.ops.table import SHAPED
 
 NAMES = frozenset({"aten.nonzero.default", "aten.masked_select.default"})
@@ -27,6 +28,10 @@ _REFUSED_BYTES = 1 << 36
 # Zeros of so many numbers are left as the system's untouched pages.
 _PAGES = 1 << 16
 MASKS = doubts.MASKS
+
+
+class NoKernelError(NoLoweringError):
+    """An operator on a kind of numbers for which torch has no kernel on any device."""
 
 
 def is_wanted(func: OpOverload, metas: Sequence[Any]) -> bool:
@@ -61,19 +66,27 @@ def refused(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> An
     """What CPU torch says of a call that its meta kernels may let pass and the CPU refuse.
 
     Returns its results, of zeros; None where there is no doubt, or where the call is computed
-    though torch refuses it: as torch_xla did, with a warning, or because the CPU lacks a kernel.
+    though torch refuses it: as torch_xla did, with a warning, or because the CPU lacks a kernel
+    (which of no other device is true where low precision or another kind of number is at fault).
     Raises torch's own error otherwise.
     """
     name = str(func).removeprefix("aten.")
     is_low = name in doubts.LOW_PRECISION and doubts.is_low(metas)
     is_taken = name in doubts.TAKEN and doubts.TAKEN[name](*metas)
-    if not (is_low or is_taken or (name in doubts.RULES and doubts.RULES[name](*metas))):
+    is_foreign = not is_taken and kinds.may_be_refused(name, metas)
+    is_doubted = name in doubts.RULES and doubts.RULES[name](*metas)
+    if not (is_low or is_taken or is_foreign or is_doubted):
         return None
     if str(func) in _WRITTEN and _has_mask(metas[1]) and metas[2].numel() != 1:
         metas = _without_values(*metas)
     try:
         return _on_zeros(func, metas, named, _REFUSED_BYTES)
-    except NotImplementedError:
+    except NotImplementedError as error:
+        if is_foreign:
+            raise NoKernelError(
+                f"{func}: {error}; torch has no kernel for such numbers on any device, and what XLA"
+                " would make of them is not defined: cast them first, with .float() for example"
+            ) from error
         if is_low:
             raise
     except Exception as error:

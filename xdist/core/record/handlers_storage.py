@@ -6,6 +6,12 @@ from typing import Any
 import torch
 
 from torch_xdist.core.alias import views, writes
+from torch_xdist.core.alias.storage import (
+    DeviceStorage,
+    TypedDeviceStorage,
+    flat_view,
+    storage_of,
+)
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.trace.operators import Op, op_of
@@ -99,11 +105,30 @@ def set_tensor(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor
     return args[0]
 
 
-def set_strided(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
-    target, source, offset, size = args[:4]
-    stride = args[4] if len(args) > 4 else contiguous_strides(tuple(size))
-    writes.set_value(target, views.make_as_strided(source.value, size, stride, offset))
-    return target
+def set_strided(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    return set_method(*args)
+
+
+def set_method(
+    self: XlaTensor,
+    source: Any = None,
+    storage_offset: int = 0,
+    size: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """`Tensor.set_`: torch's own reaches into C++ storages, and takes none of Python's."""
+    if isinstance(source, TypedDeviceStorage):
+        source = source._untyped_storage
+    if not isinstance(source, DeviceStorage):
+        if size is None or not isinstance(source, XlaTensor):
+            return torch.Tensor.set_(self, *(() if source is None else (source,)))
+        source = storage_of(source.value)
+    flat = wrap(flat_view(source)).view(self.dtype)
+    size = (flat.numel(),) if size is None else tuple(size)
+    strides = contiguous_strides(size) if stride is None else tuple(stride)
+    value = views.make_as_strided(flat.value, size, strides, storage_offset)  # type: ignore[attr-defined]
+    writes.set_value(self, value)
+    return self
 
 
 def set_empty(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:

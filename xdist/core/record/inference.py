@@ -102,6 +102,8 @@ def _inferred(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
             result = abstract_results.of_lowering(str(func), metas, named)
         else:
             result = infer(func, metas, named)
+    except cpu_only.NoKernelError:
+        raise
     except NotImplementedError:
         return CpuOnly(), 0
     except abstract_results.LoweringError as error:

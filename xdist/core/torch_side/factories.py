@@ -103,6 +103,9 @@ def zeros(
 
 def copy_from(self: Any, dst: Any, non_blocking: bool = False) -> Any:
     """`dst.copy_(self)` as torch's C++ asks for it where Python is out of the way."""
+    if dst.__class__ is not XlaTensor and isinstance(dst, XlaTensor):
+        # A kind of its own: sparse, or kept on the host.
+        return dst.__torch_dispatch__(_COPY.func, (), (dst, self))
     return copy_(_COPY, (dst, self), {})
 
 

@@ -12,6 +12,7 @@ from torch_xdist.core.alias.storage import TypedDeviceStorage, address_of, stora
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.record.handlers_copy import is_elsewhere
+from torch_xdist.core.record.handlers_storage import set_method
 from torch_xdist.errors import DeviceError
 from torch_xdist.releases import patches
 
@@ -201,6 +202,7 @@ def register() -> None:
         "__format__": _format,
         "to": _to,
         "type": _type,
+        "set_": set_method,
         "numpy": _numpy,
         "__array__": _array,
         "__setitem__": _setitem,

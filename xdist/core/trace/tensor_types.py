@@ -121,6 +121,19 @@ def overlaps(type_: TensorType) -> bool:
     return not type_.is_plain and any(s == 0 and n > 1 for n, s in zip(type_.shape, type_.stride))
 
 
+def shares_places(type_: TensorType) -> bool:
+    """Whether several elements may lie at one place: `overlaps`, or windows that do."""
+    if type_.is_plain:
+        return False
+    reach = 0
+    for stride, size in sorted(zip(type_.stride, type_.shape)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def extent(type_: TensorType) -> int:
     """How many elements of a storage a layout reaches into."""
     if not type_.numel:

@@ -114,6 +114,14 @@ def test_they_are_made_written_and_viewed():
     assert torch.load(file)["twin"].tolist() == twin.tolist()
 
 
+def test_they_are_made_of_numbers_and_copied_both_ways():
+    x = torch.tensor([5.5, 2 + 1j], dtype=torch.complex32, device="xla")
+    assert x.__class__ is KeptTensor and x.device.type == "xla" and x.tolist() == [5.5, 2 + 1j]
+    here = torch.zeros(2, dtype=torch.complex32)
+    assert here.copy_(x) is here and here.tolist() == x.tolist()
+    assert x.copy_(torch.ones(2)) is x and x.tolist() == [1, 1]
+
+
 def test_complex128_is_kept_where_the_compiler_refuses_it(on_tpu):
     x = torch.tensor([3.0, -4.0], device="xla", requires_grad=True)
     wide = x.cdouble()
