@@ -57,6 +57,4 @@ def may_be_refused(name: str, args: Sequence[Any]) -> bool:
     dtypes = [x.dtype for x in args if hasattr(x, "dtype")]
     if name in NOT_OF_COMPLEX and any(dtype.is_complex for dtype in dtypes):
         return True
-    return name in NOT_OF_INTEGERS and not (
-        dtypes[0].is_floating_point or dtypes[0].is_complex
-    )
+    return name in NOT_OF_INTEGERS and not (dtypes[0].is_floating_point or dtypes[0].is_complex)

@@ -1,4 +1,4 @@
-"""Kinds of numbers that torch has no kernels for: refused, in CPU torch's words, and not computed."""
+"""Kinds of numbers that torch has no kernels for: refused, in CPU torch's words."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.alias.views import make_as_strided, write
-from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.trace.tensor_types import extent
 from torch_xdist.core.trace.values import Value, ViewValue, root_of
 from torch_xdist.errors import DeviceError
@@ -89,6 +89,9 @@ class DeviceStorage:
             write(root, empty.value)
         return self
 
+    def untyped(self) -> "DeviceStorage":
+        return self
+
     def share_memory_(self) -> Any:
         """Raises DeviceError: no other process reaches a device's memory."""
         raise DeviceError(
@@ -128,21 +131,69 @@ def flat_view(storage: DeviceStorage) -> ViewValue:
 
 
 class TypedDeviceStorage:
-    """The same by elements: what torch's `FullyShardedDataParallel` frees and fills again."""
+    """What `storage()` answers: the same by elements, and it keeps them."""
 
     def __init__(self, tensor: XlaTensor) -> None:
-        self._untyped_storage = storage_of(tensor.value)
+        self._root = root_of(tensor.value)
+        self._untyped_storage = storage_of(self._root)
         self.dtype = tensor.dtype
+        self.device = self._untyped_storage.device
 
-    def _size(self) -> int:
-        return self._untyped_storage.nbytes() // self.dtype.itemsize
+    def untyped(self) -> DeviceStorage:
+        return self._untyped_storage
 
-    def _resize_(self, size: int) -> None:
+    def data_ptr(self) -> int:
+        return self._untyped_storage.data_ptr()
+
+    _cdata = property(data_ptr)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def nbytes(self) -> int:
+        return self._untyped_storage.nbytes()
+
+    def size(self) -> int:
+        return self.nbytes() // self.dtype.itemsize
+
+    _size = __len__ = size
+
+    def resize_(self, size: int) -> None:
         self._untyped_storage.resize_(size * self.dtype.itemsize)
 
-    def _share_memory_(self) -> Any:
+    _resize_ = resize_
+
+    def share_memory_(self) -> Any:
         return self._untyped_storage.share_memory_()
 
-    @property
-    def _cdata(self) -> int:
-        return self._untyped_storage.data_ptr()
+    _share_memory_ = share_memory_
+
+    def is_shared(self) -> bool:
+        return False
+
+    def _elements(self) -> torch.Tensor:
+        """All of it as a tensor of one dim, which shares its memory."""
+        return wrap(flat_view(self._untyped_storage)).view(self.dtype)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._elements()[index].item()
+
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        self._elements()[index] = value
+
+    def fill_(self, value: Any) -> "TypedDeviceStorage":
+        self._elements().fill_(value)
+        return self
+
+    def tolist(self) -> list[Any]:
+        return self._elements().tolist()
+
+    def cpu(self) -> torch.TypedStorage:
+        return self._elements().cpu()._typed_storage()
+
+    def __eq__(self, other: object) -> bool:
+        is_typed = isinstance(other, TypedDeviceStorage)
+        return is_typed and other._untyped_storage == self._untyped_storage  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self._untyped_storage)

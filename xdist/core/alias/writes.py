@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_xdist.core.alias.out_dtypes import check_castable, check_same
 from torch_xdist.core.alias.views import make_as_strided, write
 from torch_xdist.core.devices.tensor import XlaTensor, wrap, wrap_roomy
 from torch_xdist.core.run.device_trace import HERE, trace_here
@@ -91,6 +92,8 @@ def finish(op: Op, values: Sequence[Value | None], targets: Sequence[Any], *, is
     for value, target in zip(values[fresh:], targets):
         if target is None or value is None:
             continue
+        if is_out:
+            check_same(op.name, value.type.dtype, target.value.type.dtype)
         if is_out and _is_laid_out_anew(op, target.value.type, value.type):
             resize(target, value.type.shape, _memory_order(op, value.type))
         if value.type is not target.value.type:
@@ -148,28 +151,6 @@ def check_result(result: TensorType, target: TensorType) -> None:
             f"{list(result.shape)}"
         )
     check_castable(result.dtype, target.dtype)
-
-
-def check_castable(result: torch.dtype, target: torch.dtype) -> None:
-    """torch's refusal of a result that would lose its kind of numbers, as float to int."""
-    if not torch.can_cast(result, target):
-        raise RuntimeError(
-            f"result type {dtype_title(result)} can't be cast to the desired output type "
-            f"{dtype_title(target)}"
-        )
-
-
-def dtype_title(dtype: torch.dtype) -> str:
-    """What torch's kernels call a dtype."""
-    name = str(dtype).removeprefix("torch.")
-    return _TITLES.get(name, name)
-
-
-_TITLES = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
-    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
-    "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
-}  # fmt: skip
 
 
 def as_dtype(value: Value, dtype: torch.dtype) -> Value:

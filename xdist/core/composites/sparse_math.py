@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core.alias.writes import check_castable, dtype_title
+from torch_xdist.core.alias.out_dtypes import check_castable, dtype_title
 from torch_xdist.core.composites.sparse import (
     KERNELS,
     Kernel,
@@ -154,9 +154,7 @@ def _sum_type(difference: bool, one: Any, other: Any, alpha: Any) -> torch.dtype
 
 
 @kernel("add.Tensor", "add.Scalar")
-def add(
-    one: Any, other: Any, alpha: Any = 1, *, is_difference: bool = False
-) -> torch.Tensor:
+def add(one: Any, other: Any, alpha: Any = 1, *, is_difference: bool = False) -> torch.Tensor:
     """Sparse and sparse keep the entries of both; a strided tensor and a sparse one are strided."""
     dtype = _sum_type(is_difference, one, other, alpha)
     alpha = -alpha if is_difference else alpha
@@ -164,9 +162,7 @@ def add(
         _check_same_size(one, other)
         return _added(one.to(dtype, copy=True), other, alpha)
     if not isinstance(other, SparseXlaTensor):
-        raise RuntimeError(
-            "add(sparse, dense) is not supported. Use add(dense, sparse) instead."
-        )
+        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
     values = torch.cat([one.values_part.to(dtype), _scaled(other, alpha).to(dtype)])
     return sparse(torch.cat([one.indices_part, other.indices_part], 1), values, one.shape)
 

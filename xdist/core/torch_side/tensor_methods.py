@@ -168,6 +168,16 @@ def _marking(save: Any) -> Any:
     return marked
 
 
+def _copy(self: XlaTensor) -> torch.Tensor:
+    """Another tensor of the same memory, as `copy.copy` makes one of any of torch's."""
+    made = self.detach()
+    if isinstance(self, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, self.requires_grad)
+    made.requires_grad_(self.requires_grad)
+    made.__dict__.update({k: v for k, v in self.__dict__.items() if k != "value"})
+    return made
+
+
 def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
     known = memo.get(id(self))
     if known is not None:
@@ -207,11 +217,12 @@ def register() -> None:
         "__array__": _array,
         "__setitem__": _setitem,
         "__reduce_ex__": _reduce,
+        "__copy__": _copy,
         "__deepcopy__": _deepcopy,
         "__coerce_same_metadata_as_tangent__": _as_tangent,
         "tolist": lambda self: host_value(self).tolist(),
         "untyped_storage": lambda self: storage_of(self.value),
-        "storage": lambda self: storage_of(self.value),
+        "storage": lambda self: TypedDeviceStorage(self),
         "_typed_storage": lambda self: TypedDeviceStorage(self),
         "data_ptr": lambda self: address_of(self.value),
         "data": property(_get_data, _set_data),

@@ -85,8 +85,20 @@ VIEWS = [
 ]
 
 
+def has_windows(t):
+    """Whether elements lie at one place: what is added there in place, torch leaves open."""
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
 def write_to(t, choice, other, value):
     """One of many writes; the same on both devices."""
+    if has_windows(t) and choice in ("add_", "mul_", "mask"):
+        choice = "fill_"
     if choice == "add_":
         t.add_(value)
     elif choice == "mul_":
@@ -99,7 +111,7 @@ def write_to(t, choice, other, value):
         t.zero_()
     elif choice == "setitem" and t.dim() and t.shape[0]:
         t[0] = value
-    elif choice == "mask" and t.dim() and 0 not in t.stride():
+    elif choice == "mask" and t.dim() and not t.is_complex():
         t[t > value] = value
     elif choice == "accumulate" and t.dim() == 1 and t.numel():
         index = torch.zeros(3, dtype=torch.int64, device=t.device)
@@ -154,9 +166,7 @@ def test_every_living_tensor_has_the_values_it_has_on_the_cpu(program):
     pairs = zip(here.play(program), there.play(program), strict=True)
     assert there.refusals == here.refusals
     for index, (e, g) in enumerate(pairs):
-        torch.testing.assert_close(
-            g, e, msg=lambda m, i=index: f"tensor {i}: {m}", equal_nan=True
-        )
+        torch.testing.assert_close(g, e, msg=lambda m, i=index: f"tensor {i}: {m}", equal_nan=True)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 50)

@@ -1,5 +1,7 @@
 """Methods that torch answers for its own class alone: a device tensor answers as a CPU tensor."""
 
+import copy
+
 import pytest
 import torch
 
@@ -48,3 +50,15 @@ def test_a_parameter_of_no_dims_is_named_as_torch_names_it():
     ):
         f"{parameter:.2f}"
     assert f"{parameter}".startswith("Parameter containing:")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, torch.nn.Parameter], ids=["tensor", "parameter"])
+def test_a_shallow_copy_shares_memory(wrap):
+    for device in ("cpu", "xla"):
+        x = wrap(torch.ones(2, device=device))
+        x.note = "kept"
+        twin = copy.copy(x)
+        twin.data.add_(1)
+        assert type(twin) is type(x) and twin.requires_grad == x.requires_grad
+        assert twin is not x and x.tolist() == [2, 2] and twin.note == "kept"
+        assert twin.data_ptr() == x.data_ptr()
