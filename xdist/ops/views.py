@@ -44,17 +44,10 @@ def view_dtype(self: jax.Array, dtype: torch.dtype) -> jax.Array:
     if self.dtype == np.bool_:
         self = self.astype(np.uint8)
     if target == np.bool_:
-        return jax.lax.bitcast_convert_type(self, np.uint8) != 0
+        return view_dtype(self, torch.uint8) != 0
     if target.kind == "c" or self.dtype.kind == "c":
         return _view_complex(self, target)
-    old, new = self.dtype.itemsize, target.itemsize
-    if old == new:
-        return jax.lax.bitcast_convert_type(self, target)
-    if old > new:
-        parts = jax.lax.bitcast_convert_type(self, target)
-        return parts.reshape(*self.shape[:-1], self.shape[-1] * (old // new))
-    groups = self.reshape(*self.shape[:-1], self.shape[-1] * old // new, new // old)
-    return jax.lax.bitcast_convert_type(groups, target)
+    return _recast(self, target)
 
 
 def _view_complex(self: jax.Array, target: np.dtype) -> jax.Array:
@@ -62,26 +55,30 @@ def _view_complex(self: jax.Array, target: np.dtype) -> jax.Array:
     if self.dtype.kind == "c":
         real = np.dtype(f"f{self.dtype.itemsize // 2}")
         flat = jnp.stack([self.real, self.imag], -1).astype(real)
-        flat = flat.reshape(*self.shape[:-1], -1) if self.ndim else flat
+        flat = flat.reshape(*self.shape[:-1], 2 * self.shape[-1]) if self.ndim else flat
     else:
         flat = self
     if target.kind != "c":
         return flat if flat.dtype == target else _recast(flat, target)
     real = np.dtype(f"f{target.itemsize // 2}")
     flat = flat if flat.dtype == real else _recast(flat, real)
-    pairs = flat.reshape(*flat.shape[:-1], -1, 2)
+    pairs = flat.reshape(*flat.shape[:-1], flat.shape[-1] // 2, 2)
     return jax.lax.complex(pairs[..., 0], pairs[..., 1])
 
 
-def _recast(flat: jax.Array, target: np.dtype) -> jax.Array:
-    old, new = flat.dtype.itemsize, target.itemsize
+def _recast(self: jax.Array, target: np.dtype) -> jax.Array:
+    old, new = self.dtype.itemsize, target.itemsize
     if old == new:
-        return jax.lax.bitcast_convert_type(flat, target)
+        return jax.lax.bitcast_convert_type(self, target)
+    *outer, last = self.shape
     if old > new:
-        parts = jax.lax.bitcast_convert_type(flat, target)
-        return parts.reshape(*flat.shape[:-1], -1)
-    groups = flat.reshape(*flat.shape[:-1], -1, new // old)
-    return jax.lax.bitcast_convert_type(groups, target)
+        parts = jax.lax.bitcast_convert_type(self, target)
+        made = parts.reshape(*outer, last * (old // new))
+    else:
+        groups = self.reshape(*outer, last * old // new, new // old)
+        made = jax.lax.bitcast_convert_type(groups, target)
+    # XLA makes one of two casts in a row, and takes the first one's dims for those of both.
+    return jax.lax.optimization_barrier(made)
 
 
 @lowers("aten.expand.default")
@@ -322,14 +319,15 @@ def write_as_complex(parent: jax.Array, new: jax.Array) -> jax.Array:
 @_inverse("aten.view.dtype")
 def write_dtype(parent: jax.Array, new: jax.Array, dtype: torch.dtype) -> jax.Array:
     if parent.dtype == np.bool_:
-        return jax.lax.bitcast_convert_type(new, np.uint8).reshape(parent.shape) != 0
+        return view_dtype(new, torch.uint8).reshape(parent.shape) != 0
     from_torch = {to_jax(d): d for d in _REINTERPRETABLE}
     return view_dtype(new, from_torch[parent.dtype]).reshape(parent.shape)
 
 
 _REINTERPRETABLE = (
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-    torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.complex64, torch.complex128,
 )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from torch_xdist.core.alias.storage import (
 from torch_xdist.core.devices import transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.trace.operators import Op, op_of
-from torch_xdist.core.trace.tensor_types import contiguous_strides
+from torch_xdist.core.trace.tensor_types import contiguous_strides, extent
+from torch_xdist.core.trace.values import root_of
 
 _SLICE = op_of("aten.slice.Tensor")
 _SELECT = op_of("aten.select.int")
@@ -75,24 +76,32 @@ def as_strided_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTenso
 
 
 def resize_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
-    """Keep the first elements in memory order; what is new is zero."""
+    """Another size in the same storage; where that ends, all moves to a larger one, of zeros."""
     target, size = args[0], tuple(args[1])
+    order = kwargs.get("memory_format")
     old = target.value
     numel = torch.Size(size).numel()
-    if size == old.type.shape:
+    if size == old.type.shape and order is None:
         return target
-    if numel <= old.type.numel and old.type.offset == 0:
-        view = views.make_as_strided(old, size, contiguous_strides(size), 0)
-        writes.set_value(target, view)
-        return target
-    flat = wrap(old).reshape(-1)
-    grown = torch.cat([flat, flat.new_zeros(numel - flat.numel())]).reshape(size)
-    writes.set_value(target, grown.value)  # type: ignore[attr-defined]
+    offset, root = old.type.offset, root_of(old).type
+    room = extent(root) * root.dtype.itemsize // old.type.dtype.itemsize - offset
+    if numel > room:
+        flat = wrap(views.make_as_strided(old, (room,), (1,), offset))
+        old, offset = torch.cat([flat, flat.new_zeros(numel - room)]).value, 0  # type: ignore[attr-defined]
+    strides = contiguous_strides(size)
+    if order is not None:
+        strides = torch.empty(size, device="meta", memory_format=order).stride()
+    writes.set_value(target, views.make_as_strided(old, size, strides, offset))
     return target
 
 
 def resize_as_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
-    return resize_(op, (args[0], args[1].shape), {})
+    template, order = args[1], kwargs.get("memory_format")
+    if order is torch.preserve_format:
+        orders = (torch.channels_last, torch.channels_last_3d)
+        order = next((o for o in orders if template.is_contiguous(memory_format=o)), None)
+        order = order or torch.contiguous_format
+    return resize_(op, (args[0], template.shape), {"memory_format": order})
 
 
 def unsafe_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:

@@ -270,6 +270,68 @@ def test_resizing_keeps_the_first_elements():
     assert y.tolist()[:2] == [0, 1]
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("numel", [16, 24, 60])
+def test_resizing_goes_by_memory_order_and_shares_what_it_can(numel, order):
+    def lists(device):
+        base = torch.arange(40.0, device=device)
+        x = base[4 : 4 + numel] if numel < 40 else base
+        x.resize_(1, 2, 3, 4, memory_format=order)
+        x.add_(100)
+        as_other = torch.empty(0, device=device).resize_as_(x, memory_format=torch.preserve_format)
+        return x.tolist(), x.stride(), x.storage_offset(), base.tolist(), as_other.stride()
+
+    assert lists("xla") == lists("cpu")
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (0, 16), (2, 0)])
+@pytest.mark.parametrize("wide", [torch.int64, torch.float64, torch.complex128])
+@pytest.mark.parametrize("narrow", [torch.int8, torch.int16, torch.float32, torch.complex64])
+def test_bits_are_viewed_as_numbers_of_any_size_and_written(shape, wide, narrow):
+    def lists(device):
+        x = torch.ones(shape).to(wide).to(device)
+        parts = x.view(narrow)
+        bits = parts.view(torch.uint8)
+        seen = bits.tolist(), parts.view(wide).tolist(), tuple(parts.shape)
+        parts.zero_()
+        return seen, x.tolist()
+
+    assert lists("xla") == lists("cpu")
+
+
+def test_a_strided_view_of_another_dtype_counts_in_its_own_elements():
+    def lists(device):
+        x = torch.arange(6.0, device=device)
+        x.view(torch.int32).as_strided((2,), (2,), 1).bitwise_or_(1)
+        z = torch.arange(4.0, device=device).to(torch.complex64)
+        z.imag.as_strided((3,), (2,), 1).add_(5)
+        torch.view_as_real(z).as_strided((2, 2), (2, 1), 2).mul_(2)
+        return x.view(torch.int32).tolist(), z.tolist()
+
+    assert lists("xla") == lists("cpu")
+
+
+def test_a_write_through_windows_that_overlap_stays():
+    def lists(device):
+        x = torch.arange(8.0, device=device)
+        windows = x.unfold(0, 3, 2)
+        windows[0] = 7
+        windows.t()[1].mul_(2)
+        rows = x.unsqueeze(0).expand(3, 8)
+        rows[1, 4:].add_(1)
+        return x.tolist(), windows.tolist(), rows.tolist()
+
+    assert lists("xla") == lists("cpu")
+
+
+def test_one_number_may_be_written_to_all_of_an_expanded_tensor():
+    x = torch.ones(1, 3, device="xla")
+    x.expand(2, 3).fill_(4)
+    assert x.tolist() == [[4, 4, 4]]
+    x.expand(2, 3).zero_()
+    assert x.tolist() == [[0, 0, 0]]
+
+
 def test_set_shares_the_storage_of_another_tensor():
     x, y = torch.zeros(1, device="xla"), torch.arange(4.0, device="xla")
     x.set_(y)
