@@ -158,6 +158,29 @@ def _inexact_index(*places: int) -> Rule:
     return inexact
 
 
+def _beyond(dtype: torch.dtype, *numbers: float | None) -> bool:
+    """A number is none of this dtype, and would become another one in it."""
+    if dtype.is_complex:
+        return True
+    if dtype == torch.bool:
+        return any(number is not None and not 0 <= number <= 1 for number in numbers)
+    if dtype.is_floating_point:
+        # Above these not each whole number is one of the dtype.
+        least, most = torch.finfo(dtype).min, min(2 / torch.finfo(dtype).eps, 2.0**63)
+    else:
+        least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return any(number is not None and not least <= number <= most for number in numbers)
+
+
+def _odd_bounds(self: torch.Tensor, low: int, high: int | None = None, *_: Any) -> bool:
+    return _beyond(self.dtype, low, None if high is None else high - 1)
+
+
+def _odd_uniform(self: torch.Tensor, low: float = 0.0, high: float = 1.0, *_: Any) -> bool:
+    most = torch.finfo(self.dtype).max if self.dtype.is_floating_point else 0.0
+    return not (-most <= low <= high <= most and high - low <= most)
+
+
 _TWO = _differ(0, 1)
 _WEIGHTED = _any(_TWO, _differ(0, 2))
 _WRITTEN = _any(_differ(0, 2), _inexact_index(1), _unfit_values)
@@ -176,11 +199,14 @@ RULES: dict[str, Rule] = {
     "_native_batch_norm_legit_no_training.default": _odd_batch_norm,
     "_softmax_backward_data.default": _unlike,
     "_unsafe_index_put.default": _WRITTEN,
+    "add.Scalar": _of(torch.bool),
+    "add.Tensor": _of(torch.bool),
     "addbmm.default": _differ(0, 1, 2),
     "addmm.default": _differ(0, 1, 2),
     "addmv.default": _differ(0, 1, 2),
     "addr.default": _differ(0, 1, 2),
     "baddbmm.default": _differ(0, 1, 2),
+    "bernoulli.p": lambda self, p=0.5, *_: not 0 <= p <= 1,
     "binary_cross_entropy.default": _WEIGHTED,
     "complex.default": _TWO,
     "convolution.default": _any(_differ(0, 1, 2), _odd_convolution),
@@ -220,6 +246,9 @@ RULES: dict[str, Rule] = {
     "nll_loss_forward.default": _differ(0, 2),
     "polar.default": _TWO,
     "put.default": _any(_differ(0, 2), _not_long(1)),
+    "randint_like.low_dtype": _odd_bounds,
+    "random.from": _odd_bounds,
+    "random.to": lambda self, high, *_: _beyond(self.dtype, high - 1),
     "rsub.Scalar": _of(torch.bool),
     "rsub.Tensor": _of(torch.bool),
     "select_scatter.default": _no_slice(torch.select),
@@ -231,6 +260,7 @@ RULES: dict[str, Rule] = {
     "sub.Scalar": _of(torch.bool),
     "sub.Tensor": _of(torch.bool),
     "topk.default": _of(torch.bool, *_COMPLEX),
+    "uniform.default": _odd_uniform,
     "var.correction": _is_exact,
 }
 

@@ -37,6 +37,15 @@ REFUSED = {
     "linear, another bias": (F.linear, number(2, 5, 3), number(4, 3), number(4, dtype=F64)),
     "batch norm, statistics": (batch_norm, number(4, 3, 5), number(3), number(3, dtype=F64)),
     "batch norm, weight": (batch_norm, number(4, 3, 5), number(3, dtype=F64), number(3)),
+    "bools plus 1.5 times bools": (
+        lambda x: torch.add(x, x, alpha=1.5),
+        number(3, dtype=torch.bool),
+    ),
+    "random bools up to 5": (lambda x: x.random_(0, 5), number(3, dtype=torch.bool)),
+    "random bytes up to 500": (lambda x: x.random_(500), number(3, dtype=torch.uint8)),
+    "random halves up to 100,000": (lambda x: x.random_(0, 100_000), number(3, dtype=torch.half)),
+    "uniform from beyond": (lambda x: x.uniform_(-1e39, 1), number(3)),
+    "a probability of 2": (lambda x: torch.bernoulli(x, 2.0), number(3)),
     "index_put": (
         lambda x, i, v: x.index_put((i,), v),
         number(3),

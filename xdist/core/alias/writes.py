@@ -94,6 +94,8 @@ def finish(op: Op, values: Sequence[Value | None], targets: Sequence[Any], *, is
             continue
         if is_out:
             check_same(op.name, value.type.dtype, target.value.type.dtype)
+            if op.name in _IN_ANY_SHAPE and value.type.numel == target.value.type.numel:
+                value = wrap(value).reshape(target.value.type.shape).value  # type: ignore[attr-defined]
         if is_out and _is_laid_out_anew(op, target.value.type, value.type):
             resize(target, value.type.shape, _memory_order(op, value.type))
         if value.type is not target.value.type:
@@ -114,6 +116,14 @@ def returned(op: Op, values: Sequence[Value | None], targets: Sequence[Any]) -> 
     return targets[0] if count == 1 else tuple(targets[:count])
 
 
+# They write one number after another, in whatever shape the out= tensor has them.
+_IN_ANY_SHAPE = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("arange.out", "arange.start_out", "linspace.out", "logspace.out"),
+        *("range.out", "range.out_"),
+    )
+)
 # torch's kernels of these lay out every out= tensor that has no elements.
 _ANEW_WHERE_EMPTY = frozenset(
     f"aten.{name}"

@@ -13,7 +13,7 @@ import torch
 from torch_xdist.core.composites.kept_on_host import keep
 from torch_xdist.core.devices import device
 from torch_xdist.core.devices.tensor import XlaTensor, wrap_roomy
-from torch_xdist.core.record.handlers_copy import copy_
+from torch_xdist.core.record.handlers_copy import copy_, item
 from torch_xdist.core.record.jax_ops import after_row
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import PLANS, Plan, jax_plan
@@ -28,6 +28,7 @@ from torch_xdist.dtypes import to_jax
 from torch_xdist.ops.table import LOWERINGS
 
 _COPY = op_of("aten.copy_.default")
+_ITEM = op_of("aten._local_scalar_dense.default")
 _libraries: list[torch.library.Library] = []
 
 
@@ -109,6 +110,14 @@ def copy_from(self: Any, dst: Any, non_blocking: bool = False) -> Any:
     return copy_(_COPY, (dst, self), {})
 
 
+def number_of(self: Any) -> Any:
+    """A device tensor's number, as C++ reads it where Python is out of the way: in a list that
+    `torch.tensor` makes a tensor of."""
+    if self.__class__ is not XlaTensor:
+        return self.__torch_dispatch__(_ITEM.func, (), (self,))
+    return item(_ITEM, (self,), {})
+
+
 def _triangle(name: str) -> Any:
     def kernel(
         row: int,
@@ -166,6 +175,7 @@ def register() -> None:
         "empty_strided": empty_strided,
         "_efficientzerotensor": zeros,
         "_copy_from": copy_from,
+        "_local_scalar_dense": number_of,
         "tril_indices": _triangle("tril_indices"),
         "triu_indices": _triangle("triu_indices"),
         "kaiser_window": kaiser_window,
