@@ -42,6 +42,7 @@ DTENSOR = "the import of torch.distributed.tensor"
 TORCHS_FSDP = "the import of torch.distributed.fsdp"
 THREADS = "the first thread that is a rank"
 SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
+DEVICES = "the start of JAX's devices"
 ASKED_PROFILE = "the first profile that `xla-run profile` takes"
 
 _OPTIMIZERS = "core.composites.optimizers"
@@ -245,6 +246,13 @@ PATCHES = (
             "_create_block_mask_elsewhere",
             "create_block_mask.__code__",
         )
+    ),
+    Patch(
+        "jax._src.compiler.backend_compile_and_load",
+        "core.kept.compiling_apart",
+        "XLA compiles on a thread of its own, where no signal ends the call in the middle",
+        DEVICES,
+        absent="a JAX that compiles by another function does so on the main thread",
     ),
     Patch(
         "jaxlib._profiler.ProfilerSession",

@@ -14,7 +14,7 @@ import torch
 
 from torch_xdist import settings, world
 from torch_xdist.core.devices import plugins
-from torch_xdist.core.kept import on_disk
+from torch_xdist.core.kept import compiling_apart, on_disk
 from torch_xdist.core.programs import heap
 from torch_xdist.core.run.device_trace import (
     HERE,
@@ -184,6 +184,7 @@ def _configure() -> None:
     if (name or "CPU").upper() == "CPU":
         settings.fit_to_one_core()
         heap.keep_freed_memory()
+    compiling_apart.install()
     on_disk.use(by_host=(name or "").upper() != "TPU")
 
 
