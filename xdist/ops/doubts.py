@@ -158,6 +158,11 @@ def _inexact_index(*places: int) -> Rule:
     return inexact
 
 
+def _odd_bag(*args: Any) -> bool:
+    """Weights of another dtype, or offsets of several dims."""
+    return _differ(0, 6)(*args) or args[2].dim() != 1
+
+
 def _beyond(dtype: torch.dtype, *numbers: float | None) -> bool:
     """A number is none of this dtype, and would become another one in it."""
     if dtype.is_complex:
@@ -192,8 +197,8 @@ RULES: dict[str, Rule] = {
     "_batch_norm_with_update_functional.default": _odd_batch_norm,
     "_cdist_forward.default": _TWO,
     "_ctc_loss.Tensor": _odd_lengths,
-    "_embedding_bag.default": _differ(0, 6),
-    "_embedding_bag_forward_only.default": _differ(0, 6),
+    "_embedding_bag.default": _odd_bag,
+    "_embedding_bag_forward_only.default": _odd_bag,
     "_log_softmax_backward_data.default": _unlike,
     "_native_batch_norm_legit_functional.default": _odd_batch_norm,
     "_native_batch_norm_legit_no_training.default": _odd_batch_norm,

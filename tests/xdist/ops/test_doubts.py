@@ -45,6 +45,7 @@ REFUSED = {
     "random bytes up to 500": (lambda x: x.random_(500), number(3, dtype=torch.uint8)),
     "random halves up to 100,000": (lambda x: x.random_(0, 100_000), number(3, dtype=torch.half)),
     "uniform from beyond": (lambda x: x.uniform_(-1e39, 1), number(3)),
+    "offsets in a matrix": (torch.embedding_bag, number(4, 3), long(0, 1), long([0])),
     "a probability of 2": (lambda x: torch.bernoulli(x, 2.0), number(3)),
     "index_put": (
         lambda x, i, v: x.index_put((i,), v),

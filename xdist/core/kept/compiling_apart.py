@@ -29,19 +29,23 @@ def without_signals(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     if threading.current_thread() is not threading.main_thread():
         return function(*args, **kwargs)
     done: list[tuple[Any, BaseException | None]] = []
+    # Thread.join takes a thread for ended where a signal interrupts it: a lock does not.
+    is_over = threading.Lock()
+    is_over.acquire()
 
     def run() -> None:
         try:
             done.append((function(*args, **kwargs), None))
         except BaseException as error:
             done.append((None, error))
+        finally:
+            is_over.release()
 
-    thread = threading.Thread(target=run, name="xdist-compile", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="xdist-compile", daemon=True).start()
     interrupt: BaseException | None = None
     while not done:
         try:
-            thread.join()
+            is_over.acquire()
         except BaseException as error:  # Ctrl-C: when XLA is done
             interrupt = error
     if interrupt is not None:
