@@ -15,7 +15,6 @@ from torch_xdist.core.trace.plans import PLANS, SINGLE, Param, Plan, jax_plan
 from torch_xdist.core.trace.tensor_types import (
     TensorType,
     extent,
-    shares_places,
     tensor_type,
     type_of_meta,
 )
@@ -116,7 +115,7 @@ def write(target: Value, source: Value) -> None:
 def _write_through(trace: Trace, view: ViewValue, source: Value) -> None:
     parent = view.parent
     assert parent is not None
-    if isinstance(parent, ViewValue) and shares_places(parent.type):
+    if isinstance(parent, ViewValue) and parent.type.shares_places:
         # All of the parent, written back, would bring back what lies at the same places.
         type_ = view.type
         write(make_as_strided(view, type_.shape, type_.stride, type_.offset), source)
@@ -125,7 +124,7 @@ def _write_through(trace: Trace, view: ViewValue, source: Value) -> None:
     (written,) = trace.record(plan, [parent, source])
     assert written is not None
     write(parent, written)
-    if not shares_places(view.type):
+    if not view.type.shares_places:
         trace.keep_view(view, source)
 
 

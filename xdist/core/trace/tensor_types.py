@@ -14,7 +14,7 @@ class TensorType:
 
     __slots__ = (
         "__weakref__", "_meta", "at_zero",
-        "dtype", "numel", "offset", "shape", "stride", "wrap_stride",
+        "dtype", "numel", "offset", "shape", "shares_places", "stride", "wrap_stride",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +31,8 @@ class TensorType:
         for size in shape:
             numel *= size
         self.numel = numel
+        # Whether several elements may lie at one place: `overlaps`, or windows that do.
+        self.shares_places = not plain and _shares_places(shape, stride)
         self._meta: torch.Tensor | None = None
         # The type of the same at its storage's beginning, where that is another.
         self.at_zero = None if offset == 0 else tensor_type(shape, dtype, stride, 0)
@@ -49,6 +51,16 @@ class TensorType:
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+def _shares_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    reach = 0
+    for stride, size in sorted(zip(strides, shape)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 _Key = tuple[tuple[int, ...], torch.dtype, tuple[int, ...], int]
@@ -119,19 +131,6 @@ def overlaps(type_: TensorType) -> bool:
     """Whether several elements of a layout share memory, as after `expand`."""
     # What is plain never does; asked at every write.
     return not type_.is_plain and any(s == 0 and n > 1 for n, s in zip(type_.shape, type_.stride))
-
-
-def shares_places(type_: TensorType) -> bool:
-    """Whether several elements may lie at one place: `overlaps`, or windows that do."""
-    if type_.is_plain:
-        return False
-    reach = 0
-    for stride, size in sorted(zip(type_.stride, type_.shape)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
 
 
 def extent(type_: TensorType) -> int:
