@@ -259,6 +259,9 @@ def _running_extreme(self: jax.Array, dim: int, op: _Operation, short: _Operatio
     """The best number so far and its last position; a nan is best, and stays."""
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
+    if self.dtype == jnp.bool_:
+        best, places = _running_extreme(self.astype(jnp.uint8), dim, op, short)
+        return best.astype(jnp.bool_), places
     dim %= self.ndim
     identity = _extreme_identity(self.dtype, of_maxima=op is jnp.maximum)
     best = _running(_Running(op, short, identity, is_exact=True), self, dim)

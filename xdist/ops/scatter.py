@@ -30,10 +30,13 @@ _REDUCTIONS = {
     "amin": "min",
     "set": "set",
 }
+_OF_BOOLS = {"add": "max", "multiply": "min"}  # XLA adds numbers alone; torch adds True to True too.
 
 
 def write_rows(rows: jax.Array, index: jax.Array, updates: jax.Array, how: str) -> jax.Array:
     """[n, ...], index [m], updates [m, ...]: rows with the updates set, added, ... at `index`."""
+    if rows.dtype == jnp.bool_:
+        how = _OF_BOOLS.get(how, how)
     write = getattr(rows.at[bounded(index, rows.shape[0])], how)
     return write(updates.astype(rows.dtype), mode="drop", wrap_negative_indices=False)
 

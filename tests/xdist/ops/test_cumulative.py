@@ -32,6 +32,7 @@ def test_a_length_of_any_number_of_pieces(size: int) -> None:
 def test_extremes_of_every_dtype_begin_with_their_identity(dtype: torch.dtype) -> None:
     x = (torch.arange(40) % 7 - 3).clamp(-3 if dtype.is_signed else 0).to(dtype)
     agree(lambda x: (*x.cummax(0), *x.cummin(0)), x)
+    agree(lambda x: (*x.cummax(0), *x.cummin(0)), x[:5])  # Few numbers go by XLA's own.
 
 
 def test_what_is_not_finite_spreads_to_later_places_alone() -> None:

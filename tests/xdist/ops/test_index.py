@@ -100,6 +100,25 @@ def test_scatter_reduce_folds_what_falls_together(reduce: str, include_self: boo
     both(run, x, index, src)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_bools_that_fall_together_stay_bools(reduce: str, include_self: bool) -> None:
+    both(
+        lambda x, i, src: x.scatter_reduce(0, i, src, reduce, include_self=include_self),
+        torch.tensor([True, False, True, False]),
+        torch.tensor([0, 0, 1, 1, 2, 2]),
+        torch.tensor([False, False, True, True, True, False]),
+    )
+
+
+def test_bools_are_added_by_an_index() -> None:
+    x, i = torch.tensor([True, False, False]), torch.tensor([2, 2, 1])
+    both(lambda x, i: x.index_add(0, i, x), x, i)
+    both(lambda x, i: x.index_put((i,), x, accumulate=True), x, i)
+    both(lambda x, i: x.put(i, x, accumulate=True), x, i)
+    both(lambda x, i: x.scatter_add(0, i, x), x, i)
+
+
 def test_scatter_takes_values_and_a_part_of_the_source() -> None:
     index = torch.tensor([[0, 2]])
     both(lambda x, i: x.scatter(1, i, 9.0), X[0], index)

@@ -133,7 +133,7 @@ def gathered(dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 def added(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """A strided tensor to which values were added at these places, in place."""
     if not len(indices):
-        return dense.add_(values.sum(0))
+        return dense.add_(values.sum(0, dtype=values.dtype))  # Of bools: whether there is one.
     return dense.index_put_(tuple(indices.unbind(0)), values, accumulate=True)
 
 

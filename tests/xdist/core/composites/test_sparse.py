@@ -232,3 +232,13 @@ def test_a_copy_shares_nothing_with_its_source():
     assert torch.equal(copied.cpu().to_dense(), plain("cpu").to_dense())
     x.copy_(plain("cpu"))
     assert torch.equal(x.cpu().to_dense(), plain("cpu").to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("dims", [0, 1])
+def test_bools_at_one_place_are_one_bool(dims):
+    values, shape = torch.tensor([True, False, True]), (2,) * dims
+    sparse = torch.sparse_coo_tensor(torch.zeros(dims, 3, dtype=torch.long), values, shape)
+    assert torch.equal(sparse.to("xla").to_dense().cpu(), sparse.to_dense())
+    there = sparse.to("xla").coalesce()
+    assert torch.equal(there.values().cpu(), sparse.coalesce().values())
