@@ -30,7 +30,7 @@ _REDUCTIONS = {
     "amin": "min",
     "set": "set",
 }
-_OF_BOOLS = {"add": "max", "multiply": "min"}  # XLA adds numbers alone; torch adds True to True too.
+_OF_BOOLS = {"add": "max", "multiply": "min"}  # XLA adds numbers alone, torch bools as well.
 
 
 def write_rows(rows: jax.Array, index: jax.Array, updates: jax.Array, how: str) -> jax.Array:

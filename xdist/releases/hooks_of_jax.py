@@ -66,11 +66,6 @@ PROBES = (
         "types of arguments that come once are forgotten with their programs",
         otherwise="JAX keeps some 1 KB of each",
     ),
-    Probe(
-        "jax._src.compiler.backend_compile_and_load",
-        "no signal ends a compilation in the middle",
-        otherwise="XLA compiles on the main thread",
-    ),
     Probe("jax.interpreters.mlir.merge_mlir_modules", "HLO modules as parts of programs"),
     Probe(
         "jaxlib._jax.mlir.hlo_to_stablehlo",

@@ -80,6 +80,11 @@ def wrap(value: Value) -> XlaTensor:
     return tensor
 
 
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What users hung on a tensor of any device: its attributes but what it points at."""
+    return {name: held for name, held in tensor.__dict__.items() if name != "value"}
+
+
 def wrap_roomy(value: Value) -> XlaTensor:
     """A tensor that out= and resize_ can make larger: torch checks layouts against its size."""
     type_ = value.type

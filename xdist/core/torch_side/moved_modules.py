@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.devices.tensor import XlaTensor, attributes_of
 from torch_xdist.releases import patches
 
 _PARAMETERS = (torch.nn.Parameter, XlaTensor)
@@ -41,10 +41,9 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(self, torch.jit.ScriptModule) and _move_scripted(self, *args, **kwargs):
             return self
         owned = {n: p for n, p in self._parameters.items() if type(p) in _PARAMETERS}
-        attributes = {name: dict(parameter.__dict__) for name, parameter in owned.items()}
+        attributes = {name: attributes_of(parameter) for name, parameter in owned.items()}
         result = usual(self, *args, **kwargs)
         for name, had in attributes.items():
-            had.pop("value", None)
             for attribute, value in had.items():
                 self._parameters[name].__dict__.setdefault(attribute, value)
         return result
@@ -131,8 +130,7 @@ def _renewed(
     """Another parameter of what `fn` makes of one and of its gradient, with its attributes."""
     other = torch.nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
     other.grad = None if parameter.grad is None else fn(parameter.grad.detach())
-    had = {name: value for name, value in parameter.__dict__.items() if name != "value"}
-    other.__dict__.update(had)
+    other.__dict__.update(attributes_of(parameter))
     return other
 
 

@@ -9,7 +9,7 @@ import torch
 
 from torch_xdist.core.alias import writes
 from torch_xdist.core.alias.storage import TypedDeviceStorage, address_of, storage_of
-from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.devices.tensor import XlaTensor, attributes_of, wrap
 from torch_xdist.core.devices.transfer import host_value
 from torch_xdist.core.record.handlers_copy import is_elsewhere
 from torch_xdist.core.record.handlers_storage import set_method
@@ -174,7 +174,7 @@ def _copy(self: XlaTensor) -> torch.Tensor:
     if isinstance(self, torch.nn.Parameter):
         made = torch.nn.Parameter(made, self.requires_grad)
     made.requires_grad_(self.requires_grad)
-    made.__dict__.update({k: v for k, v in self.__dict__.items() if k != "value"})
+    made.__dict__.update(attributes_of(self))
     return made
 
 
@@ -190,9 +190,7 @@ def _deepcopy(self: XlaTensor, memo: dict[int, Any]) -> XlaTensor:
         )
     with torch.no_grad():
         copy = self.clone()
-    for name, value in self.__dict__.items():
-        if name != "value":
-            copy.__dict__[name] = value
+    copy.__dict__.update(attributes_of(self))
     copy.requires_grad_(self.requires_grad)
     if self.grad is not None:
         copy.grad = _deepcopy(self.grad, memo)  # type: ignore[arg-type]
