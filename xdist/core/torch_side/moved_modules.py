@@ -1,13 +1,14 @@
 """Modules that move or change their dtype: parameters stay the same Python objects, with their
 ties, optimizers and attributes.
 
-torch swaps what a parameter holds for a tensor of the device. It refuses where an autograd graph
-still holds the old tensor, after a forward pass on the CPU whose result is alive. Such a parameter
-becomes a new one first, in all modules that share it, as each does with torch_xla. So do those of
-scripted modules, which C++ holds.
+Of one that is on the device already torch sets the data. For others it swaps what the parameter
+holds, and refuses where an autograd graph still holds the old tensor, after a forward pass on the
+CPU whose result is alive. Such a parameter becomes a new one first, in all modules that share it,
+as each does with torch_xla. So do those of scripted modules, which C++ holds.
 """
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +21,36 @@ from torch_xdist.releases import patches
 _PARAMETERS = (torch.nn.Parameter, XlaTensor)
 
 
+class _Converting(threading.local):
+    """The device on which the tensor was that this thread's `Module._apply` last converted."""
+
+    device: torch.device | None = None
+
+
+_converting = _Converting()
+
+
 def _swapping(is_wrapper: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Makes `Module.to` swap parameters for those on the device."""
+    """Makes `Module.to` swap parameters for those on the device, of those that were not there."""
 
     @functools.wraps(is_wrapper)
     def is_traceable_wrapper_subclass(tensor: Any) -> bool:
-        return tensor.__class__ is XlaTensor or is_wrapper(tensor)
+        if tensor.__class__ is XlaTensor:
+            return tensor.device != _converting.device
+        return is_wrapper(tensor)
 
     return is_traceable_wrapper_subclass
+
+
+class _Noting:
+    """What a module's tensors are converted by, which notes where each was."""
+
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._convert = convert
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        _converting.device = tensor.device
+        return self._convert(tensor)
 
 
 def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,12 +60,13 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(usual)
-    def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, torch.jit.ScriptModule) and _move_scripted(self, *args, **kwargs):
+    def _apply(self: torch.nn.Module, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, torch.jit.ScriptModule) and _move_scripted(self, fn, *args, **kwargs):
             return self
+        noting = fn if isinstance(fn, _Noting) else _Noting(fn)
         owned = {n: p for n, p in self._parameters.items() if type(p) in _PARAMETERS}
         attributes = {name: attributes_of(parameter) for name, parameter in owned.items()}
-        result = usual(self, *args, **kwargs)
+        result = usual(self, noting, *args, **kwargs)
         for name, had in attributes.items():
             for attribute, value in had.items():
                 self._parameters[name].__dict__.setdefault(attribute, value)

@@ -54,6 +54,24 @@ def test_parameters_that_a_graph_holds_become_new_ones():
     torch.testing.assert_close(module(torch.arange(3).to("xla")).cpu(), out.detach())
 
 
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_a_module_converts_while_a_graph_holds_its_parameters(device):
+    model = torch.nn.Linear(3, 2).to(device)
+    weight, optimizer = model.weight, torch.optim.SGD(model.parameters(), 0.5)
+    alive = model(torch.ones(1, 3, device=device))
+    alive.sum().backward(retain_graph=True)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        model.to(dtype)
+        assert model.weight is weight and weight.dtype is weight.grad.dtype is dtype
+        optimizer.zero_grad()
+        before = weight.detach().clone()
+        model(torch.ones(1, 3, device=device, dtype=dtype)).sum().backward()
+        optimizer.step()
+        assert torch.equal(weight.detach().cpu(), before.cpu() - 0.5)
+    assert model.to(memory_format=torch.channels_last).weight is weight
+    assert alive.shape == (1, 2)
+
+
 def test_parameters_keep_their_attributes():
     module = nn.Linear(2, 2)
     module.weight.is_shared_by_ranks = True
