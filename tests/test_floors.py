@@ -64,6 +64,7 @@ CORE = [
     "record",
     "jax_side",
     "composites",
+    "unimported",
     "torch_side",
 ]
 HEAVY = {"torch", "jax", "jaxlib"}

@@ -56,6 +56,11 @@ def _unlike(*args: Any) -> bool:
     return bool(args[0].shape != args[1].shape or args[0].dtype != args[1].dtype)
 
 
+def _negative_of_result(slope: int, flag: int) -> Rule:
+    """A gradient that goes by the signs of the result (an in-place form's) for a negative slope."""
+    return lambda *args: bool(args[flag]) and args[slope] < 0
+
+
 def _out_of_range(self: torch.Tensor, dim: int = -1, *_: Any) -> bool:
     return not -max(self.dim(), 1) <= dim < max(self.dim(), 1)
 
@@ -219,6 +224,7 @@ RULES: dict[str, Rule] = {
     "cummin.default": _out_of_range,
     "dist.default": _of(torch.bool),
     "diagonal_scatter.default": _no_slice(torch.diagonal),
+    "elu_backward.default": _negative_of_result(1, 4),
     "fmax.default": _EXTREME,
     "fmin.default": _EXTREME,
     "grid_sampler_2d.default": _TWO,
@@ -234,6 +240,7 @@ RULES: dict[str, Rule] = {
     "index_put.default": _WRITTEN,
     "index_reduce.default": _ROWS,
     "index_select.default": _odd_index,
+    "leaky_relu_backward.default": _negative_of_result(2, 3),
     "linalg_cross.default": _TWO,
     "linalg_lstsq.default": _TWO,
     "linear.default": _differ(0, 1, 2),
@@ -254,6 +261,11 @@ RULES: dict[str, Rule] = {
     "randint_like.low_dtype": _odd_bounds,
     "random.from": _odd_bounds,
     "random.to": lambda self, high, *_: _beyond(self.dtype, high - 1),
+    "rrelu_with_noise_backward.default": (
+        lambda _, self, noise, lower, upper, training, is_result: (
+            is_result and not training and lower + upper < 0
+        )
+    ),
     "rsub.Scalar": _of(torch.bool),
     "rsub.Tensor": _of(torch.bool),
     "select_scatter.default": _no_slice(torch.select),

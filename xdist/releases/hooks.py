@@ -43,7 +43,7 @@ class _Wrapped(torch.Tensor):
 
 def _wraps_lazy() -> bool:
     any_keys = torch._C._dispatch_keys(torch.empty(0))
-    make = torch.Tensor._make_wrapper_subclass
+    make = inspect.unwrap(torch.Tensor._make_wrapper_subclass)
     # The order in which core.devices.tensor gives them.
     values = (None, None, torch.float32, torch.strided, torch.device("lazy", 0), False, False)
     tensor = make(_Wrapped, (1,), (1,), *values, None, False, False, any_keys - any_keys)
@@ -54,7 +54,7 @@ def _has_autocast_of_xla() -> bool:
     library = torch.library.Library("_", "IMPL", "AutocastXLA")
     del library
     # Between a wrapper on `xla` and one on `lazy`, which `core.devices.tensor` takes for the key.
-    make = torch.Tensor._make_wrapper_subclass
+    make = inspect.unwrap(torch.Tensor._make_wrapper_subclass)
     of_xla, of_lazy = (torch._C._dispatch_keys(make(_Wrapped, (1,), device=d)) for d in _PAIR)
     return str(of_xla - of_lazy) == "DispatchKeySet(AutocastXLA)"
 

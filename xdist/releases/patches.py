@@ -43,6 +43,8 @@ TORCHS_FSDP = "the import of torch.distributed.fsdp"
 THREADS = "the first thread that is a rank"
 SHARDED_GRADIENTS = "the import of torch_xla's FSDP or ZeRO"
 DEVICES = "the start of JAX's devices"
+NESTED = "the import of torch.nested's attention"
+WRAPPED = "the first subclass of torch.Tensor that is made for the device"
 ASKED_PROFILE = "the first profile that `xla-run profile` takes"
 
 _OPTIMIZERS = "core.composites.optimizers"
@@ -51,9 +53,10 @@ _MOVED = "core.torch_side.moved_modules"
 _IN_DYNAMO = "core.torch_side.in_dynamo"
 _METHODS = "core.torch_side.tensor_methods"
 _REGISTRATION = "core.torch_side.registration"
+_SUBCLASSES = "core.torch_side.wrapper_subclasses"
 _DTENSORS = "ranks.c10d.dtensors"
-_WITHOUT_DYNAMO = "core.torch_side.without_dynamo"
-_WITHOUT_SYMPY = "core.torch_side.without_sympy"
+_WITHOUT_DYNAMO = "core.unimported.without_dynamo"
+_WITHOUT_SYMPY = "core.unimported.without_sympy"
 
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
@@ -73,6 +76,24 @@ PATCHES = (
     Patch("torch.load", "core.torch_side.loading", "it takes map_location='xla'"),
     Patch("torch.manual_seed", _REGISTRATION, _SEEDS),
     Patch("torch.random.manual_seed", _REGISTRATION, _SEEDS),
+    Patch(
+        "torch.Tensor._make_wrapper_subclass",
+        _SUBCLASSES,
+        "autograd takes subclasses that wrap device tensors",
+    ),
+    Patch(
+        "torch.Tensor._make_wrapper_subclass.*.device",
+        _SUBCLASSES,
+        "such a subclass says on which xla device it is",
+        WRAPPED,
+        is_marked=True,
+    ),
+    Patch(
+        "torch.nested._internal.sdpa.jagged_scaled_dot_product_attention",
+        "core.torch_side.nested_attention",
+        "attention of jagged nested tensors on the device",
+        NESTED,
+    ),
     Patch(
         "torch.set_float32_matmul_precision",
         "core.devices.precision",
@@ -197,7 +218,7 @@ PATCHES = (
     Patch("torch._prims_common.*.__code__", _WITHOUT_SYMPY, _NO_SYMPY, is_marked=True),
     Patch(
         "torch.distributed.tensor._api.DTensor.__bases__",
-        "core.torch_side.without_dtensor",
+        "core.unimported.without_dtensor",
         "DTensor is not imported for the first device tensor, which C++ compares with it",
         DTENSOR,
         since="2.10",

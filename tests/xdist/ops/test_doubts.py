@@ -23,6 +23,11 @@ def batch_norm(x, weight, mean):
     return F.batch_norm(x, mean, torch.ones(3, device=x.device), weight, weight, True)
 
 
+def backward(in_place, x, slope):
+    x.requires_grad_()
+    in_place(x.clone(), slope).sum().backward()
+
+
 def put_at(x, index, values):
     return x.index_put((index,), values)
 
@@ -37,6 +42,10 @@ REFUSED = {
     "linear, another bias": (F.linear, number(2, 5, 3), number(4, 3), number(4, dtype=F64)),
     "batch norm, statistics": (batch_norm, number(4, 3, 5), number(3), number(3, dtype=F64)),
     "batch norm, weight": (batch_norm, number(4, 3, 5), number(3, dtype=F64), number(3)),
+    "elu in place, falling": (lambda x: backward(F.elu_, x, -2.0), number(3)),
+    "celu in place, falling": (lambda x: backward(F.celu_, x, -2.0), number(3)),
+    "leaky ReLU in place, falling": (lambda x: backward(F.leaky_relu_, x, -2.0), number(3)),
+    "RReLU in place, falling": (lambda x: backward(F.rrelu_, x, -2.0), number(3)),
     "bools plus 1.5 times bools": (
         lambda x: torch.add(x, x, alpha=1.5),
         number(3, dtype=torch.bool),

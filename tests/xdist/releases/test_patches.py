@@ -152,6 +152,7 @@ from torch_xdist.ranks import replicas
 replicas.spawn_threads(lambda rank: None)
 import torch._dynamo.variables.builder
 import torch.distributed.fsdp
+import torch.nested._internal.sdpa
 import torch.nn.attention.flex_attention
 from torch.distributed.device_mesh import init_device_mesh
 init_device_mesh("xla", (1,))
@@ -160,6 +161,9 @@ sharded_grad_scaler.register()
 import threading
 from torch_xdist.debug import asked_profile
 asked_profile.take(0.0, threading.Event(), python_calls=False)
+import torch
+from torch_xdist.releases.hooks import _Wrapped
+torch.Tensor._make_wrapper_subclass(_Wrapped, (1,), device="xla:0")
 """
     found, made = looked_at(code)
     assert found == []

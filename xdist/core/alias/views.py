@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_xdist.core.devices.tensor import XlaTensor, wrap
+from torch_xdist.core.devices.tensor import OtherClassError, XlaTensor, of_other_class, wrap
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.operators import Op, op_of
 from torch_xdist.core.trace.plans import PLANS, SINGLE, Param, Plan, jax_plan
@@ -42,13 +42,18 @@ def make_view(op: Op, args: Sequence[Any], kwargs: dict[str, Any] | None = None)
         key = (*key, *kwargs.items())
     step: Any = _plans.get(key)
     if step is None:
-        step = PLANS.find(key, lambda: _make_step(op, value.type, args, kwargs or {}))
+        try:
+            step = PLANS.find(key, lambda: _make_step(op, value.type, args, kwargs or {}))
+        except OtherClassError:
+            return NotImplemented
     return wrap(ViewValue(step.types[0], value, step))
 
 
 def _make_step(op: Op, parent: TensorType, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     lowering = LOWERINGS.get(op.name)
     if lowering is None:
+        if any(isinstance(a, torch.Tensor) and of_other_class(a) for a in args):
+            raise OtherClassError
         raise NoLoweringError(
             f"{op.name}: views of this kind do not exist on xla devices; call .clone() on a CPU"
             " copy, or use indexing, view or as_strided"

@@ -8,7 +8,13 @@ import torch
 
 from torch_xdist.core.alias.out_dtypes import check_castable, check_same
 from torch_xdist.core.alias.views import make_as_strided, write
-from torch_xdist.core.devices.tensor import XlaTensor, wrap, wrap_roomy
+from torch_xdist.core.devices.tensor import (
+    OtherClassError,
+    XlaTensor,
+    of_other_class,
+    wrap,
+    wrap_roomy,
+)
 from torch_xdist.core.run.device_trace import HERE, trace_here
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import PLANS, Plan, jax_plan
@@ -46,16 +52,23 @@ def out_tensors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
     return outs + [args[i] if i < len(args) else kwargs.get(name) for i, name in beside]
 
 
-# They write one number to all elements, so that it does not matter which of them share memory.
-_ALIKE_EVERYWHERE = frozenset(["aten.fill_.Scalar", "aten.fill_.Tensor", "aten.zero_.default"])
+# They write one number to all elements of one place, so that it does not matter which share it.
+_ALIKE_EVERYWHERE = frozenset(
+    ["aten.fill_.Scalar", "aten.fill_.Tensor", "aten.threshold_.default", "aten.zero_.default"]
+)
 
 
 def check_targets(op: Op, targets: Sequence[Any]) -> None:
-    """Refuse what cannot be written: CPU tensors and tensors whose elements overlap."""
+    """Refuse what cannot be written: CPU tensors and tensors whose elements overlap.
+
+    Raises OtherClassError where one is of a class that answers for itself.
+    """
     for target in targets:
         if target is None:
             continue
         if target.__class__ is not XlaTensor:
+            if of_other_class(target):
+                raise OtherClassError
             raise DeviceError(
                 f"{op.name}: cannot write a result of an xla device into a "
                 f"{target.type()} on {target.device}; give it a tensor on the xla device"

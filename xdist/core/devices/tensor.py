@@ -80,6 +80,16 @@ def wrap(value: Value) -> XlaTensor:
     return tensor
 
 
+class OtherClassError(Exception):
+    """A tensor of a class of somebody else's stands among ours: that class is asked next."""
+
+
+def of_other_class(tensor: torch.Tensor) -> bool:
+    """Whether the operators on a tensor are the business of a class of somebody else's."""
+    answers = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return answers and not isinstance(tensor, XlaTensor)
+
+
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """What users hung on a tensor of any device: its attributes but what it points at."""
     return {name: held for name, held in tensor.__dict__.items() if name != "value"}

@@ -59,6 +59,9 @@ _BITS = {
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor as a numpy array of JAX's dtype; shares memory where it can."""
     dtype = dtypes.to_jax(tensor.dtype)
+    if tensor.is_meta:
+        # In torch's words, which `Module.to` looks for and adds to.
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if tensor.layout is not torch.strided:
         raise NoLoweringError(
             f"a tensor of layout {tensor.layout} cannot go to an xla device, which has strided "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.devices.tensor import OtherClassError, XlaTensor, of_other_class
 from torch_xdist.core.devices.transfer import to_trace
 from torch_xdist.core.record.inference import is_input, make_plan
 from torch_xdist.core.run.device_trace import trace_here
@@ -103,7 +103,12 @@ class CallArguments:
             self.key.append(value if cls is int else (float, value.hex()))
 
     def moved(self, value: torch.Tensor) -> XlaTensor:
-        """A CPU tensor among device tensors, on the device."""
+        """A CPU tensor among device tensors, on the device.
+
+        Raises OtherClassError where it is not ours to say what it means there.
+        """
+        if of_other_class(value):
+            raise OtherClassError
         if self.trace is None:
             self.trace = trace_here(device_among((*self.args, *self.kwargs.values())))
         if self.op.name in INDEXING and any(value is index for index in self.args[1]):

@@ -12,7 +12,7 @@ import torch
 
 from torch_xdist.core.alias import writes
 from torch_xdist.core.alias.views import make_view, write
-from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, XlaTensor
+from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, OtherClassError, XlaTensor
 from torch_xdist.core.devices.torch_generator import drawn_from
 from torch_xdist.core.record import cpu_only, fallback
 from torch_xdist.core.record.arguments import SIZES, CallArguments, find, plan_of
@@ -155,7 +155,10 @@ def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The general path: any arguments, any number of results."""
     if "device" in kwargs and is_elsewhere(args[0], kwargs["device"]):
         return made_elsewhere(op, args, kwargs)
-    call, plan = find(op, args, kwargs)
+    try:
+        call, plan = find(op, args, kwargs)
+    except OtherClassError:
+        return NotImplemented
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
     trace = call.trace
@@ -202,10 +205,13 @@ def write_handler(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         rest = {name: value for name, value in kwargs.items() if name not in op.out_names}
     else:
         outs, rest = writes.mutated_tensors(op, args, kwargs), kwargs
-    writes.check_targets(op, outs)
-    if op.is_factory:
-        rest = {**rest, "dtype": outs[0].value.type.dtype, "device": _META_DEVICE}
-    call, plan = find(op, args, rest)
+    try:
+        writes.check_targets(op, outs)
+        if op.is_factory:
+            rest = {**rest, "dtype": outs[0].value.type.dtype, "device": _META_DEVICE}
+        call, plan = find(op, args, rest)
+    except OtherClassError:
+        return NotImplemented
     if isinstance(plan, CpuOnly):
         return fallback.run(op, args, kwargs, plan)
     trace = call.trace or trace_here(outs[0].value.trace.device)

@@ -114,7 +114,10 @@ def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def nll_loss(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """torch_xla takes classes as floats, and scripts that it ran pass them."""
+    """torch_xla takes classes as floats, and scripts that it ran pass them.
+
+    Those in bytes, which CPU torch takes, are none of its meta kernels'.
+    """
     place = 2 if "backward" in op.func._schema.name else 1
     target = args[place]
     if target.dtype.is_floating_point:
@@ -123,6 +126,7 @@ def nll_loss(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             " it is read as int64 here. Pass target.long()",
             stacklevel=2,
         )
+    if target.dtype.is_floating_point or target.dtype is torch.uint8:
         args = (*args[:place], target.long(), *args[place + 1 :])
     assert op.general is not None
     return op.general(op, args, kwargs)

@@ -64,7 +64,8 @@ def _keeping(usual: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(self, torch.jit.ScriptModule) and _move_scripted(self, fn, *args, **kwargs):
             return self
         noting = fn if isinstance(fn, _Noting) else _Noting(fn)
-        owned = {n: p for n, p in self._parameters.items() if type(p) in _PARAMETERS}
+        known = {n: p for n, p in self._parameters.items() if p is not None}
+        owned = {n: p for n, p in known.items() if type(p) in _PARAMETERS}
         attributes = {name: attributes_of(parameter) for name, parameter in owned.items()}
         result = usual(self, noting, *args, **kwargs)
         for name, had in attributes.items():

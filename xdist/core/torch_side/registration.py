@@ -36,11 +36,11 @@ from torch_xdist.core.torch_side import (
     in_dynamo,
     lazy_modules,
     moved_modules,
+    nested_attention,
     tensor_methods,
-    without_dtensor,
-    without_dynamo,
-    without_sympy,
+    wrapper_subclasses,
 )
+from torch_xdist.core.unimported import without_dtensor, without_dynamo, without_sympy
 from torch_xdist.releases import hooks, patches
 
 _HIGHER = "torch._higher_order_ops"
@@ -72,6 +72,8 @@ def register() -> None:
     _serve_control_flow()
     lazy_modules.register()
     moved_modules.register()
+    wrapper_subclasses.register()
+    nested_attention.register()
     attention.register()
     batch_norm.register()
     recurrent.register()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_xdist.core.torch_side import without_dynamo
+from torch_xdist.core.unimported import without_dynamo
 from torch_xdist.releases import patches
 
 ROOT = Path(__file__).resolve().parents[4]

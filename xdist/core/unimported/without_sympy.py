@@ -12,7 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 
 import torch
 
-from torch_xdist.core.torch_side import no_symbols
+from torch_xdist.core.unimported import no_symbols
 from torch_xdist.releases import late_imports, patches
 
 _SYMPY = "sympy"

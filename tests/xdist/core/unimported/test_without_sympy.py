@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_xdist.core.torch_side import no_symbols, without_sympy
+from torch_xdist.core.unimported import no_symbols, without_sympy
 from torch_xdist.releases import patches
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -23,7 +23,7 @@ TRAINED = """
 
     before = {f: f.__code__ for f in (elementwise_dtypes, torch._check_with)}
     import torch_xla
-    from torch_xdist.core.torch_side import no_symbols
+    from torch_xdist.core.unimported import no_symbols
 
     def train(device):
         torch.manual_seed(0)

@@ -1,0 +1,49 @@
+"""Tensor subclasses of others that wrap device tensors: they say `xla` where autograd sees `lazy`.
+
+A subclass that is made for the device of what it wraps (torch's jagged nested tensors, a library's
+quantized weights, a user's own) would be on xla:N for torch's C++, whose autograd has no queue for
+such a device and fails in the backward pass. It is made for lazy:N, as ours are, and its class gets
+a `device` that says where that is, unless it has one.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_xdist.releases import patches
+
+_TARGET = "torch.Tensor._make_wrapper_subclass"
+# Where the device stands among the positional arguments after the class.
+_PLACE = 6
+_device_of = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+
+
+def _device(self: torch.Tensor) -> torch.device:
+    """Where the tensor is, in the words of users."""
+    found = _device_of(self)
+    return torch.device("xla", found.index) if found.type == "lazy" else found
+
+
+def _on_lazy(usual: Callable[..., torch.Tensor]) -> Any:
+    @functools.wraps(usual)
+    def _make_wrapper_subclass(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = args[_PLACE] if len(args) > _PLACE else kwargs.get("device")
+        if given is None or (device := torch.device(given)).type != "xla":
+            return usual(cls, *args, **kwargs)
+        lazy = torch.device("lazy", device.index or 0)
+        if len(args) > _PLACE:
+            args = (*args[:_PLACE], lazy, *args[_PLACE + 1 :])
+        else:
+            kwargs["device"] = lazy
+        if cls.device is torch.Tensor.device:  # type: ignore[attr-defined]
+            patches.mark(f"{_TARGET}.*.device", [(cls, property(_device))])
+        return usual(cls, *args, **kwargs)
+
+    return staticmethod(_make_wrapper_subclass)
+
+
+def register() -> None:
+    """Have classes of others made for the device that torch's autograd knows."""
+    patches.wrap(_TARGET, _on_lazy)
