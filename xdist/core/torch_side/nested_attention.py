@@ -33,9 +33,7 @@ def _padded(usual: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         if query.device.type != "xla" or attn_mask is not None or not all(map(_is_plain, tensors)):
             given = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
             return usual(*tensors, *given)
-        queries, keys, values = [
-            _rows(x).to_padded_tensor(0.0).transpose(1, _JAGGED) for x in tensors
-        ]
+        queries, keys, values = [_dense(x) for x in tensors]
         mask = _mask(key.offsets(), queries.shape[_JAGGED], keys.shape[_JAGGED], is_causal)
         found = torch.nn.functional.scaled_dot_product_attention(
             queries, keys, values, mask, dropout_p, scale=scale, enable_gqa=enable_gqa
@@ -54,6 +52,19 @@ def _is_plain(tensor: Any) -> bool:
 def _rows(tensor: Any) -> Any:
     """[batch, length, heads, size]."""
     return tensor.transpose(1, _JAGGED)
+
+
+def _dense(tensor: Any) -> torch.Tensor:
+    """[batch, heads, longest, size]: the sequences, each with zeros after it.
+
+    The gradient of torch's own way there asks how many rows there are.
+    """
+    rows = _rows(tensor)
+    values, offsets = rows.values(), rows.offsets()
+    places = offsets[:-1, None] + torch.arange(rows._get_max_seqlen(), device=offsets.device)
+    is_there = (places < offsets[1:, None])[:, :, None, None]
+    found = values[places.clamp(max=len(values) - 1)]
+    return torch.where(is_there, found, 0).transpose(1, _JAGGED)
 
 
 def _mask(offsets: torch.Tensor, queries: int, keys: int, is_causal: bool) -> torch.Tensor:
