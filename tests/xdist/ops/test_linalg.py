@@ -63,6 +63,27 @@ def test_a_failure_shows_in_info_and_as_nan() -> None:
     assert torch.linalg.lu_factor_ex(torch.zeros(2, 2, device="xla")).info.item() == 1
 
 
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda a: torch.linalg.cholesky_ex(a, check_errors=True),
+        lambda a: torch.linalg.inv_ex(a, check_errors=True),
+        lambda a: torch.linalg.lu_factor_ex(a, check_errors=True),
+        lambda a: torch.linalg.solve_ex(a, a, check_errors=True),
+    ],
+    ids=["cholesky", "inverse", "LU", "solution"],
+)
+def test_a_failure_raises_where_that_is_asked_for(factor: Callable[..., object]) -> None:
+    bad = torch.stack([torch.eye(2), torch.zeros(2, 2)])
+    for given in (bad[1], bad):
+        with pytest.raises(RuntimeError) as expected:
+            factor(given)
+        with pytest.raises(type(expected.value)) as error:
+            factor(given.to("xla"))
+        assert str(error.value) == str(expected.value)
+    factor(torch.eye(2, device="xla"))
+
+
 def test_cholesky_and_its_solutions() -> None:
     both(lambda a: torch.linalg.cholesky(positive(a)), COMPLEX)
     factor = torch.linalg.cholesky(positive(A))

@@ -52,6 +52,12 @@ def test_cross_entropy_with_weights_and_ignored_targets_equals_eager(reduction: 
     both(losses, logits, target)
 
 
+def test_classes_may_be_bytes() -> None:
+    scores = torch.linspace(-1, 1, 15).reshape(5, 3)
+    classes = torch.tensor([0, 2, 1, 1, 0], dtype=torch.uint8)
+    assert served_by_cpu(lambda x, y: F.cross_entropy(x, y), scores, classes) == []
+
+
 def test_the_loss_of_nothing_but_ignored_targets_is_nan() -> None:
     logits, target = torch.randn(3, 4), torch.full((3,), -100)
     both(lambda x, y: F.cross_entropy(x, y, reduction="sum"), logits, target)

@@ -106,6 +106,15 @@ def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         op.func(host_value(info), *args[1:], **kwargs)
 
 
+def checked_factors(name: str, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A factorization that is asked to raise: torch does so from within the kernel, by `info`."""
+    assert op.general is not None
+    results = op.general(op, args, kwargs)
+    if kwargs.get("check_errors"):
+        torch.ops.aten._linalg_check_errors(results[-1], name, is_matrix=args[0].dim() == 2)
+    return results
+
+
 def foreach_with_scalars(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Here the scalars are one CPU tensor, which torch reads as well."""
     *lists, scalars = (*args, *kwargs.values())
@@ -186,6 +195,15 @@ HANDLERS = {
     "aten._fused_sdp_choice.default": sdp_choice,
     "aten._linalg_check_errors.default": linalg_check_errors,
     "aten._pack_padded_sequence.default": pack_padded,
+    **{
+        f"aten.{name}.default": functools.partial(checked_factors, told)
+        for name, told in (
+            ("_linalg_solve_ex", "torch.linalg.solve_ex"),
+            ("linalg_cholesky_ex", "linalg.cholesky_ex"),
+            ("linalg_inv_ex", "linalg.inv_ex"),
+            ("linalg_lu_factor_ex", "torch.linalg.lu_factor_ex"),
+        )
+    },
     "aten.bernoulli_.float": bernoulli_,
     "aten.index_put.default": index_put,
     "aten.index_put.out": index_put,

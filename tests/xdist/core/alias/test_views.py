@@ -324,6 +324,12 @@ def test_a_write_through_windows_that_overlap_stays():
     assert lists("xla") == lists("cpu")
 
 
+def test_a_threshold_writes_alike_to_all_that_share_a_place():
+    x = torch.arange(3.0, device="xla")
+    torch.nn.functional.threshold_(x.expand(2, 3), 0.5, 7.0)
+    assert x.tolist() == [7.0, 1.0, 2.0]
+
+
 def test_one_number_may_be_written_to_all_of_an_expanded_tensor():
     x = torch.ones(1, 3, device="xla")
     x.expand(2, 3).fill_(4)

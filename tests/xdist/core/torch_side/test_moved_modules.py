@@ -72,6 +72,15 @@ def test_a_module_converts_while_a_graph_holds_its_parameters(device):
     assert alive.shape == (1, 2)
 
 
+def test_a_module_of_the_meta_device_has_no_numbers_to_move():
+    model = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(NotImplementedError, match=r"no data! Please use torch.nn.Module.to_empty"):
+        model.to("xla")
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
+        torch.ones(2, device="xla").copy_(torch.ones(2, device="meta"))
+    assert model.to_empty(device="xla").weight.device.type == "xla"
+
+
 def test_parameters_keep_their_attributes():
     module = nn.Linear(2, 2)
     module.weight.is_shared_by_ranks = True
