@@ -106,6 +106,14 @@ def linalg_check_errors(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         op.func(host_value(info), *args[1:], **kwargs)
 
 
+def sizes_of_complex(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`torch.abs` of complex numbers takes an out= of any floats, and one of their own dtype."""
+    source, out = args[0], kwargs["out"]
+    if source.dtype.is_complex and (out.dtype.is_floating_point or out.dtype is source.dtype):
+        return torch.mul(source.abs(), 1, out=out)
+    return write_handler(op, args, kwargs)
+
+
 def checked_factors(name: str, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A factorization that is asked to raise: torch does so from within the kernel, by `info`."""
     assert op.general is not None
@@ -204,6 +212,7 @@ HANDLERS = {
             ("linalg_lu_factor_ex", "torch.linalg.lu_factor_ex"),
         )
     },
+    "aten.abs.out": sizes_of_complex,
     "aten.bernoulli_.float": bernoulli_,
     "aten.index_put.default": index_put,
     "aten.index_put.out": index_put,

@@ -50,6 +50,13 @@ def test_an_out_of_another_dtype_is_cast_into_or_refused_as_on_the_cpu(name, dty
             torch.testing.assert_close(torch.tensor(got[1]), torch.tensor(want[1]))
 
 
+@pytest.mark.parametrize("name", ["abs", "neg", "add", "mm", "diag", "tril"])
+def test_results_of_complex_numbers_too(name):
+    for out_dtype in (torch.float32, torch.float64, torch.complex64, torch.bfloat16):
+        want, got = (outcome(d, CALLS[name], torch.complex64, out_dtype) for d in ("cpu", "xla"))
+        assert got == want, out_dtype
+
+
 def test_each_name_is_an_operator_of_torch_with_an_out():
     for name in _FOUND | _EXPECTED:
         _, packet, overload = name.split(".")
