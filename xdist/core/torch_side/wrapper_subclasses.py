@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
+from torch_xdist.core.devices.tensor import AUTOCAST_KEYS
 from torch_xdist.releases import patches
 
 _TARGET = "torch.Tensor._make_wrapper_subclass"
-# Where the device stands among the positional arguments after the class.
-_PLACE = 6
+# Where the device and further keys stand among the positional arguments after the class.
+_PLACE, _KEYS = 6, 12
+# What torch traces with runs no graph, and its autocast goes by the device that it has in C++.
+_TRACING = "torch._subclasses."
 _device_of = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 
 
@@ -30,13 +33,20 @@ def _on_lazy(usual: Callable[..., torch.Tensor]) -> Any:
     @functools.wraps(usual)
     def _make_wrapper_subclass(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = args[_PLACE] if len(args) > _PLACE else kwargs.get("device")
-        if given is None or (device := torch.device(given)).type != "xla":
+        is_torchs = cls.__module__.startswith(_TRACING)
+        if is_torchs or given is None or (device := torch.device(given)).type != "xla":
             return usual(cls, *args, **kwargs)
         lazy = torch.device("lazy", device.index or 0)
         if len(args) > _PLACE:
             args = (*args[:_PLACE], lazy, *args[_PLACE + 1 :])
         else:
             kwargs["device"] = lazy
+        if len(args) > _KEYS:
+            args = (*args[:_KEYS], args[_KEYS] | AUTOCAST_KEYS, *args[_KEYS + 1 :])
+        elif (keys := kwargs.get("_extra_dispatch_keys")) is not None:
+            kwargs["_extra_dispatch_keys"] = keys | AUTOCAST_KEYS
+        else:
+            kwargs["_extra_dispatch_keys"] = AUTOCAST_KEYS
         if cls.device is torch.Tensor.device:  # type: ignore[attr-defined]
             patches.mark(f"{_TARGET}.*.device", [(cls, property(_device))])
         return usual(cls, *args, **kwargs)

@@ -87,6 +87,24 @@ def test_gradients_pass_a_subclass():
     torch.testing.assert_close(run("xla"), run("cpu"))
 
 
+def test_autocast_reaches_a_subclass():
+    with torch.autocast("xla", torch.bfloat16):
+        assert (scaled("xla") @ scaled("xla").t()).dtype is torch.bfloat16
+        x = torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.jagged, device="xla")
+        assert torch.nn.functional.linear(x, torch.ones(2, 3, device="xla")).dtype is torch.bfloat16
+
+
+def test_autocast_holds_in_what_torch_compiles():
+    layer = torch.nn.Linear(3, 2).to("xla")
+
+    @torch.compile(fullgraph=True, backend="openxla")
+    def step(x):
+        with torch.autocast("xla", torch.bfloat16):
+            return layer(x)
+
+    assert step(torch.ones(4, 3, device="xla")).dtype is torch.bfloat16
+
+
 def test_a_tensor_of_the_cpu_is_still_refused():
     with pytest.raises(DeviceError, match="Input tensor is not an XLA tensor"):
         torch.ones(2, device="xla") @ torch.ones(2)
