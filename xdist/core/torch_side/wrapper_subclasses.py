@@ -16,8 +16,12 @@ from torch_xdist.core.devices.tensor import AUTOCAST_KEYS
 from torch_xdist.releases import patches
 
 _TARGET = "torch.Tensor._make_wrapper_subclass"
-# Where the device and further keys stand among the positional arguments after the class.
-_PLACE, _KEYS = 6, 12
+# Its arguments after the class, in their order.
+_NAMES = (
+    *("size", "strides", "storage_offset", "memory_format", "dtype", "layout", "device"),
+    *("pin_memory", "requires_grad", "dispatch_sizes_strides_policy", "dispatch_device"),
+    *("dispatch_layout", "_extra_dispatch_keys", "storage_size"),
+)
 # What torch traces with runs no graph, and its autocast goes by the device that it has in C++.
 _TRACING = "torch._subclasses."
 _device_of = torch.Tensor.device.__get__  # type: ignore[attr-defined]
@@ -32,24 +36,16 @@ def _device(self: torch.Tensor) -> torch.device:
 def _on_lazy(usual: Callable[..., torch.Tensor]) -> Any:
     @functools.wraps(usual)
     def _make_wrapper_subclass(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
-        given = args[_PLACE] if len(args) > _PLACE else kwargs.get("device")
-        is_torchs = cls.__module__.startswith(_TRACING)
-        if is_torchs or given is None or (device := torch.device(given)).type != "xla":
+        given = {**dict(zip(_NAMES, args)), **kwargs}
+        device = torch.device(given.get("device") or "cpu")
+        if device.type != "xla" or cls.__module__.startswith(_TRACING):
             return usual(cls, *args, **kwargs)
-        lazy = torch.device("lazy", device.index or 0)
-        if len(args) > _PLACE:
-            args = (*args[:_PLACE], lazy, *args[_PLACE + 1 :])
-        else:
-            kwargs["device"] = lazy
-        if len(args) > _KEYS:
-            args = (*args[:_KEYS], args[_KEYS] | AUTOCAST_KEYS, *args[_KEYS + 1 :])
-        elif (keys := kwargs.get("_extra_dispatch_keys")) is not None:
-            kwargs["_extra_dispatch_keys"] = keys | AUTOCAST_KEYS
-        else:
-            kwargs["_extra_dispatch_keys"] = AUTOCAST_KEYS
+        keys = given.get("_extra_dispatch_keys")
+        given["_extra_dispatch_keys"] = AUTOCAST_KEYS if keys is None else keys | AUTOCAST_KEYS
+        given["device"] = torch.device("lazy", device.index or 0)
         if cls.device is torch.Tensor.device:  # type: ignore[attr-defined]
             patches.mark(f"{_TARGET}.*.device", [(cls, property(_device))])
-        return usual(cls, *args, **kwargs)
+        return usual(cls, given.pop("size"), **given)
 
     return staticmethod(_make_wrapper_subclass)
 
