@@ -257,6 +257,7 @@ RULES: dict[str, Rule] = {
     "nll_loss2d_forward.default": _differ(0, 2),
     "nll_loss_forward.default": _differ(0, 2),
     "polar.default": _TWO,
+    "pow.Tensor_Scalar": lambda self, exponent: exponent.__class__ is int and exponent < 0,
     "put.default": _any(_differ(0, 2), _not_long(1)),
     "randint_like.low_dtype": _odd_bounds,
     "random.from": _odd_bounds,

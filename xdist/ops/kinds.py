@@ -18,9 +18,9 @@ _REAL_RESULTS = """
     hardsigmoid hardswish histc histogram.bin_ct histogram.bins_tensor huber_loss hypot igamma
     igammac leaky_relu lerp.Scalar lerp.Tensor linalg_lstsq log_sigmoid_forward logaddexp logaddexp2
     logcumsumexp mish mse_loss multi_margin_loss multilabel_margin_loss_forward native_batch_norm
-    native_group_norm native_layer_norm nextafter nll_loss_forward round.decimals silu
-    smooth_l1_loss soft_margin_loss softplus softshrink triangular_solve upsample_bicubic2d
-    upsample_bilinear2d upsample_linear1d upsample_trilinear3d
+    native_group_norm native_layer_norm nextafter nll_loss_forward round.decimals
+    rrelu_with_noise silu smooth_l1_loss soft_margin_loss softplus softshrink triangular_solve
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d
 """
 _ORDER = """
     adaptive_max_pool2d adaptive_max_pool3d amax amin aminmax argmax argmin atan2 bucketize.Tensor
@@ -49,6 +49,7 @@ def _overloads(names: str) -> frozenset[str]:
 
 
 NOT_OF_INTEGERS = _overloads(_REAL_RESULTS)
+NOT_OF_FLOATS = _overloads("gcd lcm")
 NOT_OF_COMPLEX = _overloads(_ORDER) | _overloads(_REAL_ARGUMENTS)
 
 
@@ -57,4 +58,11 @@ def may_be_refused(name: str, args: Sequence[Any]) -> bool:
     dtypes = [x.dtype for x in args if hasattr(x, "dtype")]
     if name in NOT_OF_COMPLEX and any(dtype.is_complex for dtype in dtypes):
         return True
+    if name in NOT_OF_FLOATS and any(dtype.is_floating_point for dtype in dtypes):
+        return True
     return name in NOT_OF_INTEGERS and not (dtypes[0].is_floating_point or dtypes[0].is_complex)
+
+
+def cast_of(name: str) -> str:
+    """The cast after which torch has a kernel for numbers that it refuses."""
+    return ".long()" if name in NOT_OF_FLOATS else ".float()"

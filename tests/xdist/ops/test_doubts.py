@@ -50,6 +50,8 @@ REFUSED = {
         lambda x: torch.add(x, x, alpha=1.5),
         number(3, dtype=torch.bool),
     ),
+    "integers to the power of -1": (lambda x: x**-1, long(1, 2)),
+    "integers to the power of -3, in place": (lambda x: x.pow_(-3), long(1, 2)),
     "random bools up to 5": (lambda x: x.random_(0, 5), number(3, dtype=torch.bool)),
     "random bytes up to 500": (lambda x: x.random_(500), number(3, dtype=torch.uint8)),
     "random halves up to 100,000": (lambda x: x.random_(0, 100_000), number(3, dtype=torch.half)),

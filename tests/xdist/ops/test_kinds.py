@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import torch_xdist.core.torch_side.registration  # noqa: F401
 from torch_xdist import metrics
 from torch_xdist.core.record.cpu_only import NoKernelError
-from torch_xdist.ops.kinds import NOT_OF_COMPLEX, NOT_OF_INTEGERS
+from torch_xdist.ops.kinds import NOT_OF_COMPLEX, NOT_OF_FLOATS, NOT_OF_INTEGERS
 
 OF_INTEGERS = {
     "softmax": lambda x: x.softmax(-1),
@@ -65,6 +65,12 @@ def test_the_refusal_names_the_operator_and_what_to_do():
         F.gelu(torch.ones(2, dtype=torch.int32, device="xla"))
 
 
+def test_floats_where_whole_numbers_are_needed_are_refused_with_that_cast():
+    x = torch.ones(2, device="xla")
+    with pytest.raises(NoKernelError, match=r"gcd_cpu.* for 'Float'.* cast them .*\.long\(\)"):
+        torch.gcd(x, x)
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -81,6 +87,6 @@ def test_what_torch_promotes_or_computes_exactly_is_computed(run):
 
 
 def test_each_name_is_an_operator_of_torch():
-    for name in NOT_OF_INTEGERS | NOT_OF_COMPLEX:
+    for name in NOT_OF_INTEGERS | NOT_OF_COMPLEX | NOT_OF_FLOATS:
         packet, overload = name.split(".")
         assert overload in getattr(torch.ops.aten, packet).overloads(), name

@@ -11,7 +11,7 @@ import torch
 
 from torch_xdist.core.devices.tensor import OtherClassError, XlaTensor, of_other_class
 from torch_xdist.core.devices.transfer import to_trace
-from torch_xdist.core.record.inference import is_input, make_plan
+from torch_xdist.core.record.inference import check_numbers, is_input, make_plan
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace import global_state
 from torch_xdist.core.trace.operators import Op
@@ -156,7 +156,10 @@ def find(
     call.key.extend(kwargs)
     for value in (*args, *kwargs.values()):
         call.add(value, op.runtime)
-    return call, plan_of(tuple(call.key), op, args, kwargs)
+    plan = plan_of(tuple(call.key), op, args, kwargs)
+    if call.scalars and isinstance(plan, Plan):
+        check_numbers(plan, call.scalars, args, kwargs)
+    return call, plan
 
 
 def plan_of(

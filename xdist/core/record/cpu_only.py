@@ -85,7 +85,8 @@ def refused(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> An
         if is_foreign:
             raise NoKernelError(
                 f"{func}: {error}; torch has no kernel for such numbers on any device, and what XLA"
-                " would make of them is not defined: cast them first, with .float() for example"
+                " would make of them is not defined: cast them first, with"
+                f" {kinds.cast_of(name)} for example"
             ) from error
         if is_low:
             raise
@@ -98,6 +99,20 @@ def refused(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> An
             stacklevel=2,
         )
     return None
+
+
+def refuse_numbers(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> None:
+    """Raise what CPU torch says of a number that it cannot convert to what it computes in.
+
+    It is asked with operands of two elements a dim: other errors mean nothing.
+    """
+    args, kwargs = pytree.tree_map(_small, (list(metas), named))
+    try:
+        with torch.no_grad():
+            func(*args, **kwargs)
+    except Exception as error:
+        if "overflow" in str(error):
+            raise
 
 
 def check_indices(
@@ -167,6 +182,12 @@ def _on_zeros(
     args, kwargs = pytree.tree_map(_zeros, values)
     with torch.no_grad():
         return func(*args, **kwargs)
+
+
+def _small(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.zeros([min(size, 2) for size in value.shape], dtype=value.dtype)
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def _zeros(value: Any) -> Any:

@@ -35,6 +35,7 @@ from torch_xdist.core.trace.trace import OtherDevice, Row, Tape, Trace
 from torch_xdist.core.trace.values import RootValue, Value
 from torch_xdist.errors import NoLoweringError
 from torch_xdist.ops import index_ranges
+from torch_xdist.ops.number_ranges import SAFE
 from torch_xdist.ops.refused import REFUSED
 from torch_xdist.ops.table import LOWERINGS
 
@@ -79,10 +80,11 @@ def dispatch(
                 if op.runtime and a not in STATIC_INTS:
                     return op.general(op, args, kwargs)
                 key.append(a)
-            elif cls is float:
-                key.append(float if op.runtime else (float, a.hex()))
-                if op.runtime:
-                    numbers = (a,) if numbers is None else (*numbers, a)
+            elif cls is float and not op.runtime:
+                key.append((float, a.hex()))
+            elif cls is float and -SAFE <= a <= SAFE:
+                key.append(float)
+                numbers = (a,) if numbers is None else (*numbers, a)
             elif cls is list and a and a[0].__class__ in SIZES:
                 key.append((None, *a))
             elif a is None or cls is bool:
@@ -91,8 +93,7 @@ def dispatch(
                 return op.general(op, args, kwargs)
     except OtherDevice:
         return op.general(op, args, kwargs)
-    key = tuple(key)
-    plan: Any = _known(key)
+    plan: Any = _known(key := tuple(key))
     if plan is None:
         plan = plan_of(key, op, args, kwargs)
     entries, path = tape.entries, plan.path

@@ -37,6 +37,7 @@ from torch_xdist.core.trace.tensor_types import (
     tensor_type,
     type_of_meta,
 )
+from torch_xdist.ops import number_ranges
 from torch_xdist.ops.table import SHAPED
 
 # Integers that are cheap to compile in and common as constants; others are runtime inputs.
@@ -74,10 +75,25 @@ def make_plan(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | Cpu
     plan.is_random = torch.Tag.nondeterministic_seeded in func.tags
     plan.follows_default_dtype = _follows_default_dtype(plan)
     plan.path = _path(plan, op)
+    check_numbers(plan, [*args, *kwargs.values()], args, kwargs)
     instead = lowering.try_lowering(plan, is_known=known is not None)
     if instead is None and known is None:
         KNOWN.keep(key, types, structure)
     return instead or plan
+
+
+def check_numbers(
+    plan: Plan, numbers: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Raise torch's own error for a number among these that the operator cannot convert."""
+    result = plan.types[0] if plan.types else None
+    if plan.numbers_fit or plan.op is None or result is None:
+        return
+    if number_ranges.fit(numbers, result.dtype):
+        return
+    named = {name: _meta(a) for name, a in kwargs.items()}
+    cpu_only.refuse_numbers(plan.op.functional, [_meta(a) for a in args], named)
+    plan.numbers_fit = True
 
 
 def _key(op: Op, params: list[Any], named: dict[str, Any], types: list[TensorType]) -> str:
@@ -113,13 +129,21 @@ def _inferred(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
 
 def _path(plan: Plan, op: Op) -> int:
     """How dispatch.py may record it."""
-    if plan.is_random or plan.follows_default_dtype:
+    if plan.is_random or plan.follows_default_dtype or _may_not_fit(plan):
         return GENERAL
     if op.in_place:
         return WRITE if _overwrites(plan) else GENERAL
     if plan.structure == SINGLE:
         return RESULT
     return RESULTS if plan.types else GENERAL
+
+
+def _may_not_fit(plan: Plan) -> bool:
+    """Whether its results are whole numbers, of floats that dispatch.py does not look at."""
+    return float in plan.scalar_types and any(
+        t is not None and number_ranges.is_exact(t.dtype) and t.dtype != torch.bool
+        for t in plan.types
+    )
 
 
 def _follows_default_dtype(plan: Plan) -> bool:

@@ -76,6 +76,7 @@ class Plan:
         "kwargs",
         "lowering",
         "name",
+        "numbers_fit",
         "op",
         "operand_types",
         "path",
@@ -118,6 +119,8 @@ class Plan:
         marks = flat((self.args, tuple(kwargs.values())))
         self.scalar_types = tuple(mark.type for mark in marks if isinstance(mark, ScalarParam))
         self.compute: Compute | None = None if lowering is None else computed_by(self, lowering)
+        # Whether CPU torch took numbers here that the dtype of the results does not hold.
+        self.numbers_fit = False
         # How many compiled programs hold it.
         self.programs = 0
         # What it is in every process (`description`), once somebody asked.
