@@ -34,6 +34,7 @@ class Choices(NamedTuple):
             out, all at once. So convolutions of several groups and sums over windows are XLA's own,
             and the gradient of maxima is one sum for each residue of a place by the strides.
         updates_apart: large parameters are updated by a loop for each: XLA would make one of many.
+        hashes_straight: random numbers are hashed without a loop, which JAX has there.
         has_own_options: programs are compiled with the options that `compile_options` has for CPUs.
         tries_triton: XLA times kernels of Triton for each product beside its library's.
         combines: its compiler makes few collectives of many small ones, without a copy.
@@ -55,6 +56,7 @@ class Choices(NamedTuple):
     reads_once: bool = False
     writes_out_taps: bool = False
     updates_apart: bool = False
+    hashes_straight: bool = False
     has_own_options: bool = False
     tries_triton: bool = False
     combines: bool = False
@@ -72,7 +74,12 @@ _NOT_SYMMETRIC = frozenset(
 
 CHOICES = {
     "cpu": Choices(
-        "cpu", is_host=True, shares_memory=True, waits_outside=True, has_own_options=True
+        "cpu",
+        is_host=True,
+        shares_memory=True,
+        waits_outside=True,
+        hashes_straight=True,
+        has_own_options=True,
     ),
     "cuda": Choices(
         "cuda",

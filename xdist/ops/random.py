@@ -20,16 +20,21 @@ from torch_xdist.ops.table import lowers
 
 Key = jax.Array
 Size = Sequence[int]
-# A draw in several dims of up to so many numbers is made in one dim, which gives the same numbers:
-# LLVM unrolls small loops in loops, and takes up to a second for it.
+# A draw in several dims of up to so many numbers is made in one dim, which gives the same numbers,
+# and dims shorter than this are one with those before them: LLVM unrolls short loops in loops, and
+# takes up to a second for it.
 _MOST_FLAT = 4096
+_SHORT = 128
 
 
 def _drawn(draw: Callable[..., jax.Array], key: Key, shape: Size, *given: Any) -> jax.Array:
     """`draw(key, shape, *given)`."""
-    if len(shape) < 2 or math.prod(shape) > _MOST_FLAT:
+    kept, inner = list(shape), 1
+    while kept and (inner < _SHORT or math.prod(shape) <= _MOST_FLAT):
+        inner *= kept.pop()
+    if len(kept) + 1 >= len(shape):
         return draw(key, tuple(shape), *given)
-    return draw(key, (math.prod(shape),), *given).reshape(shape)
+    return draw(key, (*kept, inner), *given).reshape(shape)
 
 
 def _real_dtype(dtype: np.dtype) -> np.dtype:

@@ -11,6 +11,7 @@ import numpy as np
 from torch_xdist.core.programs.locations import Scope, no_scope
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of
+from torch_xdist.ops import apart, keys
 from torch_xdist.ops.settled import settled
 
 
@@ -40,16 +41,12 @@ class ScalarFeed:
         """The key of a random row: its seed and its counter."""
         seed, counter = self.take(int), self.take(int)
         key = next(self.keys, None)
-        return _key(seed, counter) if key is None else key
+        return keys.folded(seed, counter) if key is None else key
 
 
-def _key(seed: Any, counter: Any) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(seed), counter)
-
-
-def _keys(ints: Any, seeds: Sequence[int]) -> jax.Array:
+def _keys(ints: Any, seeds: Sequence[int]) -> list[jax.Array]:
     places = np.asarray(seeds)
-    return jax.vmap(_key)(ints[places], ints[places + 1])
+    return apart.rows(keys.folded(ints[places], ints[places + 1]))
 
 
 def interpret(

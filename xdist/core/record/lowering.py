@@ -21,7 +21,7 @@ from torch_xdist.core.record.promote import SELECTORS, computation_dtype, is_no_
 from torch_xdist.core.trace.plans import Compute, CpuOnly, Param, Plan, ScalarParam, fill, fit
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.dtypes import to_jax
-from torch_xdist.ops import forms, load_all
+from torch_xdist.ops import forms, keys, load_all
 from torch_xdist.ops.operands import promoted
 from torch_xdist.ops.table import LOWERINGS, RANDOM, STRIDED
 
@@ -80,7 +80,7 @@ def _abstract(types: Sequence[TensorType]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _key(plan: Plan) -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0)) if plan.is_random else None
+    return jax.eval_shape(lambda: keys.new(0)) if plan.is_random else None
 
 
 def _of_lowering(plan: Plan) -> Compute | None:
