@@ -228,6 +228,8 @@ OTHERS = [
     Case("sin", torch.sin, one(1024, 512)),
     Case("atan2", torch.atan2, pair((1024, 512), (1024, 512))),
     Case("remainder", lambda x: torch.remainder(x, 0.7), one(1024, 512)),
+    Case("dropout", lambda x: F.dropout(x, 0.1), one(1024, 1024)),
+    Case("noise", lambda x: x + torch.randn_like(x), one(1024, 1024)),
     Case("cdist", torch.cdist, pair((256, 32), (256, 32))),
     Case("fft", lambda x: torch.fft.rfft(x).abs(), one(256, 1024)),
     Case("svdvals", torch.linalg.svdvals, one(64, 64)),
