@@ -34,19 +34,18 @@ def new(seed: Any) -> Key:
 def folded(seed: Any, counter: Any) -> Key:
     """The key of a seed with a counter folded into it, or those of as many: integers of a shape."""
     seed, counter = jnp.asarray(seed), jnp.asarray(counter)
-    if _is_ours():
-        # In one go, which is one kernel: the key in between would be an array. And not in the loop
-        # of what is drawn by it, for which LLVM would take half a second.
-        words = _hash(_words(seed), *_words(counter.astype(np.uint32)))
-        data = lax.optimization_barrier(jnp.stack(words, axis=-1))
-        return jax.random.wrap_key_data(data, impl=_straight())
-    if seed.shape:
+    if not seed.shape:
+        return jax.random.fold_in(new(seed), counter)
+    if not _is_ours():
         return jax.vmap(folded)(seed, counter)
-    return jax.random.fold_in(new(seed), counter)
+    # In one go, which is one kernel: the keys in between would be an array.
+    made = _apart(_hash(_words(seed), *_words(counter.astype(np.uint32))))
+    return jax.random.wrap_key_data(made, impl=_straight())
 
 
 def _is_ours() -> bool:
-    return forms.chosen().hashes_straight and jax.config.jax_default_prng_impl == _THREEFRY
+    asked = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
+    return forms.chosen().hashes_straight and bool(asked == _THREEFRY)
 
 
 @functools.cache
@@ -105,7 +104,15 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 
 def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
-    return jnp.stack(_hash(key, *_words(jnp.asarray(data, np.uint32))))
+    return _apart(_hash(key, *_words(jnp.asarray(data, np.uint32))))
+
+
+def _apart(words: Sequence[jax.Array]) -> jax.Array:
+    """Keys of these words, made outside of the loops of what is drawn by them.
+
+    LLVM would take half a second for both hashes in one.
+    """
+    return lax.optimization_barrier(jnp.stack(words, axis=-1))
 
 
 def _split(key: jax.Array, shape: Sequence[int]) -> jax.Array:

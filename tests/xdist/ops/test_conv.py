@@ -267,6 +267,32 @@ def test_few_samples_have_the_weight_gradient_by_columns(samples: int, form: str
     assert conv_rules.weight_gradient((samples, 64, 28, 28), (64, 64, 3, 3), WINDOW) == form
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "stride"),
+    [
+        ((2, 3, 12, 8), (5, 3, 4, 4), 4),
+        ((2, 3, 14, 11), (5, 3, 4, 2), (4, 2)),
+        ((2, 3, 4, 4), (5, 3, 4, 4), 1),
+        ((2, 3, 6, 9), (5, 3, 4, 3), (5, 3)),
+        ((3, 2, 9), (4, 2, 2), 2),
+    ],
+    ids=["plain", "with a rest", "one window", "one by three, with a rest", "of one dim"],
+)
+def test_windows_of_few_samples_that_do_not_overlap_are_columns_by_one_transpose(
+    x: tuple[int, ...], w: tuple[int, ...], stride: Any
+) -> None:
+    torch.manual_seed(0)
+    value = F.conv2d if len(x) == 4 else F.conv1d
+    both(
+        lambda *a: value(*a, stride=stride), *(torch.randn(s, dtype=torch.float64) for s in (x, w))
+    )
+    parts = torch.zeros(x, device="xla"), torch.zeros(w, device="xla", requires_grad=True)
+    value(*parts, stride=stride).square().sum().backward()
+    program = torch_xla._XLAC._get_xla_tensors_hlo([parts[1].grad])
+    # One where there is a rest; those of the taps would be as many as these.
+    assert program.count(" slice(") <= 1
+
+
 def test_other_platforms_keep_xlas_own_gradients() -> None:
     def gradients(grad: Any, x: Any, w: Any) -> Any:
         ones = [1, 1]

@@ -83,6 +83,8 @@ _CONVOLUTION = "conv_general_dilated"
 _OF: dict[str, Options] = {
     _CONVOLUTION: {_YNN: _PRODUCTS_AND_SUMS, _LEVEL: 2},
     "optimization_barrier": {PASSES: "cse_barrier_expander"},
+    # It has such a barrier inside (`ops/keys.py`).
+    "random_fold_in": {PASSES: "cse_barrier_expander"},
 }
 
 
@@ -117,6 +119,7 @@ _MANY_CONSTANTS = 2**15
 _DTYPES = frozenset(
     """
     bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float32 float64 key<fry>
+    key<xfry>
     """.split()
 )
 # What moves, compares, or rounds each result once: no optimization changes its bits.
@@ -159,9 +162,7 @@ _OF_TPUS: Options = {
 def options(program: core.ClosedJaxpr, choices: Choices) -> Options:
     """The options to compile a program with, by name; none for most."""
     if choices.has_own_options:
-        of_operators = _of_operators(program)
-        of_small = {} if of_operators else _of_small(program)
-        found = of_small or {**_BY_REGIONS, **of_operators}
+        found = _of_small(program) or {**_BY_REGIONS, **_of_operators(program)}
         return _not_given(joined(joined(found, _of_bfloat16(program)), _of_constants(program)))
     return options_of_products(program, choices)
 
