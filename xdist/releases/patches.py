@@ -241,6 +241,11 @@ PATCHES = (
         THREADS,
     ),
     Patch(
+        "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
+        "core.composites.optimizer_states",
+        "rows that make the scale would be in the program of the first step alone",
+    ),
+    Patch(
         "torch.amp.GradScaler._unscale_grads_",
         "ranks.sharded_grad_scaler",
         "ranks that hold parts of one model skip the same steps",

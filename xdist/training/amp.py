@@ -83,12 +83,6 @@ class GradScaler(torch.amp.GradScaler):
         )
         self._zero_grad = use_zero_grad
 
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-        # With values at once: rows that make them would be in the first step's program alone.
-        super()._lazy_init_scale_growth_tracker(torch.device("cpu"))
-        assert self._scale is not None and self._growth_tracker is not None
-        self._scale, self._growth_tracker = self._scale.to(dev), self._growth_tracker.to(dev)
-
     def _maybe_opt_step(
         self,
         optimizer: torch.optim.Optimizer,

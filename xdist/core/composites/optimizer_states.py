@@ -1,11 +1,12 @@
-"""What an optimizer makes in its first step: it has its values at once, and is no row.
+"""What an optimizer and a gradient scaler make in the first step has values at once, and is no row.
 
 A row that makes the zeros of a moment would be in the first step's program alone, and the second
 step would compile anew all that both do.
 """
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch_xdist.core.trace.operators import Op, op_of
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.values import RootValue
 from torch_xdist.dtypes import to_jax
+from torch_xdist.releases import patches
 
 _aten = torch.ops.aten
 _FILLS = {
@@ -45,6 +47,22 @@ def register() -> None:
     """Look after the first step of every optimizer; called once."""
     torch_optimizer.register_optimizer_step_pre_hook(_before)
     torch_optimizer.register_optimizer_step_post_hook(_after)
+    patches.wrap("torch.amp.GradScaler._lazy_init_scale_growth_tracker", _scale_at_once)
+
+
+def _scale_at_once(usual: Callable[..., None]) -> Callable[..., None]:
+    """The scale of a gradient scaler has its value at once, too."""
+
+    @functools.wraps(usual)
+    def begin(scaler: Any, device: torch.device) -> None:
+        if device.type != "xla":
+            usual(scaler, device)
+            return
+        usual(scaler, torch.device("cpu"))
+        scaler._scale = scaler._scale.to(device)
+        scaler._growth_tracker = scaler._growth_tracker.to(device)
+
+    return begin
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,5 +1,7 @@
 """The first step of an optimizer is the program of every later one."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -116,3 +118,34 @@ def test_what_is_made_on_another_device_is_not_made_here():
     made = optimizer.state[p]
     assert made["there"].device.type == "cpu" and made["whole"].tolist() == [0, 0, 0]
     assert made["ones"].dtype is torch.bfloat16 and made["ones"].tolist() == [1, 1]
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("kind", ["xla", "cuda"])
+def test_the_scale_of_torchs_scaler_is_made_in_no_program(kind):
+    model = nn.Linear(4, 2).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    # Scripts for GPUs name "cuda": with torch_xla installed it is enabled without one, as torch has
+    # it, and goes by the device of the loss.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scaler = torch.amp.GradScaler(kind, init_scale=64.0, enabled=True)
+    scaler._enabled = True
+    steps.sync()
+    programs = []
+    for _ in range(3):
+        before = metrics.counter_value("UncachedCompile") or 0
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4, device="xla")).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        steps.sync()
+        programs.append((metrics.counter_value("UncachedCompile") or 0) - before)
+    assert programs[1:] == [0, 0]
+    assert scaler.get_scale() == 64.0 and scaler._growth_tracker.item() == 3
+
+
+def test_a_scale_on_another_device_is_torchs():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert scaler.scale(torch.ones(2)).tolist() == [8.0, 8.0]
+    assert scaler._scale.device.type == "cpu"
