@@ -11,7 +11,7 @@ import numpy as np
 from torch_xdist.core.programs.locations import Scope, no_scope
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.trace import Entry, Row, Tape, rows_of
-from torch_xdist.ops import apart, keys
+from torch_xdist.ops import apart, forms, keys
 from torch_xdist.ops.settled import settled
 
 
@@ -46,7 +46,8 @@ class ScalarFeed:
 
 def _keys(ints: Any, seeds: Sequence[int]) -> list[jax.Array]:
     places = np.asarray(seeds)
-    return apart.rows(keys.folded(ints[places], ints[places + 1]))
+    made = keys.folded(ints[places], ints[places + 1])
+    return apart.rows(made) if forms.chosen().hashes_straight else list(made)
 
 
 def interpret(
