@@ -71,7 +71,8 @@ def interpret(
     copied = _copied_plans(rows) if is_traced and scope is no_scope else {}
     for slot, row in rows:
         plan = row[0]
-        with scope(slot):
+        # A constant that its dtype does not hold becomes an infinity without a word of numpy's.
+        with scope(slot), np.errstate(over="ignore"):
             given, key = inputs_of(plan, scalars)
             compute = copied.get(plan, plan.compute)
             results = compute([env[operand] for operand in row[1:]], given, key)

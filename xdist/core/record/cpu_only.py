@@ -15,7 +15,7 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import ViewValue
 from torch_xdist.errors import NoLoweringError
-from torch_xdist.ops import doubts, index_ranges, kinds
+from torch_xdist.ops import doubts, index_ranges, kinds, number_ranges
 from torch_xdist.ops.table import SHAPED
 
 NAMES = frozenset({"aten.nonzero.default", "aten.masked_select.default"})
@@ -101,18 +101,30 @@ def refused(func: OpOverload, metas: Sequence[Any], named: dict[str, Any]) -> An
     return None
 
 
-def refuse_numbers(func: Any, metas: Sequence[Any], named: dict[str, Any]) -> None:
+def refuse_numbers(
+    func: Any, metas: Sequence[Any], named: dict[str, Any], dtype: torch.dtype
+) -> None:
     """Raise what CPU torch says of a number that it cannot convert to what it computes in.
 
-    It is asked with operands of two elements a dim: other errors mean nothing.
+    It is asked with operands of two elements a dim: other errors mean nothing. For results that
+    have infinities it is a warning: that is what torch_xla made of such numbers.
     """
     args, kwargs = pytree.tree_map(_small, (list(metas), named))
     try:
         with torch.no_grad():
             func(*args, **kwargs)
     except Exception as error:
-        if "overflow" in str(error):
+        if "overflow" not in str(error):
+            return
+        if number_ranges.is_exact(dtype):
             raise
+        name = str(func).removeprefix("aten.").partition(".")[0]
+        warnings.warn(
+            f"torch_xdist: {user_line()}: {name}: {error}. torch says so on its other devices; here"
+            " the number becomes an infinity, as torch_xla made of it. Take one that the dtype"
+            " holds, of torch.finfo(dtype)",
+            stacklevel=2,
+        )
 
 
 def check_indices(

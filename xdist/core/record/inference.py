@@ -92,7 +92,8 @@ def check_numbers(
     if number_ranges.fit(numbers, result.dtype):
         return
     named = {name: _meta(a) for name, a in kwargs.items()}
-    cpu_only.refuse_numbers(plan.op.functional, [_meta(a) for a in args], named)
+    metas = [_meta(a) for a in args]
+    cpu_only.refuse_numbers(plan.op.functional, metas, named, result.dtype)
     plan.numbers_fit = True
 
 
