@@ -15,22 +15,24 @@ import torch
 from jax import lax
 
 from torch_xdist.dtypes import to_jax
+from torch_xdist.ops import forms
 from torch_xdist.ops.operands import Number, convert, is_float, scalar
 from torch_xdist.ops.table import lowers
 
 Key = jax.Array
 Size = Sequence[int]
 # A draw in several dims of up to so many numbers is made in one dim, which gives the same numbers,
-# and dims shorter than this are one with those before them: LLVM unrolls short loops in loops, and
-# takes up to a second for it.
+# and on CPUs dims shorter than this are one with those before them: LLVM unrolls short loops in
+# loops, and takes up to a second for it.
 _MOST_FLAT = 4096
 _SHORT = 128
 
 
 def _drawn(draw: Callable[..., jax.Array], key: Key, shape: Size, *given: Any) -> jax.Array:
     """`draw(key, shape, *given)`."""
+    short = _SHORT if forms.chosen().is_host else 0
     kept, inner = list(shape), 1
-    while kept and (inner < _SHORT or math.prod(shape) <= _MOST_FLAT):
+    while kept and (inner < short or math.prod(shape) <= _MOST_FLAT):
         inner *= kept.pop()
     if len(kept) + 1 >= len(shape):
         return draw(key, tuple(shape), *given)

@@ -136,7 +136,7 @@ def test_the_same_numbers_are_drawn_in_one_dim_and_in_several(make) -> None:
         torch.manual_seed(5)
         return make(*shape, device="xla").cpu().flatten()
 
-    for shape in ((3, 4, 10), (2, 2048), (2, 2049)):
+    for shape in ((3, 4, 10), (2, 2048), (2, 2049), (40, 30, 3, 3), (2, 50, 60)):
         assert torch.equal(draw(*shape), draw(math.prod(shape)))
 
 
@@ -151,3 +151,10 @@ def test_whole_numbers_are_drawn_evenly_from_all_of_their_range(low: int, high: 
     places = (x.double() - low) / span
     slack = 6 / math.sqrt(12 * COUNT)
     assert abs(places.mean() - (0.5 - 0.5 / span)) < slack
+
+
+@pytest.mark.on_cpu
+def test_short_dims_are_one_with_those_before_them_in_the_program_of_a_cpu() -> None:
+    drawn = torch.rand(40, 30, 3, 3, device="xla")
+    program = torch_xla._XLAC._get_xla_tensors_hlo([drawn])
+    assert "u32[40,270]" in program and "u32[40,30,3,3]" not in program
