@@ -43,6 +43,10 @@ def _of(*dtypes: torch.dtype) -> Rule:
     return lambda *args: any(getattr(x, "dtype", None) in dtypes for x in args)
 
 
+def _bools_among(tensors: Sequence[torch.Tensor], *_: Any) -> bool:
+    return any(tensor.dtype == torch.bool for tensor in tensors)
+
+
 def _not_long(place: int) -> Rule:
     return lambda *args: args[place].dtype != torch.int64
 
@@ -199,6 +203,9 @@ _EXTREME = _of(*_COMPLEX)
 
 # By operator, without the namespace.
 RULES: dict[str, Rule] = {
+    "_foreach_sub.List": _bools_among,
+    "_foreach_sub.Scalar": _bools_among,
+    "_foreach_sub.ScalarList": _bools_among,
     "_batch_norm_with_update_functional.default": _odd_batch_norm,
     "_cdist_forward.default": _TWO,
     "_ctc_loss.Tensor": _odd_lengths,

@@ -50,6 +50,10 @@ REFUSED = {
         lambda x: torch.add(x, x, alpha=1.5),
         number(3, dtype=torch.bool),
     ),
+    "bools in a list minus one": (
+        lambda x: torch._foreach_sub([x, x], 1)[0],
+        number(3, dtype=torch.bool),
+    ),
     "integers to the power of -1": (lambda x: x**-1, long(1, 2)),
     "integers to the power of -3, in place": (lambda x: x.pow_(-3), long(1, 2)),
     "random bools up to 5": (lambda x: x.random_(0, 5), number(3, dtype=torch.bool)),
