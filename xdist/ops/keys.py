@@ -26,21 +26,30 @@ _WORD = 32
 _THREEFRY = "threefry2x32"
 
 
-def new(seed: Any) -> Key:
-    """The key of a seed, an int or an integer of JAX; of the generator that JAX is set to."""
-    return jax.random.key(seed, impl=_straight() if _is_ours() else None)
-
-
 def folded(seed: Any, counter: Any) -> Key:
     """The key of a seed with a counter folded into it, or those of as many: integers of a shape."""
     seed, counter = jnp.asarray(seed), jnp.asarray(counter)
-    if not seed.shape:
-        return jax.random.fold_in(new(seed), counter)
     if not _is_ours():
-        return jax.vmap(folded)(seed, counter)
+        each = jax.vmap(folded) if seed.shape else _fold_in_own
+        return each(seed, counter)
+    if not seed.shape:
+        # As equations of JAX's, by which small programs are known.
+        made = jax.random.fold_in(jax.random.key(seed, impl=_straight(is_apart=True)), counter)
+        return jax.random.wrap_key_data(jax.random.key_data(made), impl=_straight())
     # In one go, which is one kernel: the keys in between would be an array.
     made = _apart(_hash(_words(seed), *_words(counter.astype(np.uint32))))
     return jax.random.wrap_key_data(made, impl=_straight())
+
+
+def own(key: Key) -> Key:
+    """The same key of JAX's own generator, whose hashes are short where a loop draws by it."""
+    if "xfry" not in str(key.dtype):
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_THREEFRY)
+
+
+def _fold_in_own(seed: jax.Array, counter: jax.Array) -> Key:
+    return jax.random.fold_in(jax.random.key(seed), counter)
 
 
 def _is_ours() -> bool:
@@ -49,13 +58,14 @@ def _is_ours() -> bool:
 
 
 @functools.cache
-def _straight() -> Any:
+def _straight(*, is_apart: bool = False) -> Any:
+    """The generator; `is_apart`: what is folded in is hashed by itself, which no loop may hold."""
     return define_prng_impl(
         key_shape=(2,),
         seed=_seed,
         split=_split,
         random_bits=_bits,
-        fold_in=_fold_in,
+        fold_in=_fold_in_apart if is_apart else _fold_in,
         name="straight_threefry2x32",
         tag="xfry",
     )
@@ -104,13 +114,18 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 
 def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+    return jnp.stack(_hash(key, *_words(jnp.asarray(data, np.uint32))))
+
+
+def _fold_in_apart(key: jax.Array, data: jax.Array) -> jax.Array:
     return _apart(_hash(key, *_words(jnp.asarray(data, np.uint32))))
 
 
 def _apart(words: Sequence[jax.Array]) -> jax.Array:
     """Keys of these words, made outside of the loops of what is drawn by them.
 
-    LLVM would take half a second for both hashes in one.
+    LLVM would take half a second for both hashes in one. XLA has no code for a barrier in the body
+    of a loop of ours.
     """
     return lax.optimization_barrier(jnp.stack(words, axis=-1))
 

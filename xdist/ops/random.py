@@ -15,7 +15,7 @@ import torch
 from jax import lax
 
 from torch_xdist.dtypes import to_jax
-from torch_xdist.ops import forms
+from torch_xdist.ops import forms, keys
 from torch_xdist.ops.operands import Number, convert, is_float, scalar
 from torch_xdist.ops.table import lowers
 
@@ -345,14 +345,14 @@ def poisson(key: Key, self: jax.Array, generator: Any = None) -> jax.Array:
 @lowers("aten.binomial.default", random=True)
 def binomial(key: Key, count: jax.Array, prob: jax.Array, generator: Any = None) -> jax.Array:
     wide = jnp.float64 if jnp.float64 in (count.dtype, prob.dtype) else jnp.float32
-    drawn = jax.random.binomial(key, count.astype(wide), prob.astype(wide), dtype=wide)
+    drawn = jax.random.binomial(keys.own(key), count.astype(wide), prob.astype(wide), dtype=wide)
     return drawn.astype(count.dtype)
 
 
 @lowers("aten._standard_gamma.default", random=True)
 def standard_gamma(key: Key, self: jax.Array, generator: Any = None) -> jax.Array:
     alpha = self if self.dtype == jnp.float64 else self.astype(jnp.float32)
-    drawn = jax.random.gamma(key, alpha, dtype=alpha.dtype)
+    drawn = jax.random.gamma(keys.own(key), alpha, dtype=alpha.dtype)
     # Zero has no logarithm: the distributions built on this need a positive number.
     return jnp.maximum(drawn, jnp.finfo(self.dtype).tiny).astype(self.dtype)
 
@@ -360,6 +360,6 @@ def standard_gamma(key: Key, self: jax.Array, generator: Any = None) -> jax.Arra
 @lowers("aten._sample_dirichlet.default", random=True)
 def sample_dirichlet(key: Key, self: jax.Array, generator: Any = None) -> jax.Array:
     alpha = self if self.dtype == jnp.float64 else self.astype(jnp.float32)
-    drawn = jax.random.dirichlet(key, alpha, dtype=alpha.dtype)
+    drawn = jax.random.dirichlet(keys.own(key), alpha, dtype=alpha.dtype)
     tiny = jnp.finfo(drawn.dtype).tiny
     return jnp.clip(drawn, tiny, 1 - jnp.finfo(drawn.dtype).epsneg) if is_float(self) else drawn

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import torch
 
 from torch_xdist.core.devices import rng
@@ -13,7 +14,6 @@ from torch_xdist.core.jax_side.joint import Joint, split
 from torch_xdist.core.record.jax_ops import record_jax
 from torch_xdist.core.record.symbolic_trace import Subgraph
 from torch_xdist.core.run.device_trace import trace_here
-from torch_xdist.ops import keys
 
 
 class PureRows:
@@ -105,7 +105,7 @@ def _compute(graph: Subgraph, seed: int | None, *arrays: Any) -> list[Any]:
     *operands, last = arrays
     if seed is not None:
         operands, last = [*arrays], seed
-    return graph.compute(operands, keys.new(last))
+    return graph.compute(operands, jax.random.key(last))
 
 
 class _Pure(torch.autograd.Function):

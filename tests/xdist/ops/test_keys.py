@@ -38,17 +38,12 @@ def on_gpu():
     forms.choose(platforms.CHOICES["cpu"])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_key_has_the_words_of_jax_s(seed):
-    assert data(keys.new(jnp.int64(seed))) == data(jax.random.key(jnp.int64(seed)))
-
-
 @pytest.mark.parametrize("counter", COUNTERS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_so_has_one_with_a_counter_folded_in(seed, counter):
+def test_a_key_has_the_words_of_jax_s(seed, counter):
     expected = data(own(seed, counter))
     assert data(keys.folded(np.int64(seed), np.int64(counter))) == expected
-    assert data(jax.random.fold_in(keys.new(jnp.int64(seed)), jnp.int64(counter))) == expected
+    assert data(keys.own(keys.folded(seed, np.int64(counter)))) == expected
 
 
 def test_several_are_folded_at_once():
@@ -84,14 +79,14 @@ def test_counters_pass_32_bits_where_there_are_more_numbers():
 def test_elsewhere_they_are_jax_s_own(on_gpu):
     made = keys.folded(np.array(SEEDS), np.array(COUNTERS))
     assert "xfry" not in str(made.dtype)
-    assert "xfry" not in str(keys.new(1).dtype)
+    assert "xfry" not in str(keys.folded(1, 2).dtype)
     assert data(made) == [data(own(*pair)) for pair in zip(SEEDS, COUNTERS)]
 
 
 def test_a_generator_that_jax_is_set_to_is_kept():
     with jax.default_prng_impl("rbg"):
-        assert "rbg" in str(keys.new(1).dtype)
-        assert "rbg" in str(keys.folded(1, 2).dtype)
+        made = keys.folded(1, 2)
+        assert "rbg" in str(made.dtype) and keys.own(made) is made
 
 
 def test_draws_are_hashed_without_a_loop_by_keys_at_places_that_xla_does_not_know():
@@ -100,3 +95,8 @@ def test_draws_are_hashed_without_a_loop_by_keys_at_places_that_xla_does_not_kno
     assert "while(" not in program
     # One for each place, one for the keys of all.
     assert program.count(" opt-barrier(") == 4
+
+
+def test_a_loop_draws_by_jax_s_own():
+    made = keys.own(keys.folded(3, 4))
+    assert made.dtype == own(3, 4).dtype and data(made) == data(own(3, 4))

@@ -24,7 +24,6 @@ from torch_xdist.core.record.symbolic_trace import Subgraph, TracedFunction
 from torch_xdist.core.run.device_trace import trace_here
 from torch_xdist.core.trace.values import Value
 from torch_xdist.errors import CutError
-from torch_xdist.ops import keys
 
 Tensors = Sequence[Any]
 # A function of flat tensors that returns flat tensors.
@@ -254,7 +253,7 @@ def check_state(body: TracedFunction, start: Tensors, where: str) -> None:
 
 def key_of_run(seeds: Sequence[jax.Array], *places: Any) -> jax.Array:
     """The key of one run of a body: `places` tell the runs of one call apart."""
-    key = keys.new(seeds[0] if seeds else 0)
+    key = jax.random.key(seeds[0] if seeds else 0)
     for place in places:
         key = jax.random.fold_in(key, place)
     return key

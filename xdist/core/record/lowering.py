@@ -82,7 +82,7 @@ def _abstract(types: Sequence[TensorType]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _key(plan: Plan) -> Any:
-    return jax.eval_shape(lambda: keys.new(0)) if plan.is_random else None
+    return jax.eval_shape(lambda: keys.folded(0, 0)) if plan.is_random else None
 
 
 def _of_lowering(plan: Plan) -> Compute | None:

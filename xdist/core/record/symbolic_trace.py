@@ -29,6 +29,7 @@ from torch_xdist.core.trace.tensor_types import TensorType, dense_type
 from torch_xdist.core.trace.trace import Entry, Trace, rows_of
 from torch_xdist.core.trace.values import Device, Value, ViewValue, root_of
 from torch_xdist.errors import CutError, DeviceError
+from torch_xdist.ops import keys
 
 # Stands beside the type of an operand on the tape of a function.
 _OPERAND = "operand"
@@ -209,7 +210,7 @@ class _KeyedScalars(ScalarFeed):
 
     def __init__(self, floats: Any, ints: Any, key: Any) -> None:
         super().__init__(floats, ints)
-        self.outer = key
+        self.outer = keys.own(key)
 
     def key(self) -> jax.Array:
         # The seed is a generator's that the function was given; 0 without one.
