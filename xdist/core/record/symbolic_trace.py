@@ -210,7 +210,8 @@ class _KeyedScalars(ScalarFeed):
 
     def __init__(self, floats: Any, ints: Any, key: Any) -> None:
         super().__init__(floats, ints)
-        self.outer = keys.own(key)
+        # Of a function that draws nothing there is none.
+        self.outer = None if key is None else keys.own(key)
 
     def key(self) -> jax.Array:
         # The seed is a generator's that the function was given; 0 without one.
