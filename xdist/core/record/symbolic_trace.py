@@ -211,7 +211,7 @@ class _KeyedScalars(ScalarFeed):
     def __init__(self, floats: Any, ints: Any, key: Any) -> None:
         super().__init__(floats, ints)
         # Of a function that draws nothing there is none.
-        self.outer = None if key is None else keys.own(key)
+        self.outer: Any = None if key is None else keys.own(key)
 
     def key(self) -> jax.Array:
         # The seed is a generator's that the function was given; 0 without one.
