@@ -34,15 +34,14 @@ def folded(seed: Any, counter: Any) -> Key:
         return each(seed, counter)
     if not seed.shape:
         # As equations of JAX's, by which small programs are known.
-        made = jax.random.fold_in(jax.random.key(seed, impl=_straight(is_apart=True)), counter)
-        return jax.random.wrap_key_data(jax.random.key_data(made), impl=_straight())
+        return jax.random.fold_in(jax.random.key(seed, impl=_straight()), counter)
     # In one go, which is one kernel: the keys in between would be an array.
     made = _apart(_hash(_words(seed), *_words(counter.astype(np.uint32))))
     return jax.random.wrap_key_data(made, impl=_straight())
 
 
 def own(key: Key) -> Key:
-    """The same key of JAX's own generator, whose hashes are short where a loop draws by it."""
+    """The same key of JAX's own generator, for a loop that folds numbers into it or splits it."""
     if "xfry" not in str(key.dtype):
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_THREEFRY)
@@ -58,14 +57,13 @@ def _is_ours() -> bool:
 
 
 @functools.cache
-def _straight(*, is_apart: bool = False) -> Any:
-    """The generator; `is_apart`: what is folded in is hashed by itself, which no loop may hold."""
+def _straight() -> Any:
     return define_prng_impl(
         key_shape=(2,),
         seed=_seed,
         split=_split,
         random_bits=_bits,
-        fold_in=_fold_in_apart if is_apart else _fold_in,
+        fold_in=_fold_in,
         name="straight_threefry2x32",
         tag="xfry",
     )
@@ -114,10 +112,6 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 
 def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
-    return jnp.stack(_hash(key, *_words(jnp.asarray(data, np.uint32))))
-
-
-def _fold_in_apart(key: jax.Array, data: jax.Array) -> jax.Array:
     return _apart(_hash(key, *_words(jnp.asarray(data, np.uint32))))
 
 
