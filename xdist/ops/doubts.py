@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torch_xdist.ops import number_ranges
+
 Rule = Callable[..., bool]
 MASKS = (torch.bool, torch.uint8)
 _LOW = (torch.float16, torch.bfloat16)
@@ -153,7 +155,7 @@ def _unfit_values(self: torch.Tensor, indices: Any, values: torch.Tensor, *_: An
 
 
 def _is_exact(self: torch.Tensor, *_: Any) -> bool:
-    return not (self.dtype.is_floating_point or self.dtype.is_complex)
+    return number_ranges.is_exact(self.dtype)
 
 
 def _inexact_index(*places: int) -> Rule:

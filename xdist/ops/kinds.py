@@ -9,6 +9,8 @@ in these lists: they come out right.
 from collections.abc import Sequence
 from typing import Any
 
+from torch_xdist.ops import number_ranges
+
 # By operator, without the namespace; those without an overload are `default`.
 _REAL_RESULTS = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _batch_norm_with_update _ctc_loss _ctc_loss.Tensor
@@ -60,7 +62,7 @@ def may_be_refused(name: str, args: Sequence[Any]) -> bool:
         return True
     if name in NOT_OF_FLOATS and any(dtype.is_floating_point for dtype in dtypes):
         return True
-    return name in NOT_OF_INTEGERS and not (dtypes[0].is_floating_point or dtypes[0].is_complex)
+    return name in NOT_OF_INTEGERS and number_ranges.is_exact(dtypes[0])
 
 
 def cast_of(name: str) -> str:

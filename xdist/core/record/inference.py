@@ -150,16 +150,12 @@ def _may_not_fit(plan: Plan) -> bool:
 def _follows_default_dtype(plan: Plan) -> bool:
     """Whether torch's default dtype may count: for a result that is floating point, or to compare
     with a number that is, where no operand is; in a list, each operand counts by itself."""
-    exact = [not _is_inexact(t.dtype) for t in plan.operand_types]
+    exact = [number_ranges.is_exact(t.dtype) for t in plan.operand_types]
     if plan.name.startswith("aten._foreach_"):
         return any(exact)
     numbers = [m.type if isinstance(m, ScalarParam) else m.__class__ for m in plan.args]
-    is_inexact = any(t is not None and _is_inexact(t.dtype) for t in plan.types)
+    is_inexact = any(t is not None and not number_ranges.is_exact(t.dtype) for t in plan.types)
     return all(exact) and (is_inexact or float in numbers)
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _overwrites(plan: Plan) -> bool:
