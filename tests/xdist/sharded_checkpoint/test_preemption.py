@@ -1,6 +1,5 @@
 """SIGTERM: a checkpoint is due, and the script's handler is called."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,11 @@ from torch_xdist.sharded_checkpoint import preemption
 from torch_xla import _XLAC
 
 four = SpmdProcess(4)
+
+
+def told() -> None:
+    """SIGTERM to this very thread: to the process, a kernel may give it to any, and later."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager
@@ -34,7 +38,7 @@ def test_after_sigterm_a_checkpoint_is_due_at_any_step(tmp_path):
     with handler_of_the_script():
         manager = manager_of(tmp_path, chkpt_on_preemption=True)
         assert not manager.save(3, {"w": torch.ones(1)})
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         with warned() as texts:
             assert manager.save(4, {"w": torch.ones(1)})
     assert texts == ["Preemption sync point reached at step 4. Triggering a checkpoint."]
@@ -45,7 +49,7 @@ def test_after_sigterm_a_checkpoint_is_due_at_any_step(tmp_path):
 def test_save_async_writes_after_sigterm_too(tmp_path):
     with handler_of_the_script():
         manager = manager_of(tmp_path, chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert manager.reached_preemption(4)
         assert manager.save_async(4, {"w": torch.ones(1)})
         manager.join()
@@ -56,7 +60,7 @@ def test_save_async_writes_after_sigterm_too(tmp_path):
 def test_sigterm_still_calls_the_handler_of_the_script(tmp_path):
     with handler_of_the_script() as seen:
         manager_of(tmp_path, chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert seen == [signal.SIGTERM]
 
 
@@ -65,7 +69,7 @@ def test_the_process_survives_sigterm_where_nothing_handled_it_before(tmp_path):
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         manager = manager_of(tmp_path, chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert manager.should_save(3)
         preemption.deactivate()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -79,7 +83,7 @@ def test_several_managers_call_the_handler_of_the_script_once(tmp_path):
     with handler_of_the_script() as seen:
         manager_of(tmp_path / "a", chkpt_on_preemption=True)
         manager_of(tmp_path / "b", chkpt_on_preemption=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert seen == [signal.SIGTERM]
 
 
@@ -89,12 +93,12 @@ def test_deactivate_gives_sigterm_back_and_forgets_that_it_came():
         own = signal.getsignal(signal.SIGTERM)
         preemption.activate()
         assert signal.getsignal(signal.SIGTERM) is not own
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert preemption.reached()
         preemption.deactivate()
         assert signal.getsignal(signal.SIGTERM) is own
         assert not preemption.reached()
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert seen == [signal.SIGTERM, signal.SIGTERM]
 
 
@@ -115,7 +119,7 @@ def test_the_private_names_take_note_of_sigterm_and_give_it_back():
             _XLAC._sync_point_reached(1)
         _XLAC._activate_preemption_sync_manager()
         assert not _XLAC._sync_point_reached(1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        told()
         assert _XLAC._sync_point_reached(2)
         _XLAC._deactivate_preemption_sync_manager()
         assert signal.getsignal(signal.SIGTERM) is own
