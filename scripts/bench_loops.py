@@ -1,21 +1,23 @@
 #!/usr/bin/env python
-"""Loops over time that a model writes out in Python: how long they take to compile and to run.
+"""Loops that a script writes out in Python: how long they take to compile and to run.
 
     .venv/bin/python scripts/bench_loops.py [--rounds 3] [--only rwkv,spiking] [--against CHECKOUT]
 
-Each is a process of its own with no cache, which trains for a few steps with AdamW; they take
+Most go over time; one goes over the parameters, in an optimizer of the script's own. Each is a
+process of its own with no cache, which trains for a few steps, with AdamW if not so; they take
 turns. One JSON line for each loop: seconds of the first three steps (median, least and most) and
 milliseconds of a later one, of eager torch too; with another checkout of this repository, of that.
 """
 
 import argparse
+import copy
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +155,69 @@ class Smoothing(nn.Module):
         return torch.stack(outs, 1)
 
 
+class Heun(nn.Module):
+    """A differential equation whose rate is learned, by Heun's method."""
+
+    times = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.linspace(0.1, 1, WIDTH))
+
+    def slope(self, state: torch.Tensor) -> torch.Tensor:
+        return torch.sin(state) - self.rate * state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, by = x[:, 0], 1 / self.times
+        for _ in range(self.times):
+            now = self.slope(state)
+            state = state + 0.5 * by * (now + self.slope(state + by * now))
+        return state
+
+
+class Lion(torch.optim.Optimizer):
+    """By the sign of a mean of gradients, one parameter after the other."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
+        super().__init__(parameters, {"lr": lr, "kept": (0.9, 0.99), "decay": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            rate, (kept, kept_longer) = group["lr"], group["kept"]
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["mean"] = torch.zeros_like(parameter)
+                mean = state["mean"]
+                parameter.mul_(1 - rate * group["decay"])
+                update = (mean * kept).add(parameter.grad, alpha=1 - kept).sign_()
+                parameter.add_(update, alpha=-rate)
+                mean.mul_(kept_longer).add_(parameter.grad, alpha=1 - kept_longer)
+
+
+class ByParameter(nn.Module):
+    """Layers whose optimizer a script writes out."""
+
+    times, layers, optimizer = 1, 12, Lion
+
+    def __init__(self) -> None:
+        super().__init__()
+        each = [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()]
+        self.all = nn.Sequential(*(copy.deepcopy(one) for _ in range(self.layers) for one in each))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.all(x)  # type: ignore[no-any-return]
+
+
 LOOPS: dict[str, Callable[[], Any]] = {
     "rwkv": Rwkv,
     "mamba": Mamba,
     "spiking": Spiking,
     "lstm_cell": LstmCell,
     "smoothing": Smoothing,
+    "heun": Heun,
+    "by_parameter": ByParameter,
 }
 
 
@@ -169,7 +228,7 @@ def serve(name: str, device: str) -> None:
     loop = LOOPS[name]()
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), loop, nn.Linear(WIDTH, 1)).to(device)
     x = torch.randn(BATCH, loop.times, WIDTH).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = getattr(loop, "optimizer", torch.optim.AdamW)(model.parameters(), lr=1e-3)
     taken = []
     for _ in range(STEPS):
         began_s = time.perf_counter()

@@ -12,8 +12,12 @@ from jax import lax
 def rows(stacked: jax.Array) -> list[jax.Array]:
     """Each row along dim 0 of an array [n, ...], in order, of shape [...]."""
     # One by one: of an array of places each would be read at a constant one.
-    places = [unknown(place) for place in range(stacked.shape[0])]
-    return [lax.dynamic_index_in_dim(stacked, place, keepdims=False) for place in places]
+    return [row(stacked, place) for place in range(stacked.shape[0])]
+
+
+def row(stacked: jax.Array, place: int) -> jax.Array:
+    """One of them."""
+    return lax.dynamic_index_in_dim(stacked, unknown(place), keepdims=False)
 
 
 def unknown(place: int) -> jax.Array:

@@ -1,5 +1,6 @@
 """Walking the rows of a tape through their lowerings, on JAX arrays."""
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -20,22 +21,26 @@ class ScalarFeed:
 
     Args:
         seeds: where in `ints` the seed of each random row stands, if all of them are known.
+        apart: what rows do that read theirs at places which XLA does not know.
     """
 
-    def __init__(self, floats: Any, ints: Any, seeds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, floats: Any, ints: Any, seeds: Sequence[int] = (), apart: Collection[Plan] = ()
+    ) -> None:
         self.floats = floats
         self.ints = ints
+        self.apart = apart
         self.next_float = 0
         self.next_int = 0
         # All at once: each would be a loop of its own, to compile and to run.
         self.keys = iter(_keys(ints, seeds) if len(seeds) > 1 else ())
 
-    def take(self, type_: type) -> Any:
+    def take(self, type_: type, at: Callable[[Any, int], Any] = operator.getitem) -> Any:
         if type_ is float:
             self.next_float += 1
-            return self.floats[self.next_float - 1]
+            return at(self.floats, self.next_float - 1)
         self.next_int += 1
-        return self.ints[self.next_int - 1]
+        return at(self.ints, self.next_int - 1)
 
     def key(self) -> jax.Array:
         """The key of a random row: its seed and its counter."""
@@ -108,7 +113,8 @@ def _stands_alone(plan: Plan) -> bool:
 
 def inputs_of(plan: Plan, scalars: ScalarFeed) -> tuple[list[Any], Any]:
     """The next row's runtime scalars, and its key where it is random."""
-    given = [scalars.take(type_) for type_ in plan.scalar_types]
+    at = apart.row if plan in scalars.apart else operator.getitem
+    given = [scalars.take(type_, at) for type_ in plan.scalar_types]
     return given, scalars.key() if plan.is_random else None
 
 

@@ -245,7 +245,7 @@ def make(launch: Launch, *, announces: bool = False) -> Program:
     locations = locations_of(launch.tape.entries)
     scope = row_scope if locations else no_scope
     seeds = seeds_of(entries)
-    computed, to_settle = better_rows.of_program(
+    computed, to_settle, fed_apart = better_rows.of_program(
         entries, launch.device.choices, is_sharded=launch.placement is not None
     )
 
@@ -256,7 +256,7 @@ def make(launch: Launch, *, announces: bool = False) -> Program:
     def step(donated: Any, kept: Any, floats: Any, ints: Any) -> list[Any]:
         env = dict(zip(given, donated))
         env.update(zip(held, kept))
-        feed = ScalarFeed(floats, ints, seeds)
+        feed = ScalarFeed(floats, ints, seeds, fed_apart)
         after = {early.seed: partial(early.announce, env, floats[-1])} if early else {}
         if manual:
             interpret_regions(computed, env, feed, layout, manual, scope)

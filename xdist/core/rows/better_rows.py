@@ -1,6 +1,7 @@
 """The rows of a program as XLA computes them best: what all that look for better ones find."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch_xdist.core.rows import (
     flipped_runs,
@@ -11,14 +12,27 @@ from torch_xdist.core.rows import (
     transposed_matrices,
     unknown_places,
 )
+from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.trace import Entry
 from torch_xdist.platforms import Choices
 
 
-def of_program(
-    entries: Sequence[Entry], choices: Choices, *, is_sharded: bool
-) -> tuple[Sequence[Entry], frozenset[int]]:
-    """(the entries with better rows in their places, the slots that are computed once).
+class BetterRows(NamedTuple):
+    """What a program computes in the place of its rows.
+
+    Attributes:
+        entries: with better rows in their places.
+        settled: the slots that are computed once.
+        fed_apart: what many rows do, each of which reads its numbers at a place of its own.
+    """
+
+    entries: Sequence[Entry]
+    settled: frozenset[int] = frozenset()
+    fed_apart: frozenset[Plan] = frozenset()
+
+
+def of_program(entries: Sequence[Entry], choices: Choices, *, is_sharded: bool) -> BetterRows:
+    """What a program of these rows computes best.
 
     Args:
         is_sharded: then parts of arrays lie elsewhere, and places have to be known.
@@ -30,5 +44,6 @@ def of_program(
     if choices.reads_once:
         found = relu_masks.by_operands(found)
     if not on_cpu:
-        return found, frozenset()
-    return unknown_places.of_many(found), long_chains.to_settle(found)
+        return BetterRows(found)
+    settled, fed_apart = long_chains.to_settle(found), unknown_places.of_numbers(found)
+    return BetterRows(unknown_places.of_many(found), settled, fed_apart)

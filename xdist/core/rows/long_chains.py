@@ -21,6 +21,8 @@ from torch_xdist.core.trace.trace import Entry, rows_of, types_of
 
 # Operators that one reader would compute anew for a result.
 _LONG = 16
+# Operators that one kernel would compute, whoever reads: LLVM's time grows faster than they do.
+_TOO_LONG = 128
 # Arrays that it would read for a result, of half as many numbers at least.
 _MANY = 4
 # Of fewer numbers to read them again costs nothing.
@@ -70,7 +72,7 @@ def to_settle(entries: Sequence[Entry]) -> frozenset[int]:
         if own is None or slot not in types:  # A gradient that nobody asked for has none.
             continue
         numbers = types[slot].numel
-        before = [chains.get(operand) or _Chain(0, frozenset((operand,))) for operand in operands]
+        before = [chains.get(operand) or _Chain(0, frozenset((operand,))) for operand in {*operands}]
         count = own + sum(chain.operators for chain in before)
         read = {one for chain in before for one in chain.arrays if types[one].numel * 2 >= numbers}
         if count and readers[slot] > 1:
@@ -79,6 +81,9 @@ def to_settle(entries: Sequence[Entry]) -> frozenset[int]:
             if count >= _LONG or (len(read) >= _MANY and numbers >= _LARGE):
                 found.add(slot)
                 continue
+        if count >= _TOO_LONG:
+            found.add(slot)
+            continue
         chains[slot] = _Chain(count, frozenset(itertools.islice(read, _MANY)))
     return frozenset(found)
 

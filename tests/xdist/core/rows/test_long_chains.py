@@ -72,6 +72,17 @@ def test_others_are_left_to_xla(x, function):
     assert pending() == frozenset()
 
 
+def test_a_kernel_that_nobody_else_reads_ends_somewhere_too(x):
+    def many(x):
+        for i in range(300):
+            x = torch.sin(x) if i % 2 else x + i
+        return x
+
+    found = many(x.to("xla"))
+    assert len(pending()) == 2
+    torch.testing.assert_close(found.cpu(), many(x))
+
+
 def test_a_loop_twice_as_long_is_a_program_twice_as_long(x):
     def instructions(times: int) -> int:
         on_device = x.to("xla")

@@ -1,4 +1,4 @@
-"""Rows of many places along one dim read their place, so that their kernels are of one form."""
+"""Rows of many places read their place, so that their kernels are of one form."""
 
 import pytest
 import torch
@@ -14,6 +14,12 @@ def told() -> int:
     entries = devices_here.trace_of(devices_here.default_index()).tape.entries
     after = rows_of(unknown_places.of_many(entries))
     return sum(row is not was for (_, row), (_, was) in zip(after, rows_of(entries)))
+
+
+def fed_apart() -> int:
+    """How many kinds of the pending rows read their numbers at places of their own."""
+    entries = devices_here.trace_of(devices_here.default_index()).tape.entries
+    return len(unknown_places.of_numbers(entries))
 
 
 def read(x, times, dim=1):
@@ -63,3 +69,37 @@ def test_few_stay(x, function):
     found = function(x.to("xla"))
     assert told() == 0
     torch.testing.assert_close(found.cpu(), function(x))
+
+
+def shrunken(x, rates):
+    for rate in rates:
+        x = torch.sin(x.add(x, alpha=-rate))
+    return x
+
+
+def test_many_rows_of_a_kind_read_their_numbers_at_places_of_their_own(x):
+    found = shrunken(x.to("xla"), [0.1 * i for i in range(8)])
+    assert fed_apart() == 1
+    hlo = torch_xla._XLAC._get_xla_tensors_hlo([found])
+    assert hlo.count(" opt-barrier(") == 8 and hlo.count(" slice(") == 0
+    torch.testing.assert_close(found.cpu(), shrunken(x, [0.1 * i for i in range(8)]))
+
+
+def test_their_numbers_may_be_others_in_the_next_step_and_whole_ones(x):
+    def moved(x, first):
+        for i in range(first, first + 9):
+            x = torch.remainder(x * 10 + i, i + 1)
+        return x
+
+    on_device = x.int().to("xla")
+    for first in (100, 200):
+        found = moved(on_device, first)
+        assert fed_apart() >= 1
+        torch.testing.assert_close(found.cpu(), moved(x.int(), first))
+
+
+def test_the_numbers_of_few_rows_of_a_kind_are_read_as_they_lie(x):
+    found = shrunken(x.to("xla"), [0.1 * i for i in range(7)])
+    assert fed_apart() == 0
+    hlo = torch_xla._XLAC._get_xla_tensors_hlo([found])
+    assert hlo.count(" opt-barrier(") == 0 and hlo.count(" slice(") == 7
