@@ -13,8 +13,8 @@ bench = loaded("bench_loops")
 def test_a_loops_values_and_gradients_equal_eagers(name, monkeypatch):
     monkeypatch.setattr(bench.LOOPS[name], "times", 12)
     torch.manual_seed(0)
-    loop = bench.LOOPS[name]()
-    x = torch.randn(2, 12, bench.WIDTH)
+    loop = bench.LOOPS[name]().double()
+    x = torch.randn(2, 12, bench.WIDTH, dtype=torch.float64)
 
     def found(device: str) -> list[torch.Tensor]:
         on_device = loop.to(device)
@@ -25,7 +25,7 @@ def test_a_loops_values_and_gradients_equal_eagers(name, monkeypatch):
     expected = found("cpu")
     torch_xla.sync()
     for got, want in zip(found("xla"), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got, want)
 
 
 def test_runs_are_summed_up_by_their_first_three_steps_and_the_median_of_the_others():

@@ -72,7 +72,9 @@ def to_settle(entries: Sequence[Entry]) -> frozenset[int]:
         if own is None or slot not in types:  # A gradient that nobody asked for has none.
             continue
         numbers = types[slot].numel
-        before = [chains.get(operand) or _Chain(0, frozenset((operand,))) for operand in {*operands}]
+        before = [
+            chains.get(operand) or _Chain(0, frozenset((operand,))) for operand in {*operands}
+        ]
         count = own + sum(chain.operators for chain in before)
         read = {one for chain in before for one in chain.arrays if types[one].numel * 2 >= numbers}
         if count and readers[slot] > 1:
