@@ -1,9 +1,10 @@
-"""LSTM, GRU and plain recurrent layers, each recorded as one row.
+"""LSTM, GRU and plain recurrent layers, each recorded as one row; cells of theirs.
 
 torch makes a recurrent layer of a dozen operators per time step above autograd; kernels under the
 AutogradLazy key catch `aten::lstm.input` and its kin and record all layers as one row, or with
 dropout between them each as one, of packed sequences too. What they do not serve goes torch's way:
-projections.
+projections. A cell, which a script calls for each time, takes torch's way for GPUs: products, and
+one operator for all that its gates do, with one for the gradient (`ops/rnn_cells.py`).
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.nn.functional import linear
 
 from torch_xdist.core.composites.attention import are_ours
 from torch_xdist.core.composites.packed import Packed, Unpacked, layout_of
@@ -164,10 +166,53 @@ def _are_sizes(batch_sizes: torch.Tensor, data: torch.Tensor) -> bool:
     return sizes == sorted(sizes, reverse=True) and sizes[-1] > 0 and sum(sizes) == len(data)
 
 
+def _cell_serves(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether one operator does what the gates of a cell do: arrays of one dtype, not empty."""
+    given = [t for t in tensors if t is not None]
+    if not are_ours(*given) or torch.is_autocast_enabled("xla"):
+        return False
+    first = given[0]
+    return first.dim() == 2 and first.numel() > 0 and len({t.dtype for t in given}) == 1
+
+
+def lstm_cell(
+    input: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel of `aten::lstm_cell`: input [b, i], states [b, h], weights [4 h, i or h]."""
+    if not _cell_serves((input, *hx, w_ih, w_hh, b_ih, b_hh)):
+        return torch.ops.aten.lstm_cell.default.decompose(input, hx, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-any-return]
+    shares = linear(input, w_ih), linear(hx[0], w_hh)
+    hy, cy, _ = torch.ops.aten._thnn_fused_lstm_cell.default(*shares, hx[1], b_ih, b_hh)
+    return hy, cy
+
+
+def gru_cell(
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The kernel of `aten::gru_cell`: input [b, i], state [b, h], weights [3 h, i or h]."""
+    if not _cell_serves((input, hx, w_ih, w_hh, b_ih, b_hh)):
+        return torch.ops.aten.gru_cell.default.decompose(input, hx, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-any-return]
+    shares = linear(input, w_ih), linear(hx, w_hh)
+    hy: torch.Tensor = torch.ops.aten._thnn_fused_gru_cell.default(*shares, hx, b_ih, b_hh)[0]
+    return hy
+
+
 def register() -> None:
     """Let each recurrent layer arrive whole."""
     library = torch.library.Library("aten", "IMPL", "AutogradLazy")
     for kind in CELLS:
         library.impl(f"{kind}.input", _kernel(kind))
         library.impl(f"{kind}.data", _kernel_of_packed(kind))
+    library.impl("lstm_cell", lstm_cell)
+    library.impl("gru_cell", gru_cell)
     _libraries.append(library)
