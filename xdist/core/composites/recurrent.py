@@ -166,13 +166,27 @@ def _are_sizes(batch_sizes: torch.Tensor, data: torch.Tensor) -> bool:
     return sizes == sorted(sizes, reverse=True) and sizes[-1] > 0 and sum(sizes) == len(data)
 
 
-def _cell_serves(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether one operator does what the gates of a cell do: arrays of one dtype, not empty."""
-    given = [t for t in tensors if t is not None]
+def _fits_cell(
+    gates: int,
+    input: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> bool:
+    """Whether one operator serves for all gates: shapes as they should be, one dtype."""
+    given = [input, *states, *weights, *(x for x in biases if x is not None)]
     if not are_ours(*given) or torch.is_autocast_enabled("xla"):
         return False
-    first = given[0]
-    return first.dim() == 2 and first.numel() > 0 and len({t.dtype for t in given}) == 1
+    size = weights[1].shape[-1]
+    return (
+        input.dim() == 2
+        and input.numel() > 0
+        and all(state.shape == (len(input), size) for state in states)
+        and weights[0].shape == (gates * size, input.shape[1])
+        and weights[1].shape == (gates * size, size)
+        and all(bias is None or bias.shape == (gates * size,) for bias in biases)
+        and len({t.dtype for t in given}) == 1
+    )
 
 
 def lstm_cell(
@@ -183,9 +197,10 @@ def lstm_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel of `aten::lstm_cell`: input [b, i], states [b, h], weights [4 h, i or h]."""
-    if not _cell_serves((input, *hx, w_ih, w_hh, b_ih, b_hh)):
-        return torch.ops.aten.lstm_cell.default.decompose(input, hx, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-any-return]
+    """The kernel of `aten::lstm_cell`: input [b, i], states [b, h], weights [4 * h, i or h]."""
+    if not _fits_cell(4, input, hx, (w_ih, w_hh), (b_ih, b_hh)):
+        func = torch.ops.aten.lstm_cell.default
+        return func.decompose(input, hx, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-any-return]
     shares = linear(input, w_ih), linear(hx[0], w_hh)
     hy, cy, _ = torch.ops.aten._thnn_fused_lstm_cell.default(*shares, hx[1], b_ih, b_hh)
     return hy, cy
@@ -199,9 +214,10 @@ def gru_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The kernel of `aten::gru_cell`: input [b, i], state [b, h], weights [3 h, i or h]."""
-    if not _cell_serves((input, hx, w_ih, w_hh, b_ih, b_hh)):
-        return torch.ops.aten.gru_cell.default.decompose(input, hx, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-any-return]
+    """The kernel of `aten::gru_cell`: input [b, i], state [b, h], weights [3 * h, i or h]."""
+    if not _fits_cell(3, input, (hx,), (w_ih, w_hh), (b_ih, b_hh)):
+        func = torch.ops.aten.gru_cell.default
+        return func.decompose(input, hx, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-any-return]
     shares = linear(input, w_ih), linear(hx, w_hh)
     hy: torch.Tensor = torch.ops.aten._thnn_fused_gru_cell.default(*shares, hx, b_ih, b_hh)[0]
     return hy
