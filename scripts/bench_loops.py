@@ -136,6 +136,24 @@ class LstmCell(nn.Module):
         return torch.stack(outs, 1)
 
 
+class GruCell(nn.Module):
+    """The other cell of torch's that is often called so."""
+
+    times = 48
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(x[:, 0])
+        outs = []
+        for t in range(self.times):
+            state = self.cell(x[:, t], state)
+            outs.append(state)
+        return torch.stack(outs, 1)
+
+
 class Smoothing(nn.Module):
     """A running mean with a rate for each channel."""
 
@@ -215,6 +233,7 @@ LOOPS: dict[str, Callable[[], Any]] = {
     "mamba": Mamba,
     "spiking": Spiking,
     "lstm_cell": LstmCell,
+    "gru_cell": GruCell,
     "smoothing": Smoothing,
     "heun": Heun,
     "by_parameter": ByParameter,
