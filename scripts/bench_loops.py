@@ -122,36 +122,25 @@ class LstmCell(nn.Module):
     """A cell of torch's, called for each time."""
 
     times = 48
+    kind: Callable[..., nn.Module] = nn.LSTMCell
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell = nn.LSTMCell(WIDTH, WIDTH)
+        self.cell = self.kind(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         state = None
         outs = []
         for t in range(self.times):
             state = self.cell(x[:, t], state)
-            outs.append(state[0])
+            outs.append(state[0] if isinstance(state, tuple) else state)
         return torch.stack(outs, 1)
 
 
-class GruCell(nn.Module):
-    """The other cell of torch's that is often called so."""
+class GruCell(LstmCell):
+    """The other one that is often called so."""
 
-    times = 48
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        state = torch.zeros_like(x[:, 0])
-        outs = []
-        for t in range(self.times):
-            state = self.cell(x[:, t], state)
-            outs.append(state)
-        return torch.stack(outs, 1)
+    kind = nn.GRUCell
 
 
 class Smoothing(nn.Module):
