@@ -19,8 +19,8 @@ from torch_xdist.errors import CutError
 _RULE = "=" * 80
 _THIN = "-" * 80
 _BYTES_PER_GB = 1024**3
-# The reasons of the cuts that end a step, and a round of a loop; who may end a step.
-SYNC, LOOP = "sync", "loop"
+# The reasons of the cuts that end a step, a round of a loop, what was before; who may end a step.
+SYNC, LOOP, BEGIN = "sync", "loop", "begin"
 USER, LOADER, STEP_TRACE, COMPILE, CLEAR = "user", "loader", "step trace", "compile", "clear"
 # Programs of dynamo: what its inputs need first; one that is compiled; one that runs.
 DYNAMO_INPUTS, DYNAMO_COMPILE, DYNAMO = "dynamo inputs", "dynamo compile", "dynamo"
@@ -34,6 +34,7 @@ _CAUSES = {
     DYNAMO_INPUTS: "torch_xla.sync when dynamo processing input graphs",
     DYNAMO_COMPILE: "dynamo is compiling a FX graph to HLO",
     LOOP: "the next round of a loop without torch_xla.sync",
+    BEGIN: "the first batch came after what is no part of a step",
     DYNAMO: "dynamo is executing a compiled program",
 }
 _READING = "most likely user code trying to access tensor value before torch_xla.sync"

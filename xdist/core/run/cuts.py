@@ -17,6 +17,8 @@ from torch_xdist.progress import PROGRESS
 SYNC, READ, FALLBACK, LIMIT = "sync", "read", "fallback", "limit"
 # The next round of a loop began that ends no step.
 LOOP = "loop"
+# The first batch came, and what a script made before it is none of a step's.
+BEGIN = "begin"
 # Eager mode: after every operator.
 EAGER = "eager"
 # Another thread needed a value of this one's.
@@ -37,6 +39,7 @@ class Rounds:
     """What a trace remembers of a loop that may end no step (see `loop_cuts`).
 
     Attributes:
+        has_begun: whether a batch came.
         seen: what may begin a round, since the last step: the epoch and the length of the tape, and
             how often it came since then.
         stepped: the epoch and the length at the last step of an optimizer.
@@ -45,9 +48,10 @@ class Rounds:
         vain: how many tapes have had as many and were no loop's.
     """
 
-    __slots__ = ("looked", "patience", "seen", "stepped", "vain")
+    __slots__ = ("has_begun", "looked", "patience", "seen", "stepped", "vain")
 
     def __init__(self) -> None:
+        self.has_begun = False
         self.seen: dict[object, tuple[int, int, int]] = {}
         self.stepped = 0, 0
         self.looked = 0, 0, 0, 0

@@ -6,6 +6,10 @@ device before, on the same way there, and a step's worth of rows came in between
 where an optimizer has made its next step, or, once much is pending and without gradients, where a
 module has ended that was called there before. A module, a gradient or an optimizer that uploads is
 in the middle of a round. Rounds that were cut otherwise, by reading their loss, count as steps too.
+
+The first batch that a script uploads ends what it made before: copies of a model's parameters that
+a mean of theirs begins with, a model that is made on the device. The first step's program would
+have that too, and the whole step would be compiled again for the second one, which has not.
 """
 
 import sys
@@ -23,7 +27,7 @@ import torch.optim.optimizer as torch_optimizer
 from torch_xdist import settings
 from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.device_trace import HERE, WHEN_LONG, DeviceTrace
-from torch_xdist.core.trace.trace import Tape
+from torch_xdist.core.trace.trace import Tape, rows_of
 from torch_xdist.core.trace.values import Value
 from torch_xdist.progress import PROGRESS
 
@@ -36,6 +40,10 @@ _TINY, _OF_TINY = 6, 128
 _PLACES, _FRAMES = 64, 32
 # The frames of an upload that are this device's: here, its handler, the dispatcher.
 _OURS = 3
+# What a forward pass has, and hardly anything before it.
+_FORWARD = frozenset(
+    f"aten.{name}.default" for name in "linear mm addmm bmm convolution embedding".split()
+)
 # Whoever is called from a gradient, an optimizer or a module is in the middle of a round.
 _TRAINING = frozenset(module.__file__ for module in (torch.autograd.graph, torch_optimizer))
 _INSIDE = _TRAINING | {torch_module.__file__}
@@ -85,6 +93,8 @@ def after_upload(trace: DeviceTrace, tensor: torch.Tensor) -> None:
     # A number is none of a batch's.
     if not tensor.dim() or not _is_possible():
         return
+    if not trace.rounds.has_begun:
+        _begin(trace, sys._getframe(_OURS))
     rounds, tape = trace.rounds, trace.tape
     epoch, slots = rounds.stepped
     if epoch == tape.epoch and _is_round(tape, slots):
@@ -99,6 +109,18 @@ def after_upload(trace: DeviceTrace, tensor: torch.Tensor) -> None:
     way = _way_to(frame)
     if way is not None:
         _look(trace, way)
+
+
+def _begin(trace: DeviceTrace, frame: FrameType | None) -> None:
+    """Cut before the first batch, which is what no module puts on the device."""
+    if _way_to(frame) is None:
+        return
+    trace.rounds.has_begun = True
+    tape = trace.tape
+    if len(tape.entries) < _LEAST or tape.collectives:
+        return
+    if not any(row[0].name in _FORWARD for _, row in rows_of(tape.entries)):
+        trace.cut(cuts.BEGIN)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
