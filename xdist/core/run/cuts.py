@@ -39,7 +39,7 @@ class Rounds:
     """What a trace remembers of a loop that may end no step (see `loop_cuts`).
 
     Attributes:
-        has_begun: whether a batch came.
+        has_begun: whether a batch came after the last model.
         seen: what may begin a round, since the last step: the epoch and the length of the tape, and
             how often it came since then.
         stepped: the epoch and the length at the last step of an optimizer.

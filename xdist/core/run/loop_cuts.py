@@ -7,9 +7,9 @@ where an optimizer has made its next step, or, once much is pending and without 
 module has ended that was called there before. A module, a gradient or an optimizer that uploads is
 in the middle of a round. Rounds that were cut otherwise, by reading their loss, count as steps too.
 
-The first batch that a script uploads ends what it made before: copies of a model's parameters that
-a mean of theirs begins with, a model that is made on the device. The first step's program would
-have that too, and the whole step would be compiled again for the second one, which has not.
+The first batch that a script uploads after a model ends what it made before: copies of parameters
+that a mean of theirs begins with, or the model itself, made on the device. The first step's program
+would have that too, and the whole step would be compiled again for the second one, which has not.
 """
 
 import sys
@@ -93,8 +93,6 @@ def after_upload(trace: DeviceTrace, tensor: torch.Tensor) -> None:
     # A number is none of a batch's.
     if not tensor.dim() or not _is_possible():
         return
-    if not trace.rounds.has_begun:
-        _begin(trace, sys._getframe(_OURS))
     rounds, tape = trace.rounds, trace.tape
     epoch, slots = rounds.stepped
     if epoch == tape.epoch and _is_round(tape, slots):
@@ -107,16 +105,18 @@ def after_upload(trace: DeviceTrace, tensor: torch.Tensor) -> None:
         return
     rounds.looked = place
     way = _way_to(frame)
-    if way is not None:
-        _look(trace, way)
-
-
-def _begin(trace: DeviceTrace, frame: FrameType | None) -> None:
-    """Cut before the first batch, which is what no module puts on the device."""
-    if _way_to(frame) is None:
+    if way is None:
+        # Perhaps another model.
+        rounds.has_begun = False
         return
+    if not rounds.has_begun:
+        _begin(trace, tape)
+    _look(trace, way)
+
+
+def _begin(trace: DeviceTrace, tape: Tape) -> None:
+    """Cut before the first batch after a model."""
     trace.rounds.has_begun = True
-    tape = trace.tape
     if len(tape.entries) < _LEAST or tape.collectives:
         return
     if not any(row[0].name in _FORWARD for _, row in rows_of(tape.entries)):

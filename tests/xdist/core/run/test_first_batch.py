@@ -87,13 +87,22 @@ def test_it_is_no_step_and_is_counted():
     assert all(p.value.buffer is not None for p in mean.parameters())
 
 
-def test_only_the_first_batch_ends_what_was_before():
-    batch().to("xla")
+def test_only_the_first_batch_after_a_model_ends_what_was_before():
     net = layers().to("xla")
+    batch().to("xla")
     mean = copy.deepcopy(net)
     batch().to("xla")
     assert reasons() == []
     assert mean is not None
+
+
+def test_another_model_has_a_first_batch_too():
+    for _ in range(2):
+        net = layers().to("xla")
+        mean = copy.deepcopy(net)
+        train(net, [*mean.parameters()])
+        torch_xla.sync()
+    assert reasons() == ["begin", "sync", "sync", "sync"] * 2
 
 
 def test_what_a_module_puts_on_the_device_is_not_the_first_batch():
