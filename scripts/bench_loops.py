@@ -3,10 +3,11 @@
 
     .venv/bin/python scripts/bench_loops.py [--rounds 3] [--only rwkv,spiking] [--against CHECKOUT]
 
-Most go over time; one goes over the parameters, in an optimizer of the script's own. Each is a
-process of its own with no cache, which trains for a few steps, with AdamW if not so; they take
-turns. One JSON line for each loop: seconds of the first three steps (median, least and most) and
-milliseconds of a later one, of eager torch too; with another checkout of this repository, of that.
+Most go over time; some go over the parameters: an optimizer of the script's own, a running mean of
+them. One begins otherwise: its model is made on the device. Each is a process of its own with no
+cache, which trains for a few steps, with AdamW if nothing is said; they take turns. One JSON line
+for each loop: seconds of the first three steps (median, least and most) and milliseconds of a later
+one, of eager torch too; with another checkout of this repository, of that.
 """
 
 import argparse
@@ -203,10 +204,10 @@ class Lion(torch.optim.Optimizer):
                 mean.mul_(kept_longer).add_(parameter.grad, alpha=1 - kept_longer)
 
 
-class ByParameter(nn.Module):
-    """Layers whose optimizer a script writes out."""
+class Layers(nn.Module):
+    """A deep perceptron."""
 
-    times, layers, optimizer = 1, 12, Lion
+    times, layers = 1, 12
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,6 +216,24 @@ class ByParameter(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.all(x)  # type: ignore[no-any-return]
+
+
+class ByParameter(Layers):
+    """Layers whose optimizer a script writes out."""
+
+    optimizer = Lion
+
+
+class Averaged(Layers):
+    """Layers of whose parameters there is a running mean."""
+
+    has_mean = True
+
+
+class MadeThere(Layers):
+    """Layers that are made on the device."""
+
+    is_made_there = True
 
 
 LOOPS: dict[str, Callable[[], Any]] = {
@@ -226,6 +245,8 @@ LOOPS: dict[str, Callable[[], Any]] = {
     "smoothing": Smoothing,
     "heun": Heun,
     "by_parameter": ByParameter,
+    "averaged": Averaged,
+    "made_there": MadeThere,
 }
 
 
@@ -233,16 +254,23 @@ def serve(name: str, device: str) -> None:
     """Train, and print the seconds of each step."""
     wait = _wait() if device == "xla" else lambda: None
     torch.manual_seed(0)
-    loop = LOOPS[name]()
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), loop, nn.Linear(WIDTH, 1)).to(device)
-    x = torch.randn(BATCH, loop.times, WIDTH).to(device)
+    with torch.device(device if getattr(LOOPS[name], "is_made_there", False) else "cpu"):
+        loop = LOOPS[name]()
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), loop, nn.Linear(WIDTH, 1))
+    model = model.to(device)
+    means = [*copy.deepcopy(model).parameters()] if getattr(loop, "has_mean", False) else []
+    batch = torch.randn(BATCH, loop.times, WIDTH)
     optimizer = getattr(loop, "optimizer", torch.optim.AdamW)(model.parameters(), lr=1e-3)
     taken = []
     for _ in range(STEPS):
         began_s = time.perf_counter()
+        x = batch.to(device)
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+        with torch.no_grad():
+            for mean, parameter in zip(means, model.parameters()):
+                mean.lerp_(parameter, 0.1)
         wait()
         taken.append(time.perf_counter() - began_s)
     print(json.dumps(taken), flush=True)
