@@ -133,9 +133,9 @@ def test_a_long_compilation_is_announced_and_no_hang(start: Callable) -> None:
         """
         import torch
         import torch_xla.core.xla_model as xm
-        x = torch.ones(64, 64, device=xm.xla_device())
-        for n in range(300):
-            x = torch.sin(x @ x) + n
+        x = torch.randn(450, 64, device=xm.xla_device())
+        for n in range(400):
+            x = torch.sin(x[1:] * 2)  # Of another shape each time, and so another kernel.
         began_s = time.monotonic()
         xm.mark_step()
         x.cpu()
