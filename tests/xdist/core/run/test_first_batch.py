@@ -1,6 +1,8 @@
 """The first batch ends what a script made before it, so that all steps are one program."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -145,31 +147,32 @@ def test_pending_collectives_stay_with_the_first_step():
     assert mean is not None
 
 
-def test_the_setting_leaves_it_to_the_first_step(monkeypatch):
-    monkeypatch.setenv("XDIST_CUT_LOOPS", "0")
+@contextmanager
+def setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> Iterator[None]:
+    monkeypatch.setenv(name, value)
     settings.reread()
     try:
+        yield
+    finally:
+        monkeypatch.undo()
+        settings.reread()
+
+
+def test_the_setting_leaves_it_to_the_first_step(monkeypatch):
+    with setting(monkeypatch, "XDIST_CUT_LOOPS", "0"):
         net = layers().to("xla")
         mean = copy.deepcopy(net)
         batch().to("xla")
         assert reasons() == []
         assert mean is not None
-    finally:
-        monkeypatch.undo()
-        settings.reread()
 
 
 def test_reports_say_why_it_ran(monkeypatch, capsys):
-    monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "2")
-    settings.reread()
-    try:
+    with setting(monkeypatch, "PT_XLA_DEBUG_LEVEL", "2"):
         net = layers().to("xla")
         mean = copy.deepcopy(net)
         batch().to("xla")
         assert mean is not None
-    finally:
-        monkeypatch.undo()
-        settings.reread()
     assert (
         "Execution Cause\nExecution Analysis:   the first batch came after"
         in capsys.readouterr().err
