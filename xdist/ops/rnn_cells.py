@@ -7,11 +7,15 @@ array [b, gates, h]: one kernel that all times share, and no array for each gate
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from torch_xdist.ops.norm import Maybe
 from torch_xdist.ops.operands import widened
 from torch_xdist.ops.settled import settled
 from torch_xdist.ops.table import lowers
+
+# Which of the gates of an LSTM, [4, 1], is offered to its cell: it goes through tanh.
+_OFFER = np.arange(4)[:, None] == 2
 
 
 def _gates(joined: jax.Array, count: int) -> list[jax.Array]:
@@ -51,8 +55,7 @@ def fused_lstm_cell(
     """The next output and cell, [b, h] each, and the gates behind their functions, [b, 4 * h]."""
     gates = _with_bias(input_gates, input_bias) + _with_bias(hidden_gates, hidden_bias)
     apart = _apart(gates, 4)
-    is_cells = jnp.arange(4)[:, None] == 2
-    kept = settled(jnp.where(is_cells, jnp.tanh(apart), jax.nn.sigmoid(apart)))
+    kept = settled(jnp.where(_OFFER, jnp.tanh(apart), jax.nn.sigmoid(apart)))
     kept = kept.reshape(gates.shape)
     i, f, g, o = _gates(kept, 4)
     cy = settled(f * widened(cx) + i * g)
@@ -76,8 +79,8 @@ def fused_lstm_cell_backward(
     of_hy = jnp.zeros_like(bent) if grad_hy is None else widened(grad_hy)
     of_cell = of_hy * o * (1 - bent * bent)
     of_cell = settled(of_cell if grad_cy is None else of_cell + widened(grad_cy))
-    apart, is_cells = _apart(kept, 4), jnp.arange(4)[:, None] == 2
-    slopes = jnp.where(is_cells, 1 - apart * apart, (1 - apart) * apart)
+    apart = _apart(kept, 4)
+    slopes = jnp.where(_OFFER, 1 - apart * apart, (1 - apart) * apart)
     factors = _joined(of_cell * g, of_cell * widened(cx), of_cell * i, of_hy * bent)
     of_gates = settled(factors * slopes).reshape(kept.shape).astype(workspace.dtype)
     of_bias = of_gates.sum(0) if has_bias else None
