@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from torch_xdist import dtypes
+from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.locations import locations_of
-from torch_xdist.core.programs.program import Launch
 from torch_xdist.core.trace.trace import types_of
 from torch_xdist.core.trace.user_frames import is_user_file, shortened
 

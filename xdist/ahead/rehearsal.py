@@ -31,6 +31,7 @@ from torch_xdist.core.devices import closures, transfer
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.jax_internals import module_bytes
+from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.trace import notes
 from torch_xdist.core.trace.trace import types_of
 from torch_xdist.core.trace.user_frames import shortened, user_line
@@ -113,7 +114,7 @@ class Rehearsal:
     def _memory(self) -> dict[str, int]:
         return {"bytes_in_use": TALLY.live_bytes, "bytes_limit": self._memory_bytes}
 
-    def build(self, made: program.Program, launch: program.Launch) -> Any:
+    def build(self, made: program.Program, launch: Launch) -> Any:
         """Compile a program there; returns what runs it."""
         state, batch = map(_local_bytes, (launch.donated, launch.kept))
         held = TALLY.live_bytes - state - batch
@@ -136,7 +137,7 @@ class Rehearsal:
         self.write()
         return self._runner(found, launch)
 
-    def _compiled(self, made: program.Program, launch: program.Launch) -> Verdict:
+    def _compiled(self, made: program.Program, launch: Launch) -> Verdict:
         try:
             lowered = made.executable.lower(program.signature(launch, made))
         except NotImplementedError as error:
@@ -152,14 +153,14 @@ class Rehearsal:
             self._kept += 1
         return replace(verdict, executable=b"")
 
-    def _places(self, launch: program.Launch) -> list[int]:
+    def _places(self, launch: Launch) -> list[int]:
         layout = launch.device.layout
         if layout is not None:
             return [*layout.order]
         has_collectives = bool(launch.tape.collectives) and bool(launch.device.peers)
         return [*range(len(launch.device.peers) if has_collectives else 1)]
 
-    def _axes(self, launch: program.Launch, group: list[int]) -> list[str]:
+    def _axes(self, launch: Launch, group: list[int]) -> list[str]:
         """Along which axes of the torus a group lies; "slices" where it leaves the slice."""
         there, places = devices(self._topology), self._places(launch)
         members: list[Any] = [there[places[place]] for place in group]
@@ -169,7 +170,7 @@ class Rehearsal:
         names.append(("slices", tuple(getattr(one, "slice_index", 0) for one in members)))
         return [name for name, along in names if len({*along}) > 1]
 
-    def _runner(self, found: Found, launch: program.Launch) -> Any:
+    def _runner(self, found: Found, launch: Launch) -> Any:
         """What stands for a run: arguments that are given away go, results come, all hollow."""
         types = types_of(launch.entries)
         shapes = [(types[slot].shape, dtypes.to_jax(types[slot].dtype)) for slot in launch.outs]

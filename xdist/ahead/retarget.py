@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.sharded_program import Placement
 from torch_xdist.core.sharding.layout import Layout
 from torch_xdist.core.trace.values import Device

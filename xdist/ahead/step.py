@@ -16,6 +16,7 @@ from torch_xdist.core.composites import splash_attention
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import compile_options, program
 from torch_xdist.core.programs.jax_internals import module_bytes, options_in
+from torch_xdist.core.programs.launch import Launch, live_values, prepare
 from torch_xdist.core.trace.trace import rows_of
 from torch_xdist.dynamo.private_names import _clear_pending_irs
 
@@ -28,15 +29,15 @@ def pending(topology: Topology, compiler: Compiler) -> Verdict:
     """
     trace: Any = devices_here.trace_of(devices_here.default_index())
     tape = trace.tape
-    values = program.live_values(tape)
+    values = live_values(tape)
     outs = sorted({value.slot for value in values} - tape.buffers.keys())
     tilings = {v.slot: t for v in values if (t := getattr(v, "tiling", None)) is not None}
     del values
-    launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
+    launch = prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
     return compiled(launch, topology, compiler)
 
 
-def compiled(launch: program.Launch, topology: Topology, compiler: Compiler) -> Verdict:
+def compiled(launch: Launch, topology: Topology, compiler: Compiler) -> Verdict:
     """Compile the program of a launch for a topology."""
     there = devices(topology)
     count = 1 if launch.placement is None and not launch.tape.collectives else len(there)
@@ -54,7 +55,7 @@ def compiled(launch: program.Launch, topology: Topology, compiler: Compiler) -> 
     return replace(told, donated=sum(launch.mask), wide_inside=inside)
 
 
-def with_kernels(verdict: Verdict, launch: program.Launch) -> Verdict:
+def with_kernels(verdict: Verdict, launch: Launch) -> Verdict:
     """What is told of a program, with what its kernels compute, which XLA does not count."""
     if not verdict.is_ok:
         return verdict

@@ -12,6 +12,7 @@ from torch_xdist.core.programs import program
 from torch_xdist.core.programs.hlo_text import module_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of
 from torch_xdist.core.programs.jax_internals import proto_of_module, shardings_in_hlo
+from torch_xdist.core.programs.launch import prepare
 from torch_xdist.core.programs.locations import located, locations_of, no_scope, row_scope
 from torch_xdist.core.run.graph_text import part_of
 from torch_xdist.core.trace.notes import notes_of
@@ -45,7 +46,7 @@ def lower_graph(tape: Tape, device: Device, roots: Sequence[int], name: str) -> 
     if device.layout is None:
         lowered = _as_function(part, outs, name)
     else:
-        lowered = program.lowered(program.prepare(part, device, outs, may_donate=False))
+        lowered = program.lowered(prepare(part, device, outs, may_donate=False))
     with shardings_in_hlo():
         module = module_text(lowered, with_locations=bool(notes_of(part.entries)))
     module = _MODULE_NAME.sub(lambda _: f'module @"jit_{name}"', module, count=1)

@@ -17,9 +17,10 @@ import jax
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs import program, program_words
-from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import Launch, prepare
 from torch_xdist.core.programs.program_cache import Program
+from torch_xdist.core.rows import program_words
 from torch_xdist.core.run import analysis, cuts, reports
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.sharding.tiling import Tiling
@@ -138,7 +139,7 @@ def _launch(graph: Graph, buffers: Sequence[jax.Array]) -> Launch:
         # XLA takes a buffer that it may overwrite once.
         uses = Counter(map(id, buffers))
         donated = {slot for slot in donated if uses[id(given[slot])] == 1}
-    return program.prepare(
+    return prepare(
         tape, graph.device, graph.outs, may_donate=False, donated=donated, tilings=graph.tilings
     )
 
@@ -158,16 +159,16 @@ def warm_up(graph: Graph, buffers: Sequence[jax.Array]) -> None:
         _program(_launch(graph, buffers))
 
 
-def _program(launch: Launch) -> tuple[Program, bool]:
-    """The program of a launch, and whether it was compiled just now."""
+def _program(launch: Launch) -> tuple[Launch, Program, bool]:
+    """A launch, its program, and whether that was compiled just now."""
     compiled = program.PROGRAMS.get(launch.key())
     if compiled is not None:
-        return compiled, False
-    _, compiled, is_new = program.find(launch)
+        return launch.giving(compiled.mask), compiled, False
+    launch, compiled, is_new = program.find(launch)
     if is_new:
         reason = analysis.DYNAMO_COMPILE
         analysis.of_compilation(launch, reason, reason, compiled)
-    return compiled, is_new
+    return launch, compiled, is_new
 
 
 def run(graph: Graph, buffers: Sequence[jax.Array]) -> list[XlaTensor]:
@@ -178,7 +179,7 @@ def run(graph: Graph, buffers: Sequence[jax.Array]) -> list[XlaTensor]:
     if not graph.outs:
         return []
     trace = trace_of_thread(graph.device)
-    compiled, is_new = _program(launch)
+    launch, compiled, is_new = _program(launch)
     reports.before_run(launch.tape, graph.device, graph.outs, is_dynamo=True)
     trace.last_cut = cuts.note(analysis.DYNAMO, compiled.rows, is_new, compiled.fingerprint)
     trace.cut_count += 1

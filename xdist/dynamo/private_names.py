@@ -10,7 +10,7 @@ import torch
 from torch_xdist.core.alias.storage import address_of
 from torch_xdist.core.devices import device, rng, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs.program import live_values
+from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.placeholders import FORGOTTEN, Placeholder

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from torch_xdist.core.devices import device
-from torch_xdist.core.programs.program import live_values
+from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run.device_trace import DeviceTrace, trace_of_thread
 from torch_xdist.core.run.graph_text import render
 from torch_xdist.core.trace.operators import let_numbers_be_constants

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run.device_trace import DeviceTrace
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
@@ -164,7 +164,7 @@ class Ends:
         """
         # Stands for a value that a tape lists and nothing else refers to.
         listed = [Value.__new__(Value)]
-        values = [*program.live_values(self._tape), listed[0]]
+        values = [*live_values(self._tape), listed[0]]
         *counts, least = map(sys.getrefcount, values)
         written = set(self._values["writes"])
         return [

@@ -18,8 +18,7 @@ from torch.utils import _pytree as pytree
 
 from torch_xdist.core.devices import closures
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.programs import program
-from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs.launch import Launch, held_values
 from torch_xdist.core.run.cuts import last_collective
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.core.run.known_run import Known
@@ -352,7 +351,7 @@ def _held_leaves(tape: Tape) -> set[int]:
 
     What `.to` puts on the device is written into a value that the tape lists.
     """
-    held = {*map(id, program.held_values(tape))}
+    held = {*map(id, held_values(tape))}
     dead = Counter(id(value.buffer) for value in tape.values if id(value) not in held)
     stand_in = {0: object()}
     least = sys.getrefcount(stand_in[0])

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch_xdist import metrics, settings, world
 from torch_xdist.collectives.shared_memory import transport as shared_memory
 from torch_xdist.core.devices import closures, device, transfer
-from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run import analysis, reports
 from torch_xdist.core.run.cuts import SYNC
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace, trace_of_thread, traces_of
@@ -66,7 +66,7 @@ def end_step(
     now = settings.current()
     if now.step_log:
         print("torch_xla.torch_xla::sync", file=sys.stderr, flush=True)
-    outputs = program.live_values(trace.tape) if wait or now.sync_wait else []
+    outputs = live_values(trace.tape) if wait or now.sync_wait else []
     if replay is None:
         trace.cut(SYNC, cause=cause)
     else:
@@ -96,7 +96,7 @@ def settle(reason: str) -> None:
     Raises what failed on the device.
     """
     pending = [trace for trace in HERE.by_device.values() if trace.tape.entries]
-    outputs = [value for trace in pending for value in program.live_values(trace.tape)]
+    outputs = [value for trace in pending for value in live_values(trace.tape)]
     run_own(reason)
     here = device.device_at(device.default_index())
     if device.are_described():

@@ -1,19 +1,15 @@
 """Programs: a tape compiled by XLA, cached by what it was made of.
 
-A cut asks `prepare` for a launch, `find` for its program (which compiles where none is cached) and
+A cut prepares a launch, asks `find` for its program (which compiles where none is cached) and
 `execute` for the results. Until `execute` nothing has happened that could not be done again.
 """
 
 import itertools
-import operator
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,112 +29,21 @@ from torch_xdist.core.programs.jax_internals import (
     in_one_call,
     in_profile,
 )  # fmt: skip
+from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
 from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
-from torch_xdist.core.programs.program_words import call, digest, fingerprint, over_layout
-from torch_xdist.core.programs.sharded_program import MARK, OnLayout, Placement, placement_of
+from torch_xdist.core.programs.sharded_program import MARK, OnLayout
 from torch_xdist.core.rows import aliases, better_rows, refused_dtypes
-from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.trace import donation, global_state, op_counts, placeholders
+from torch_xdist.core.rows.program_words import call, digest, fingerprint, over_layout
+from torch_xdist.core.trace import donation, global_state, op_counts
 from torch_xdist.core.trace.plans import PLANS
-from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
-from torch_xdist.core.trace.values import Device, Value
+from torch_xdist.core.trace.trace import rows_of, types_of
 from torch_xdist.progress import PROGRESS
 
 _first_filter: object = None
 
 PROGRAMS = ProgramCache()
-
-
-@dataclass(slots=True)
-class Launch:
-    """What one cut runs.
-
-    Attributes:
-        leaves: the slots of the leaves.
-        mask: for each of them whether its buffer is donated.
-        outs: the slots whose values are wanted.
-        donated, kept: the leaves' buffers.
-        placement: how leaves and results lie; None for a device that is one.
-    """
-
-    tape: Tape
-    device: Device
-    entries: tuple[Entry, ...]
-    leaves: tuple[int, ...]
-    mask: tuple[bool, ...]
-    outs: tuple[int, ...]
-    donated: tuple[jax.Array, ...]
-    kept: tuple[jax.Array, ...]
-    placement: Placement | None = None
-
-    def key(self) -> tuple[Any, ...]:
-        """What determines the program."""
-        state = global_state.of_program(self.device.choices)
-        here = self.placement if self.placement is not None else self.device.index
-        return self.entries, self.leaves, self.mask, self.outs, here, state
-
-
-def held_values(tape: Tape) -> list[Value]:
-    """The values a tape lists that something besides it still refers to, in order."""
-    # Stands for a value that only the tape refers to. How many references `getrefcount` counts
-    # then depends on the release of Python and on debuggers, so it is measured, not known.
-    unreferenced = [Value.__new__(Value)]
-    listed = [*tape.values, unreferenced[0]]
-    counts = [*map(sys.getrefcount, listed)]
-    return [*itertools.compress(listed, map(counts[-1].__lt__, counts))]
-
-
-def live_values(tape: Tape) -> list[Value]:
-    """The values of a tape that a run of it gives buffers: pending, and held by something."""
-    epoch = tape.epoch
-    # One that was written since, or whose storage was freed, is of another epoch.
-    return [v for v in held_values(tape) if v.epoch == epoch and v.buffer is None]
-
-
-def prepare(
-    tape: Tape,
-    device: Device,
-    outs: Sequence[int],
-    *,
-    may_donate: bool,
-    donated: Collection[int] = (),
-    tilings: Mapping[int, Tiling] = MappingProxyType({}),
-) -> Launch:
-    """Decide which buffers are donated: those that nobody but the tape holds.
-
-    Args:
-        donated: the slots of leaves that are, whoever holds them.
-        tilings: how results shall lie on the logical device, by slot.
-    """
-    leaves = tuple(tape.buffers)
-    unreferenced = [object()]
-    buffers: list[Any] = [*tape.buffers.values(), unreferenced[0]]
-    *counts, least = map(sys.getrefcount, buffers)
-    buffers.pop()
-    if placeholders.are_alive() and may_donate:
-        placeholders.check_none(buffers)
-    mask = [False] * len(buffers)
-    if may_donate:
-        mask = donation.mask([*map(least.__ge__, counts)], buffers)
-    if donated:
-        mask = [slot in donated for slot in leaves]
-    mask = donation.without_exported(mask, buffers)
-    placement = None
-    if device.layout is not None:
-        buffers, placement = placement_of(buffers, device.layout, [*map(tilings.get, outs)])
-    return Launch(
-        tape,
-        device,
-        tuple(tape.entries),
-        leaves,
-        tuple(mask),
-        tuple(outs),
-        tuple(itertools.compress(buffers, mask)),
-        tuple(itertools.compress(buffers, map(operator.not_, mask))),
-        placement,
-    )
 
 
 def find(
@@ -154,10 +59,42 @@ def find(
     program = PROGRAMS.get(key)
     if program is not None:
         metrics.count("CachedCompile")
-        return launch, program, False
+        return launch.giving(program.mask), program, False
     other_launch = instead(launch) if instead is not None else None
     if other_launch is not None:
         return find(other_launch, kind)
+    fewer, is_enough = _fewer(launch, key)
+    if fewer != launch.mask:
+        found = find(launch.giving(fewer), kind)
+        if is_enough:
+            PROGRAMS.put_also(key, found[1])
+        return found
+    return launch, _compiled(launch, key, kind), True
+
+
+def _fewer(launch: Launch, key: Any) -> tuple[tuple[bool, ...], bool]:
+    """Which buffers are given away of those that may be, and whether the others have no use.
+
+    A program that is given fewer serves as well, but takes memory for what it could write over
+    them; where that is wanted once, it is not worth a compilation.
+    """
+    given = launch.donated
+    # What the user gave away goes, of use or not.
+    if not given or any(map(donation.is_given, given)):
+        return launch.mask, True
+    types = types_of(launch.entries)
+    leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
+    known = [mask for mask in PROGRAMS.masks(key) if aliases.is_within(mask, launch.mask)]
+    for mask in known:
+        if aliases.is_enough(mask, launch.mask, leaves, results):
+            return mask, True
+    if known and not PROGRAMS.missed_again(key):
+        return max(known, key=sum), False
+    return aliases.of_use(launch.mask, leaves, results), True
+
+
+def _compiled(launch: Launch, key: Any, kind: str) -> Program:
+    """The program of a launch, which is compiled and kept."""
     metrics.count("UncachedCompile")
     if settings.asks_for_stablehlo():
         # It always is what XLA is given here; torch_xla counts where it is asked for.
@@ -197,7 +134,7 @@ def find(
         forget_types()
     if full:
         warn_full(full)
-    return launch, program, True
+    return program
 
 
 def _silence() -> None:
@@ -272,6 +209,7 @@ def make(launch: Launch, *, announces: bool = False) -> Program:
     return Program(
         executable=_executable(launch, step, calls, manual, locations),
         outs=outs,
+        mask=launch.mask,
         fingerprint=fingerprint(entries),
         collectives=digest(call for call, _ in calls) if calls else "",
         rows=len(rows),

@@ -10,8 +10,9 @@ import heapq
 import sys
 import threading
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,20 @@ _SHARE_OF_MAPS = 0.5
 # Of host memory, as measured on the CPU (docs/benchmarks.md): by a program, and by each operator.
 _BYTES_PER_PROGRAM, _BYTES_PER_ROW = 300_000, 17_000
 _MB = 10**6
+# A program that is missed again before so many others ran is missed in each step.
+_RUNS_BETWEEN = 4
+# How many keys that were missed are remembered.
+_REMEMBERED = 256
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
     """One compiled tape.
 
     Attributes:
         executable: how it is lowered and compiled (see `collective_program`).
         outs: the slots whose values it returns.
+        mask: which leaves' buffers it is given for its results.
         fingerprint: of all it computes; the same on every rank that recorded the same.
         collectives: the fingerprint of its collectives alone, in which ranks must agree; "" for
             none.
@@ -52,6 +58,7 @@ class Program:
 
     executable: Any
     outs: tuple[int, ...]
+    mask: tuple[bool, ...]
     fingerprint: str
     collectives: str
     rows: int
@@ -65,8 +72,13 @@ class Program:
     early: Early | None = None
     # When it was last asked for, by the clock of the cache.
     used: int = 0
-    # Whether the cache has it.
-    is_kept: bool = False
+    # Under which the cache has it.
+    keys: list[Key] = field(default_factory=list)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the cache has it."""
+        return bool(self.keys)
 
     @property
     def host_bytes(self) -> int:
@@ -84,23 +96,26 @@ class ProgramCache:
     def __init__(self) -> None:
         self._programs: dict[Key, Program] = {}
         self._time = 0
+        # When keys were missed for which no program was compiled, by their hashes.
+        self._missed: OrderedDict[int, int] = OrderedDict()
         self._held_bytes = 0
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._programs)
+        return len(self.values())
 
-    def values(self) -> Iterable[Program]:
+    def values(self) -> Collection[Program]:
         """The programs, in the order they were made."""
-        return self._programs.values()
+        return dict.fromkeys(self._programs.values()).keys()
 
     def clear(self) -> None:
         """Forget every program; what runs at the moment runs on."""
         with self._lock:
             for program in self._programs.values():
-                program.is_kept = False
+                program.keys.clear()
             self._programs.clear()
+            self._missed.clear()
             self._held_bytes = 0
 
     def get(self, key: Key) -> Program | None:
@@ -121,24 +136,62 @@ class ProgramCache:
             self._time = program.used = self._time + 1
             replaced = self._programs.get(key)
             if replaced is not None:
-                replaced.is_kept = False
+                self._forget(replaced)
             self._programs[key] = program
-            program.is_kept = True
-            self._held_bytes += program.host_bytes - (replaced.host_bytes if replaced else 0)
+            program.keys.append(key)
+            self._held_bytes += program.host_bytes
         return dropped, full
+
+    def put_also(self, key: Key, program: Program) -> None:
+        """Keep a program under another key too, as long as it is kept."""
+        with self._lock:
+            if program.keys and key not in self._programs:
+                self._programs[key] = program
+                program.keys.append(key)
+
+    def masks(self, key: Key) -> list[tuple[bool, ...]]:
+        """What those programs are given for their results whose keys differ in this alone."""
+        entries, leaves, _, *rest = key
+        found = [*self._programs.items()]
+        return [
+            program.mask
+            for known, program in found
+            if known[1] == leaves and [*known[3:]] == rest and known[0] == entries
+        ]
+
+    def missed_again(self, key: Key) -> bool:
+        """Whether a key was asked about only just: a program of its own is worth compiling.
+
+        One that is seldom wanted, where tensors shared their arrays once, another can stand for.
+        """
+        name = hash(key)
+        with self._lock:
+            at = self._missed.pop(name, None)
+            if at is not None and self._time - at < _RUNS_BETWEEN:
+                return True
+            self._missed[name] = self._time
+            while len(self._missed) > _REMEMBERED:
+                self._missed.popitem(last=False)
+        return False
+
+    def _forget(self, program: Program) -> None:
+        for key in program.keys:
+            del self._programs[key]
+        program.keys.clear()
+        self._held_bytes -= program.host_bytes
 
     def _make_room(self, program: Program) -> tuple[list[Program], str]:
         dropped: list[Program] = []
         full = ""
         limit = settings.current().cache_size
-        surplus = len(self._programs) + 1 - limit
+        surplus = len(self) + 1 - limit
         if surplus > 0:
             dropped += self._drop(surplus)
             full = f"{limit} programs (XLA_COMPILATION_CACHE_SIZE)"
         limit_mb = settings.current().programs_mb
         while self._programs and self._held_bytes + program.host_bytes > limit_mb * _MB:
             # Some at once, for the oldest are looked for among all.
-            dropped += self._drop(1 + len(self._programs) // 64)
+            dropped += self._drop(1 + len(self) // 64)
             full = f"about {limit_mb} MB of programs (XDIST_PROGRAMS_MB)"
         self._until_look -= 1
         if self._until_look <= 0:
@@ -146,19 +199,17 @@ class ProgramCache:
             allowed = allowed_maps()
             if used_maps() > allowed * _SHARE_OF_MAPS:
                 # Half at once, so that the next compilations need not look again.
-                held = len(self._programs)
+                held = len(self)
                 dropped += self._drop(held - held // 2)
                 full = f"half of the {allowed} memory maps of a process (vm.max_map_count)"
         return dropped, full
 
     def _drop(self, count: int) -> list[Program]:
-        oldest = heapq.nsmallest(count, self._programs.items(), key=lambda item: item[1].used)
-        for key, program in oldest:
-            del self._programs[key]
-            program.is_kept = False
-            self._held_bytes -= program.host_bytes
+        oldest = heapq.nsmallest(count, self.values(), key=lambda program: program.used)
+        for program in oldest:
+            self._forget(program)
         metrics.count("EvictedProgram", len(oldest))
-        return [program for _, program in oldest]
+        return oldest
 
 
 def used_maps() -> int:

@@ -1,5 +1,6 @@
 """Which result of a program is written over which array that is given away."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -45,3 +46,50 @@ _Kind = tuple[tuple[int, ...], torch.dtype]
 def _kind(type_: TensorType) -> _Kind:
     """What two arrays must share to have one place; strides are torch's alone."""
     return type_.shape, type_.dtype
+
+
+def of_use(
+    mask: Sequence[bool], leaves: Sequence[TensorType], results: Sequence[TensorType]
+) -> tuple[bool, ...]:
+    """The mask without arrays that nothing can be written over, as no result is of their kind.
+
+    Args:
+        mask: which of the leaves may be given away.
+    """
+    kinds = {*map(_kind, results)}
+    return tuple([give and _kind(leaf) in kinds for give, leaf in zip(mask, leaves)])
+
+
+def is_within(less: Sequence[bool], mask: Sequence[bool]) -> bool:
+    """Whether the mask gives all that `less` does."""
+    return all(other for one, other in zip(less, mask) if one)
+
+
+def is_enough(
+    less: Sequence[bool],
+    mask: Sequence[bool],
+    leaves: Sequence[TensorType],
+    results: Sequence[TensorType],
+) -> bool:
+    """Whether a program that is given `less` needs nothing of what the mask gives beside it."""
+    missing = _missing(less, leaves, results)
+    rest = [leaf for one, other, leaf in zip(less, mask, leaves) if other and not one]
+    return all(missing[_kind(leaf)] <= 0 for leaf in rest)
+
+
+def wanted(
+    mask: Sequence[bool], leaves: Sequence[TensorType], results: Sequence[TensorType]
+) -> list[int]:
+    """The places of leaves that the mask does not give, and that results could be written over."""
+    missing = _missing(mask, leaves, results)
+    found = enumerate(zip(mask, leaves))
+    return [place for place, (give, leaf) in found if not give and missing[_kind(leaf)] > 0]
+
+
+def _missing(
+    mask: Sequence[bool], leaves: Sequence[TensorType], results: Sequence[TensorType]
+) -> Counter[_Kind]:
+    """How many results of each kind have nothing to be written over."""
+    found = Counter(map(_kind, results))
+    found.subtract(_kind(leaf) for give, leaf in zip(mask, leaves) if give)
+    return found

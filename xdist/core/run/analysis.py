@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from torch_xdist import settings, world
-from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.trace.trace import rows_of
 from torch_xdist.core.trace.user_frames import called_by_user, frames_of_user, user_line

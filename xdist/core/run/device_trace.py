@@ -18,7 +18,7 @@ import jax
 
 from torch_xdist import metrics, settings, world
 from torch_xdist.collectives.errors import CollectiveError
-from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import Launch, live_values
 from torch_xdist.core.run import analysis, cuts
 from torch_xdist.core.run.cuts import Cut, Rounds
 from torch_xdist.core.run.tape_run import TapeRun
@@ -62,7 +62,7 @@ class DeviceTrace(Trace):
         super().__init__(device, device.random, min(limit, self.rounds.patience))
         self.cut_count = 0
         self.last_cut: Cut | None = None
-        self.observer: Callable[[TapeRun, program.Launch], None] | None = None
+        self.observer: Callable[[TapeRun, Launch], None] | None = None
         # Whether the tape is one that could not be compiled.
         self._is_stuck = False
         # Why the values of an epoch are gone.
@@ -129,7 +129,7 @@ class DeviceTrace(Trace):
             self.tape = Tape()
             self.limit = min(self.most, self.rounds.patience)
             self.finish_writes(tape)
-            run.live = program.live_values(tape)
+            run.live = live_values(tape)
             results = run.results(slots, reason, cause)
             self._count(run, started_s)
             return results
@@ -170,7 +170,7 @@ class DeviceTrace(Trace):
         try:
             self.tape = Tape()
             self.finish_writes(tape)
-            live = program.live_values(tape)
+            live = live_values(tape)
             apart = [value for value in live if value.slot in hollow]
             live = [value for value in live if value.slot not in hollow]
             kept = needed_rows(tape, [*(v.slot for v in live), *tape.collectives])

@@ -11,10 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 from torch_xdist import settings
-from torch_xdist.core.programs import program, program_words
+from torch_xdist.core.programs import program
 from torch_xdist.core.programs.hlo_text import hlo_text, module_text, optimized_text
 from torch_xdist.core.programs.jax_internals import proto_of_module, shardings_in_hlo
+from torch_xdist.core.programs.launch import prepare
 from torch_xdist.core.programs.locations import op_name
+from torch_xdist.core.rows import program_words
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.tapes.partial_run import copy_rows, needed_rows, post_order
 from torch_xdist.core.trace.notes import Note, note_of_buffer, notes_of
@@ -240,7 +242,7 @@ def _lowered(
     part, places = part_of(tape, device, roots)
     outs = tuple(dict.fromkeys(places[slot] for slot in roots))
     moved = {places[slot]: tiling for slot, tiling in tilings.items()}
-    launch = program.prepare(part, device, outs, may_donate=False, tilings=moved)
+    launch = prepare(part, device, outs, may_donate=False, tilings=moved)
     return program.lowered(launch)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_xdist import metrics, settings, world
-from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.run import cuts
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.run.program_difference import REMEDIES, Difference, Known, difference, nearest

@@ -3,7 +3,7 @@
 import sys
 
 from torch_xdist import metrics
-from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import held_values
 from torch_xdist.core.run.device_trace import all_traces
 from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.values import RootValue
@@ -23,7 +23,7 @@ def _count_pending() -> None:
 def _tensors_alive() -> int:
     """How many values with storages something besides a tape refers to, and a fixed number."""
     tapes = [trace.tape for trace in all_traces()]
-    dead = sum(len(tape.values) - len(program.held_values(tape)) for tape in tapes)
+    dead = sum(len(tape.values) - len(held_values(tape)) for tape in tapes)
     return sys.getrefcount(RootValue) - dead
 
 

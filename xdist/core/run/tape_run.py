@@ -11,11 +11,12 @@ import jax
 from torch_xdist import metrics
 from torch_xdist.core.kept.known_plans import KNOWN
 from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import Launch, prepare
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import analysis, cuts, mid_step_cuts, recompilations, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.tapes import moving_slices
+from torch_xdist.core.tapes import moving_slices, own_arrays
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Value
@@ -64,13 +65,13 @@ class TapeRun:
         reports.before_run(tape, trace.device, outs)
         tilings = self._tilings() if trace.device.layout is not None else {}
         started = time.perf_counter()
-        launch = program.prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
+        launch = prepare(tape, trace.device, outs, may_donate=True, tilings=tilings)
         unwrapped_s = time.perf_counter() - started
         self.is_compiling = True
         # In eager mode the metrics count operators apart, so that programs stand out.
         kind = _EAGER_OP if reason == cuts.EAGER else ""
         asked_s = time.perf_counter()
-        launch, compiled, is_new = program.find(launch, kind, moving_slices.as_inputs)
+        launch, compiled, is_new = program.find(launch, kind, _instead)
         compile_s = time.perf_counter() - asked_s
         self.program = compiled
         self.is_compiling = False
@@ -123,6 +124,11 @@ class TapeRun:
             if value.epoch == epoch:
                 value.buffer = buffer
         self.is_done = True
+
+
+def _instead(launch: Launch) -> Launch | None:
+    """What to launch instead of what would have to be compiled."""
+    return moving_slices.as_inputs(launch) or own_arrays.as_own(launch)
 
 
 def _wait_for(results: Sequence[jax.Array]) -> None:

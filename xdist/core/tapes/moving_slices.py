@@ -15,8 +15,7 @@ from typing import Any
 import jax
 
 from torch_xdist import metrics
-from torch_xdist.core.programs import program
-from torch_xdist.core.programs.program import Launch
+from torch_xdist.core.programs.launch import Launch, prepare
 from torch_xdist.core.tapes.partial_run import copy_rows
 from torch_xdist.core.tapes.placed_rows import Placed, anywhere, follows, placed, read, with_number
 from torch_xdist.core.trace.notes import carry
@@ -58,7 +57,7 @@ def as_inputs(launch: Launch) -> Launch | None:
     tape, places, fed = _fed_with(launch, taken, changed)
     given = [places[s] for s in itertools.compress(launch.leaves, launch.mask) if s in places]
     outs = [places[slot] for slot in launch.outs]
-    return program.prepare(tape, launch.device, outs, may_donate=False, donated={*given, *fed})
+    return prepare(tape, launch.device, outs, may_donate=False, donated={*given, *fed})
 
 
 # The parts that rows read and write, by slot; None for views of such parts.

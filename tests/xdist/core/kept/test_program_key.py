@@ -7,6 +7,7 @@ import torch
 from torch_xdist.core.devices import precision
 from torch_xdist.core.kept import on_disk, program_key
 from torch_xdist.core.programs import program
+from torch_xdist.core.programs.launch import prepare
 from torch_xdist.core.run.device_trace import trace_of_thread
 from torch_xdist.core.trace.trace import Tape
 
@@ -30,7 +31,7 @@ def tape_of(make):
 def key_of(make, **named):
     """The key of what a call records, called as it is but for what is named."""
     tape, device, kept = tape_of(make)
-    launch = program.prepare(tape, device, [len(tape.entries) - 1], may_donate=False)
+    launch = prepare(tape, device, [len(tape.entries) - 1], may_donate=False)
     call = launch.leaves, named.get("mask", launch.mask), named.get("outs", launch.outs)
     signature = program.signature(launch, program.make(launch))
     del kept

@@ -47,12 +47,18 @@ def run(rows):
     assert result.cpu().sum() == rows * 6
 
 
+def program_of(mask, name="", rows=0):
+    return program_cache.Program(None, (), mask, name, "", rows, frozenset(), (0, 0), (), ())
+
+
 def filled(count):
     """A cache of so many programs, and why the last one that went had to go."""
     cache = program_cache.ProgramCache()
     full = ""
     for number in range(count):
-        program = program_cache.Program(None, (), str(number), "", 0, frozenset(), (0, 0), (), ())
+        program = program_cache.Program(
+            None, (), (), str(number), "", 0, frozenset(), (0, 0), (), ()
+        )
         full = cache.put((number,), program)[1] or full
     return cache, full
 
@@ -76,9 +82,7 @@ def test_programs_make_room_where_they_hold_too_much_memory(monkeypatch):
     try:
         cache = program_cache.ProgramCache()
         for number, rows in enumerate((0, 50, 0, 1000, 0)):
-            made = program_cache.Program(
-                None, (), str(number), "", rows, frozenset(), (0, 0), (), ()
-            )
+            made = program_of((), str(number), rows)
             dropped, full = cache.put((number,), made)
             if number == 2:
                 assert not dropped and len(cache) == 3
@@ -176,3 +180,42 @@ def test_what_was_traced_for_the_logical_device_is_gone_too():
     ((x * 2).sin() + 1).tolist()
     made = [one for one in program.PROGRAMS.values() if type(one.executable) is OnLayout]
     assert made and all(one.executable._function is None for one in made)
+
+
+def key_of(mask, entries=("row",)):
+    return entries, (0, 1), mask, (2,), 0, ()
+
+
+def test_a_program_has_further_keys_and_counts_once():
+    cache = program_cache.ProgramCache()
+    made, all_, one = program_of((True, False)), key_of((True, True)), key_of((True, False))
+    cache.put(one, made)
+    cache.put_also(all_, made)
+    assert cache.get(all_) is cache.get(one) is made
+    assert len(cache) == 1 and [*cache.values()] == [made]
+    assert {*cache.masks(key_of((False, False)))} == {(True, False)}
+    assert cache.masks(key_of((False, False), ("other",))) == []
+    cache.put(one, program_of((True, False)))
+    assert not made.is_kept and cache.get(all_) is None and len(cache) == 1
+    cache.put_also(all_, made)
+    assert cache.get(all_) is None
+
+
+def test_a_key_is_missed_again_where_few_programs_ran_since():
+    cache = program_cache.ProgramCache()
+    made = program_of(())
+    assert not cache.missed_again(key_of((True, True)))
+    cache.use(made)
+    assert not cache.missed_again(key_of((False, True)))
+    assert cache.missed_again(key_of((True, True)))
+    for _ in range(8):
+        cache.use(made)
+    assert not cache.missed_again(key_of((False, True)))
+
+
+def test_of_many_keys_that_were_missed_the_last_are_remembered():
+    cache = program_cache.ProgramCache()
+    for number in range(300):
+        assert not cache.missed_again((number,))
+    assert cache.missed_again((299,)) and not cache.missed_again((0,))
+    assert len(cache._missed) == 256

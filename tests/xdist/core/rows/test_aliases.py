@@ -14,7 +14,9 @@ import torch_xla
 from torch_xdist.core.devices import device as devices_here
 from torch_xdist.core.programs import program
 from torch_xdist.core.programs.jax_internals import alias
+from torch_xdist.core.programs.launch import live_values, prepare
 from torch_xdist.core.rows import aliases
+from torch_xdist.core.trace.tensor_types import TensorType
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
@@ -61,8 +63,8 @@ def assert_each_has_its_own_place(step, tensors):
     before = [id(t.value.buffer) for t in tensors()]
     step()
     tape = devices_here.trace_of(devices_here.default_index()).tape
-    outs = sorted({value.slot for value in program.live_values(tape)} - tape.buffers.keys())
-    launch = program.prepare(tape, devices_here.device_at(0), outs, may_donate=True)
+    outs = sorted({value.slot for value in live_values(tape)} - tape.buffers.keys())
+    launch = prepare(tape, devices_here.device_at(0), outs, may_donate=True)
     given = [*compress(launch.leaves, launch.mask)]
     found = aliases.pairs(launch.entries, given, launch.outs)
     places = {id(tape.buffers[slot]): place for place, slot in enumerate(given)}
@@ -135,3 +137,28 @@ def test_the_rest_keeps_as_many_places():
     alias(program, {0: 3, 1: 4, 2: 1})
     # Of another type, or not read: as if nothing was said.
     assert told(program) == [0, 1, 3, None]
+
+
+def types(*shapes):
+    return [TensorType(shape, torch.float32, (1,), 0) for shape in shapes]
+
+
+def test_arrays_are_given_away_where_a_result_is_of_their_kind():
+    leaves, results = types((2,), (3,), (2,)), types((2,))
+    assert aliases.of_use((True, True, False), leaves, results) == (True, False, False)
+
+
+def test_a_program_that_is_given_less_is_enough_where_each_result_has_a_place():
+    leaves, results = types((2,), (2,), (3,)), types((2,))
+    more = True, True, True
+    assert aliases.is_enough((True, False, False), more, leaves, results)
+    assert not aliases.is_enough((False, False, True), more, leaves, results)
+    assert not aliases.is_enough((True, False, False), more, leaves, results * 2)
+
+
+def test_what_is_wanted_is_what_results_have_no_place_in():
+    leaves, results = types((2,), (2,), (3,)), types((2,), (2,))
+    assert aliases.wanted((True, False, False), leaves, results) == [1]
+    assert aliases.wanted((True, True, False), leaves, results) == []
+    assert aliases.is_within((True, False), (True, True))
+    assert not aliases.is_within((True, False), (False, True))
