@@ -34,7 +34,8 @@ def sgd_step(
     ):
         buffer = momentum_buffer_list[index]
         if buffer is None:
-            buffer = gradient.detach().clone()
+            # The update starts it with the gradient.
+            buffer = torch.zeros_like(gradient)
             momentum_buffer_list[index] = buffer
         _xla_sgd_optimizer_step_(
             found_inf, step, param, buffer, gradient,

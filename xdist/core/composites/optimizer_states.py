@@ -6,38 +6,58 @@ step would compile anew all that both do.
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 import torch.optim.optimizer as torch_optimizer
+from torch.utils import _pytree
 
 from torch_xdist.core.devices import transfer
-from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.record.arguments import find
-from torch_xdist.core.record.dispatch import learn, record
-from torch_xdist.core.record.handlers_copy import is_elsewhere
-from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.core.devices.tensor import XlaTensor
+from torch_xdist.core.record.dispatch import learn
+from torch_xdist.core.run.device_trace import HERE, DeviceTrace
+from torch_xdist.core.tapes.fills import Fill, give_values, take_back
 from torch_xdist.core.trace.operators import Op, op_of
-from torch_xdist.core.trace.plans import Plan
-from torch_xdist.core.trace.values import RootValue
+from torch_xdist.core.trace.trace import Trace
+from torch_xdist.core.trace.values import Value
 from torch_xdist.dtypes import to_jax
+from torch_xdist.progress import PROGRESS
 from torch_xdist.releases import patches
 
 _aten = torch.ops.aten
-_FILLS = {
+# What fills with a number: that, or the name and place it has among the arguments.
+_FILLS: dict[Any, int | tuple[str, int]] = {
     _aten.zeros_like.default: 0,
     _aten.new_zeros.default: 0,
     _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+    _aten.full_like.default: ("fill_value", 1),
+    _aten.new_full.default: ("fill_value", 2),
+    # torch makes its `zeros`, `ones` and `full` of an empty tensor and these.
+    _aten.zero_.default: 0,
+    _aten.fill_.Scalar: ("value", 1),
 }
-_STRIDED = None, torch.strided
+_MAKERS = *_FILLS, _aten.clone.default
 
 
 class _Now(threading.local):
-    """Whether this thread is in the first step of an optimizer."""
+    """What this thread does.
 
-    is_first = False
+    Attributes:
+        first: the optimizers in whose first steps it is, one within the other.
+        made: what had its values at once there.
+        step: of the script, in which the last of them began.
+    """
+
+    step = 0
+
+    def __init__(self) -> None:
+        self.first: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.made: list[Fill] = []
 
 
 _now = _Now()
@@ -70,21 +90,46 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         p.__class__ is XlaTensor for group in optimizer.param_groups for p in group["params"]
     ):
         return
-    # A step that raises has no end; what is made at once after it is made all the same.
-    _now.is_first = True
-    for func in _FILLS:
+    _now.first.add(optimizer)
+    _now.step = PROGRESS.step
+    for func in _MAKERS:
         if op_of(func).general is None:
             learn(func)
         op_of(func).handler = _made_at_once
-    if optimizer.__class__ is torch.optim.SGD:
+    if isinstance(HERE.trace, DeviceTrace):
+        HERE.trace.before_cut = _before_cut
+    # A subclass that is not ours may begin otherwise.
+    is_known = optimizer.__class__ is torch.optim.SGD or hasattr(optimizer, "takes_found_inf")
+    if is_known and isinstance(optimizer, torch.optim.SGD):
         _begin_momentum(optimizer)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if _now.is_first:
-        _now.is_first = False
-        for func in _FILLS:
-            op_of(func).handler = None
+    if optimizer not in _now.first:
+        return
+    # What is gone was no state: the later steps make it anew.
+    take_back(HERE.trace, _now.made, {id(fill.value()) for fill in _now.made})
+    _now.first.remove(optimizer)
+    if not _now.first:
+        _end()
+
+
+def _end() -> None:
+    _now.first.clear()
+    _now.made.clear()
+    for func in _MAKERS:
+        op_of(func).handler = None
+    if isinstance(HERE.trace, DeviceTrace):
+        HERE.trace.before_cut = None
+
+
+def _before_cut() -> None:
+    """Values are read within a first step: what is no state by now is made anew by later ones."""
+    states: set[int] = set()
+    for optimizer in _now.first:
+        leaves = _pytree.tree_leaves([*optimizer.state.values(), *optimizer.param_groups])
+        states.update(id(leaf.value) for leaf in leaves if leaf.__class__ is XlaTensor)
+    take_back(HERE.trace, _now.made, states)
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -101,17 +146,55 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _made_at_once(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    is_here = not is_elsewhere(args[0], kwargs.get("device"))
-    is_plain = is_here and kwargs.get("layout") in _STRIDED
-    if not _now.is_first or HERE.symbolic is not None or not is_plain:
-        return record(op, args, kwargs)
-    call, plan = find(op, args, kwargs)
-    trace = call.trace
-    if not isinstance(plan, Plan) or trace is None or trace.device.layout is not None:
-        return record(op, args, kwargs)
-    type_ = plan.types[0]
-    assert type_ is not None
-    value = RootValue(type_, trace)
-    filled = np.broadcast_to(np.array(_FILLS[op.func], to_jax(type_.dtype)), type_.shape)
-    value.buffer = transfer.put(filled, trace.device)  # type: ignore[assignment]
-    return wrap(value)
+    """Record what may make a state, and let this have its values at once, as states have them."""
+    if _now.first and _now.step != PROGRESS.step:
+        _end()  # A first step that raised has no end of its own.
+    is_new = not op.func._schema.is_mutable or _is_empty(args[0])
+    assert op.general is not None
+    result = op.general(op, args, kwargs)
+    trace = HERE.trace
+    if not (_now.first and is_new and _is_pending(result, trace)):
+        return result
+    buffer = _values(op, args, kwargs, result.value)
+    if buffer is not None:
+        _now.made.append(give_values(result.value, buffer))
+    return result
+
+
+def _is_pending(tensor: Any, trace: Trace) -> bool:
+    """Whether the last row of this thread's tape made a tensor, on a device that is one."""
+    if tensor.__class__ is not XlaTensor or trace.is_symbolic or trace.device.layout is not None:
+        return False
+    value, tape = tensor.value, trace.tape
+    return value.parent is None and value.epoch == tape.epoch
+
+
+def _is_empty(tensor: Any) -> bool:
+    """Whether nothing was written to a tensor since it was made."""
+    trace = HERE.trace
+    if not _is_pending(tensor, trace):
+        return False
+    row: Any = trace.tape.entries[tensor.value.slot]
+    return isinstance(row, tuple) and row[0].name == "empty"
+
+
+def _values(op: Op, args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> jax.Array | None:
+    """The values of what an operator made; None where they are not known."""
+    there = made.trace.device
+    if op.func is _aten.clone.default:
+        source = args[0].value
+        if source.parent is not None or source.buffer is None:
+            return None
+        return jax.device_put(source.buffer, there.jax, may_alias=False)
+    number: Any = _FILLS[op.func]
+    if isinstance(number, tuple):
+        name, place = number
+        number = args[place] if place < len(args) else kwargs.get(name)
+    if not isinstance(number, int | float):
+        return None
+    try:
+        one = np.array(number, to_jax(made.type.dtype))
+    except (OverflowError, ValueError):  # torch has its own way with what a dtype does not hold
+        return None
+    buffer: Any = transfer.put(np.broadcast_to(one, made.type.shape), there)
+    return buffer

@@ -46,51 +46,56 @@ _first_filter: object = None
 PROGRAMS = ProgramCache()
 
 
+# Tells what to launch instead of what is not compiled yet, and whether that is so each time it
+# comes again; None: that itself.
+Instead = Callable[[Launch], tuple[Launch, bool] | None]
+
+
 def find(
-    launch: Launch, kind: str = "", instead: Callable[[Launch], Launch | None] | None = None
+    launch: Launch, kind: str = "", instead: Instead | None = None
 ) -> tuple[Launch, Program, bool]:
     """A launch, its program, and whether that was compiled just now.
 
     Args:
         kind: what the metrics call it before "CompileTime".
-        instead: tells what to launch instead of what is not compiled yet; None: that itself.
     """
     key = launch.key()
     program = PROGRAMS.get(key)
     if program is not None:
         metrics.count("CachedCompile")
         return launch.giving(program.mask), program, False
-    other_launch = instead(launch) if instead is not None else None
-    if other_launch is not None:
-        return find(other_launch, kind)
-    fewer, is_enough = _fewer(launch, key)
-    if fewer != launch.mask:
-        found = find(launch.giving(fewer), kind)
-        if is_enough:
-            PROGRAMS.put_also(key, found[1])
-        return found
-    return launch, _compiled(launch, key, kind), True
+    other = instead(launch) if instead is not None else None
+    if other is None:
+        other, instead = _with_fewer(launch, key), None
+    if other is None:
+        return launch, _compiled(launch, key, kind), True
+    another, always = other
+    found = find(another, kind, instead if always else None)
+    if always:
+        PROGRAMS.put_also(key, another.key())
+    return found
 
 
-def _fewer(launch: Launch, key: Any) -> tuple[tuple[bool, ...], bool]:
-    """Which buffers are given away of those that may be, and whether the others have no use.
+def _with_fewer(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
+    """The launch that gives fewer buffers away, and whether the others have no use.
 
     A program that is given fewer serves as well, but takes memory for what it could write over
-    them; where that is wanted once, it is not worth a compilation.
+    them; where that is wanted once, it is not worth a compilation. None for all of them.
     """
     given = launch.donated
     # What the user gave away goes, of use or not.
     if not given or any(map(donation.is_given, given)):
-        return launch.mask, True
+        return None
     types = types_of(launch.entries)
     leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
     known = [mask for mask in PROGRAMS.masks(key) if aliases.is_within(mask, launch.mask)]
     for mask in known:
         if aliases.is_enough(mask, launch.mask, leaves, results):
-            return mask, True
+            return launch.giving(mask), True
     if known and not PROGRAMS.missed_again(key):
-        return max(known, key=sum), False
-    return aliases.of_use(launch.mask, leaves, results), True
+        return launch.giving(max(known, key=sum)), False
+    fewer = aliases.of_use(launch.mask, leaves, results)
+    return (launch.giving(fewer), True) if fewer != launch.mask else None
 
 
 def _compiled(launch: Launch, key: Any, kind: str) -> Program:

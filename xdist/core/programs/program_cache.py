@@ -18,6 +18,7 @@ from typing import Any
 
 from torch_xdist import metrics, settings
 from torch_xdist.core.early.announcement import Early
+from torch_xdist.progress import PROGRESS
 
 Key = tuple[Any, ...]
 # Reading how many maps there are takes 1.6 us a map, so it is not done at every compilation.
@@ -27,8 +28,8 @@ _SHARE_OF_MAPS = 0.5
 # Of host memory, as measured on the CPU (docs/benchmarks.md): by a program, and by each operator.
 _BYTES_PER_PROGRAM, _BYTES_PER_ROW = 300_000, 17_000
 _MB = 10**6
-# A program that is missed again before so many others ran is missed in each step.
-_RUNS_BETWEEN = 4
+# A program that is missed again within so many steps is worth compiling.
+_STEPS_BETWEEN = 4
 # How many keys that were missed are remembered.
 _REMEMBERED = 256
 
@@ -96,7 +97,7 @@ class ProgramCache:
     def __init__(self) -> None:
         self._programs: dict[Key, Program] = {}
         self._time = 0
-        # When keys were missed for which no program was compiled, by their hashes.
+        # The step in which a key was missed for which no program was compiled, by its hash.
         self._missed: OrderedDict[int, int] = OrderedDict()
         self._held_bytes = 0
         self._until_look = _PROGRAMS_PER_LOOK
@@ -142,10 +143,11 @@ class ProgramCache:
             self._held_bytes += program.host_bytes
         return dropped, full
 
-    def put_also(self, key: Key, program: Program) -> None:
-        """Keep a program under another key too, as long as it is kept."""
+    def put_also(self, key: Key, known: Key) -> None:
+        """Keep the program of a known key, if there is one, under this key too."""
         with self._lock:
-            if program.keys and key not in self._programs:
+            program = self._programs.get(known)
+            if program is not None and key not in self._programs:
                 self._programs[key] = program
                 program.keys.append(key)
 
@@ -160,16 +162,16 @@ class ProgramCache:
         ]
 
     def missed_again(self, key: Key) -> bool:
-        """Whether a key was asked about only just: a program of its own is worth compiling.
+        """Whether this was asked only steps ago: a program of the key's own is worth compiling.
 
-        One that is seldom wanted, where tensors shared their arrays once, another can stand for.
+        For one that is seldom wanted, as tensors share their arrays once, another can stand.
         """
-        name = hash(key)
+        name, now = hash(key), PROGRESS.step
         with self._lock:
             at = self._missed.pop(name, None)
-            if at is not None and self._time - at < _RUNS_BETWEEN:
+            if at is not None and now - at < _STEPS_BETWEEN:
                 return True
-            self._missed[name] = self._time
+            self._missed[name] = now
             while len(self._missed) > _REMEMBERED:
                 self._missed.popitem(last=False)
         return False

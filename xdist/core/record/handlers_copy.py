@@ -14,7 +14,7 @@ from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_number, host_value
 from torch_xdist.core.run import loop_cuts, unlowered
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace, trace_here
-from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace import donation, op_counts
 from torch_xdist.core.trace.operators import Op
 from torch_xdist.core.trace.plans import PLANS, RESULT
 from torch_xdist.core.trace.trace import Trace
@@ -137,6 +137,8 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if source.value.type.shape != value.type.shape:
         source = source.expand(value.type.shape)
     write(value, as_dtype(source.value, value.type.dtype))
+    if not started and value.buffer is not None:
+        donation.share(value.buffer)
     if started:
         uploaded.keep_copy(value, source.value)
         is_new = slot >= 0 and _forget_empty(trace, slot)

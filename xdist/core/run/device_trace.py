@@ -49,11 +49,12 @@ class DeviceTrace(Trace):
         most: how many slots may be pending before a cut is forced.
         rounds: what it knows of a loop that may end no step.
         observer: called with each of its runs (a TapeRun) and its launch, before XLA begins.
+        before_cut: called before anything pending runs.
     """
 
     __slots__ = (
-        "__weakref__", "_is_stuck", "_lost", "cut_count", "last_cut", "most", "observer",
-        "rounds",
+        "__weakref__", "_is_stuck", "_lost", "before_cut", "cut_count", "last_cut", "most",
+        "observer", "rounds",
     )  # fmt: skip
 
     def __init__(self, device: Device, limit: int = sys.maxsize) -> None:
@@ -63,6 +64,7 @@ class DeviceTrace(Trace):
         self.cut_count = 0
         self.last_cut: Cut | None = None
         self.observer: Callable[[TapeRun, Launch], None] | None = None
+        self.before_cut: Callable[[], None] | None = None
         # Whether the tape is one that could not be compiled.
         self._is_stuck = False
         # Why the values of an epoch are gone.
@@ -80,6 +82,8 @@ class DeviceTrace(Trace):
         Args:
             cause: who asked for a sync (see `analysis`).
         """
+        if self.before_cut is not None:
+            self.before_cut()
         if placeholders.are_alive():
             self._set_placeholders_aside()
         if not wanted and not self.tape.entries:

@@ -3,7 +3,8 @@
 import contextlib
 import operator
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import analysis, cuts, mid_step_cuts, recompilations, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.tapes import moving_slices, own_arrays
+from torch_xdist.core.tapes import fills, moving_slices, own_arrays
+from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.values import Value
@@ -118,6 +120,8 @@ class TapeRun:
 
     def _hand_over(self, found: dict[int, Any]) -> None:
         epoch = self.tape.epoch
+        if len(found) < len(self.live):
+            _share(found, self.live)
         for value in self.live:
             buffer = found[value.slot]
             # One that another thread wrote meanwhile is of another epoch.
@@ -126,9 +130,24 @@ class TapeRun:
         self.is_done = True
 
 
-def _instead(launch: Launch) -> Launch | None:
-    """What to launch instead of what would have to be compiled."""
-    return moving_slices.as_inputs(launch) or own_arrays.as_own(launch)
+def _share(found: Mapping[int, Any], live: Sequence[Value]) -> None:
+    """Note the buffers that several values get."""
+    times = Counter(map(_slot_of, live))
+    for slot, count in times.items():
+        if count > 1:
+            donation.share(found[slot])
+
+
+def _instead(launch: Launch) -> tuple[Launch, bool] | None:
+    """What to launch instead of what would have to be compiled, and whether it is so each time."""
+    own = own_arrays.as_own(launch)
+    less = fills.without_unused(own or launch)
+    if own is not None:
+        return (own if less is None else less[0]), False
+    if less is not None:
+        return less
+    moved = moving_slices.as_inputs(launch)
+    return None if moved is None else (moved, False)
 
 
 def _wait_for(results: Sequence[jax.Array]) -> None:

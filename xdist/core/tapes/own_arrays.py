@@ -43,13 +43,14 @@ def as_own(launch: Launch) -> Launch | None:
 
 
 def _wanted(launch: Launch) -> list[int]:
-    """The places of leaves that are not given away, but could be written over if they were."""
-    tape = launch.tape
-    if not any(v.epoch == tape.epoch and v.generation and v.buffer is None for v in tape.values):
+    """The places of shared leaves that are not given away, but would be of use."""
+    given = zip(launch.mask, launch.buffers)
+    if not any(not give and donation.is_shared(buffer) for give, buffer in given):
         return []
     types = types_of(launch.entries)
     leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
-    return aliases.wanted(launch.mask, leaves, results)
+    places = aliases.wanted(launch.mask, leaves, results)
+    return [place for place in places if donation.is_shared(launch.buffers[place])]
 
 
 def _shared(launch: Launch, places: Sequence[int]) -> dict[int, bool]:
@@ -70,13 +71,16 @@ def _shared(launch: Launch, places: Sequence[int]) -> dict[int, bool]:
     reading = {value.slot for value in holders if value.epoch == epoch}
     counts = _counts(buffers)
     found: dict[int, bool] = {}
-    taken = {*holds}
     for place in places:
         of = id(buffers[place])
         is_shared_alone = counts[place] == 3 * times[of] - 2 + holds[of]
-        if launch.leaves[place] not in reading and is_shared_alone:
-            found[place] = of in taken
-            taken.add(of)
+        # Who reads a leaf of another tape is not known.
+        is_read = launch.leaves[place] in reading or of in launch.tape.moved
+        if is_shared_alone and not is_read:
+            found[place] = True
+    moving = Counter(id(buffers[place]) for place in found)
+    for of in [of for of, count in moving.items() if not holds[of] and count == times[of]]:
+        found[next(place for place in found if id(buffers[place]) == of)] = False
     return found
 
 

@@ -36,7 +36,10 @@ CONFIG = _Config()
 _GIVEN: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 # Whose memory another framework was given: XLA must not write to it. By id.
 _EXPORTED: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
-# Whether one of them ever had any: each cut asks, and their length is a function of Python's.
+# Which values of several tensors have since one was copied to another. By id.
+_SHARED: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+# Whether one of the first two ever had any: each cut asks, and their length is a function of
+# Python's.
 _has_any = False
 
 
@@ -46,6 +49,16 @@ def export(buffer: jax.Array) -> jax.Array:
     _has_any = True
     _EXPORTED[id(buffer)] = buffer
     return buffer
+
+
+def share(buffer: jax.Array) -> None:
+    """Note that several values have a buffer."""
+    _SHARED[id(buffer)] = buffer
+
+
+def is_shared(buffer: jax.Array) -> bool:
+    """Whether several values had a buffer; maybe one alone has it now."""
+    return _SHARED.get(id(buffer)) is buffer
 
 
 def without_exported(mask: list[bool], buffers: Sequence[jax.Array]) -> list[bool]:

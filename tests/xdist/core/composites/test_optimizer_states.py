@@ -8,12 +8,15 @@ from torch import nn
 
 from torch_xdist import metrics
 from torch_xdist.core.devices import steps
+from torch_xdist.training import syncfree
 
 OPTIMIZERS = {
     "Adam": lambda ps: torch.optim.Adam(ps, amsgrad=True),
     "AdamW, not foreach": lambda ps: torch.optim.AdamW(ps, foreach=False),
     "SGD": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "SGD, not foreach": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, foreach=False),
+    "SGD, syncfree": lambda ps: syncfree.SGD(ps, 0.1, momentum=0.9),
+    "Rprop": torch.optim.Rprop,
     "RMSprop": lambda ps: torch.optim.RMSprop(ps, momentum=0.9, centered=True),
     "NAdam": torch.optim.NAdam,
     "Adadelta": torch.optim.Adadelta,
@@ -149,3 +152,97 @@ def test_a_scale_on_another_device_is_torchs():
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     assert scaler.scale(torch.ones(2)).tolist() == [8.0, 8.0]
     assert scaler._scale.device.type == "cpu"
+
+
+class OfMyOwn(torch.optim.Optimizer):
+    """An optimizer that makes its state, and more, in all ways there are."""
+
+    def __init__(self, parameters, reads=False):
+        super().__init__(parameters, {})
+        self.reads = reads
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        # What each step makes anew is no state.
+        norm = torch.zeros(1, device=self.param_groups[0]["params"][0].device)
+        for p in self.param_groups[0]["params"]:
+            norm.add_(p.grad.pow(2).sum())
+        if self.reads and norm.sqrt().item() < 0:
+            return
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state["mean"] = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+                state["start"] = p.clone()
+                state["scale"] = torch.full_like(p, 0.125)
+                state["rate"] = torch.ones((), device=p.device)
+                state["least"] = p.new_full((1,), 2)
+            before, half = p.clone(), torch.full((), 0.5, device=p.device)
+            state["mean"].lerp_(p.grad, 0.5)
+            state["scale"].mul_(1.5)
+            state["rate"].add_(1)
+            p.sub_(state["mean"] * state["scale"] / state["rate"] / state["least"])
+            p.lerp_(before * half + state["start"] * half, 0.25)
+            p.mul_(norm / (norm + 1))
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("reads", [False, True])
+def test_states_that_are_made_in_other_ways_are_in_one_program_too(reads):
+    make = lambda ps: OfMyOwn([*ps], reads)  # noqa: E731
+    here, mine, _ = trained("cpu", make)
+    there, theirs, programs = trained("xla", make)
+    # With a value that is read in the step there are two.
+    assert programs == [1 + reads, 0, 0]
+    for one, other in zip(there.parameters(), here.parameters()):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-6)
+    for one, other in zip(theirs.state.values(), mine.state.values()):
+        for name, value in other.items():
+            torch.testing.assert_close(one[name].cpu(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_in_another_ones_first_step_leaves_it_to_that():
+    p = torch.ones(2, device="xla", requires_grad=True)
+    inner = torch.optim.Adam([p])
+
+    class Outer(torch.optim.Optimizer):
+        def step(self, closure=None):
+            inner.step()
+            self.state[p]["later"] = torch.zeros_like(p)
+
+    p.grad = torch.ones(2, device="xla")
+    outer = Outer([p], {})
+    outer.step()
+    assert outer.state[p]["later"].value.buffer is not None
+    assert torch.zeros_like(p).value.buffer is None
+
+
+def test_a_number_that_the_dtype_does_not_hold_is_left_to_torch():
+    p = torch.ones(2, device="xla", requires_grad=True)
+    p.grad = torch.ones(2, device="xla")
+
+    class Mine(torch.optim.Optimizer):
+        def step(self, closure=None):
+            self.state[p]["odd"] = torch.full_like(p, 1j, dtype=torch.complex64)
+            self.state[p]["many"] = p.new_full((1,), 300.0, dtype=torch.int64)
+
+    optimizer = Mine([p], {})
+    optimizer.step()
+    assert optimizer.state[p]["odd"].tolist() == [1j, 1j]
+    assert optimizer.state[p]["many"].tolist() == [300]
+
+
+def test_a_first_step_that_failed_is_over_with_the_step_of_the_script():
+    p = torch.ones(2, device="xla", requires_grad=True)
+    p.grad = torch.ones(2, device="xla")
+    failed = torch.optim.Adam([p])
+
+    def fails():
+        raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        failed.step(fails)
+    steps.sync()
+    assert torch.zeros_like(p).value.buffer is None
+    torch.optim.Adam([p]).step()
+    assert torch.zeros_like(p).value.buffer is None

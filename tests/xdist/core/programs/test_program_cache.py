@@ -190,26 +190,25 @@ def test_a_program_has_further_keys_and_counts_once():
     cache = program_cache.ProgramCache()
     made, all_, one = program_of((True, False)), key_of((True, True)), key_of((True, False))
     cache.put(one, made)
-    cache.put_also(all_, made)
+    cache.put_also(all_, one)
     assert cache.get(all_) is cache.get(one) is made
     assert len(cache) == 1 and [*cache.values()] == [made]
     assert {*cache.masks(key_of((False, False)))} == {(True, False)}
     assert cache.masks(key_of((False, False), ("other",))) == []
     cache.put(one, program_of((True, False)))
     assert not made.is_kept and cache.get(all_) is None and len(cache) == 1
-    cache.put_also(all_, made)
+    cache.put_also(all_, key_of((False, False)))
     assert cache.get(all_) is None
 
 
-def test_a_key_is_missed_again_where_few_programs_ran_since():
+def test_a_key_is_missed_again_where_few_steps_were_since(monkeypatch):
     cache = program_cache.ProgramCache()
-    made = program_of(())
+    monkeypatch.setattr(program_cache.PROGRESS, "step", 7)
     assert not cache.missed_again(key_of((True, True)))
-    cache.use(made)
+    monkeypatch.setattr(program_cache.PROGRESS, "step", 10)
     assert not cache.missed_again(key_of((False, True)))
     assert cache.missed_again(key_of((True, True)))
-    for _ in range(8):
-        cache.use(made)
+    monkeypatch.setattr(program_cache.PROGRESS, "step", 14)
     assert not cache.missed_again(key_of((False, True)))
 
 
