@@ -86,9 +86,7 @@ def _scale_at_once(usual: Callable[..., None]) -> Callable[..., None]:
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer.state or not any(
-        p.__class__ is XlaTensor for group in optimizer.param_groups for p in group["params"]
-    ):
+    if not _is_new(optimizer):
         return
     _now.first.add(optimizer)
     _now.step = PROGRESS.step
@@ -102,6 +100,16 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     is_known = optimizer.__class__ is torch.optim.SGD or hasattr(optimizer, "takes_found_inf")
     if is_known and isinstance(optimizer, torch.optim.SGD):
         _begin_momentum(optimizer)
+
+
+def _is_new(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer of parameters of the device has no state yet."""
+    for state in optimizer.state.values():
+        # Who looked for one has left an empty dictionary.
+        if not isinstance(state, dict) or state:
+            return False
+    groups = optimizer.param_groups
+    return any(p.__class__ is XlaTensor for group in groups for p in group["params"])
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

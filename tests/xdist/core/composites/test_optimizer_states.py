@@ -246,3 +246,16 @@ def test_a_first_step_that_failed_is_over_with_the_step_of_the_script():
     assert torch.zeros_like(p).value.buffer is None
     torch.optim.Adam([p]).step()
     assert torch.zeros_like(p).value.buffer is None
+
+
+def test_who_looked_for_a_state_has_made_none():
+    p = torch.ones(2, device="xla", requires_grad=True)
+    p.grad = torch.ones(2, device="xla")
+    optimizer = torch.optim.Adam([p])
+    assert optimizer.state[p] == {}
+    optimizer.step()
+    steps.sync()
+    before = metrics.counter_value("UncachedCompile") or 0
+    optimizer.step()
+    steps.sync()
+    assert metrics.counter_value("UncachedCompile") == before
