@@ -253,6 +253,7 @@ def test_who_looked_for_a_state_has_made_none():
     p.grad = torch.ones(2, device="xla")
     optimizer = torch.optim.Adam([p])
     assert optimizer.state[p] == {}
+    steps.sync()
     optimizer.step()
     steps.sync()
     before = metrics.counter_value("UncachedCompile") or 0
