@@ -37,8 +37,11 @@ _LINES = 1024
 _EXACT = frozenset(
     f"aten.{name}"
     for name in (
-        "_to_copy.default clone.default fill.Scalar full_like.default new_full.default"
-        " new_ones.default new_zeros.default ones_like.default zeros_like.default"
+        "_to_copy.default abs.default amax.default amin.default cat.default clone.default"
+        " fill.Scalar flip.default full_like.default gather.default index_select.default"
+        " max.default maximum.default min.default minimum.default neg.default new_full.default"
+        " new_ones.default new_zeros.default ones_like.default repeat.default roll.default"
+        " stack.default where.self zeros_like.default"
     ).split()
 )
 # What several results are right for: equal numbers in any order, the last of several writes.

@@ -1,4 +1,4 @@
-"""What came from the host, and so is known there: integers and masks.
+"""What came from the host, and so is known there: integers, masks, and few other numbers.
 
 An upload leaves its array with its value, which is that array until it is written to. On a CPU the
 two share their memory.
@@ -15,10 +15,12 @@ from torch_xdist.core.trace.values import Value, root_of
 
 # Larger batches of integers take longer to look at than a step should.
 _MOST = 1 << 16
+# Times and noise levels that a library asks about; batches and parameters are no questions.
+_MOST_FLOATS = 1 << 10
 
 
 class Uploaded:
-    """An array of integers or truth values that a buffer was made of.
+    """An array of numbers that a buffer was made of.
 
     Attributes:
         array: nobody writes to it, but programs to which the buffer was given away.
@@ -54,7 +56,9 @@ def _bounds(array: np.ndarray, but: int | None) -> tuple[int, int]:
 
 def keep(value: Value, array: np.ndarray, buffer: Buffer) -> None:
     """Remember the array that the buffer of a value was made of."""
-    if array.dtype.kind in "iub" and 0 < array.size <= _MOST:
+    kind = array.dtype.kind
+    most = _MOST if kind in "iub" else _MOST_FLOATS if kind == "f" else 0
+    if 0 < array.size <= most:
         value.uploaded = _of_buffers[id(buffer)] = Uploaded(array, buffer)
 
 

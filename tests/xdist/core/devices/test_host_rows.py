@@ -1,5 +1,6 @@
 """Reads of what follows from what came from the host: they have torch's values and cut nothing."""
 
+import itertools
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import torch_xla
 from torch_xdist import metrics
-from torch_xdist.core.devices import host_rows
+from torch_xdist.core.devices import host_rows, uploaded
 from torch_xdist.core.jax_side.from_jax import from_jax
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import HERE
@@ -64,6 +65,54 @@ def test_a_read_has_torchs_value_and_cuts_nothing(name):
     assert torch.isfinite(other.cpu()).all()
 
 
+TIMES = torch.tensor([0.0, 0.25, 0.5, 0.5, 1.0, torch.nan])
+OF_TIMES = {
+    "order": lambda t: bool((t[1:3] > t[:2]).all()),
+    "equal": lambda t: [bool(t[i] == t[i + 1]) for i in range(5)],
+    "later": lambda t: next(i for i, one in enumerate(t) if one >= t[2]),
+    "least": lambda t: float(torch.where(t > 0.1, t, 9.0)[:5].amin()),
+    "missing": lambda t: int(t.isnan().sum()),
+    "turned": lambda t: float(t.flip(0)[1]),
+    "half": lambda t: bool((t.half() == t.half()[2]).any()),
+}
+
+
+@pytest.mark.parametrize("name", OF_TIMES)
+def test_few_times_are_known_as_long_as_nothing_rounds(name):
+    times, other = TIMES.to("xla"), torch.randn(3, device="xla") * 2
+    before = cuts()
+    assert OF_TIMES[name](times) == OF_TIMES[name](TIMES)
+    assert cuts() == before
+    assert torch.isfinite(other.cpu()).all()
+
+
+def test_a_loop_over_times_is_one_program():
+    def solved(device):
+        torch.manual_seed(0)
+        field = torch.nn.Linear(2, 2).to(device)
+        optimizer = torch.optim.SGD(field.parameters(), 0.1)
+        programs = []
+        for _ in range(3):
+            before = metrics.counter_value("UncachedCompile") or 0
+            times, y, found = torch.linspace(0, 1, 5).to(device), torch.ones(3, 2).to(device), []
+            for start, end in itertools.pairwise(times):
+                y = y + (end - start) * field(y).tanh()
+                if end >= times[2]:
+                    found.append(y)
+            optimizer.zero_grad()
+            torch.stack(found).square().mean().backward()
+            optimizer.step()
+            torch_xla.sync()
+            programs.append((metrics.counter_value("UncachedCompile") or 0) - before)
+        return field.weight.detach().cpu(), programs
+
+    wanted, _ = solved("cpu")
+    before = cuts()
+    found, programs = solved("xla")
+    assert programs == [1, 0, 0] and cuts() == before
+    torch.testing.assert_close(found, wanted)
+
+
 def test_such_reads_are_counted():
     before = metrics.counter_value("ReadOnHost") or 0
     assert (MASK.to("xla") == 1).any().item()
@@ -95,10 +144,12 @@ def test_a_step_that_asks_its_mask_is_one_program():
         lambda: MASK.to("xla") // 0,
         lambda: torch.zeros(host_rows._MOST_ELEMENTS + 1, dtype=torch.int64, device="xla").sum(),
         lambda: torch.ones(4, device="xla") + 1,
+        lambda: (TIMES.to("xla")[:5] + 0.1).amax(),
+        lambda: torch.zeros(uploaded._MOST_FLOATS + 1).to("xla").amax(),
         lambda: MASK.to("xla").sort(1)[1],
         lambda: MASK.to("xla").scatter(1, torch.tensor([[0, 0]]).to("xla"), MASK.to("xla")),
     ],
-    ids="random rounded integers division large floats ties writes".split(),
+    ids="random rounded integers division large floats sums many ties writes".split(),
 )
 def test_all_else_is_asked_of_the_device(make):
     value = make()

@@ -1,4 +1,4 @@
-"""What is remembered of integers that came from the host."""
+"""What is remembered of numbers that came from the host."""
 
 import gc
 import weakref
@@ -20,14 +20,21 @@ def test_integers_are_remembered(dtype):
     assert found.bounds(None) == (-2, 5)
 
 
+def test_few_floats_are_remembered():
+    found = uploaded.of_buffer((tensor := torch.tensor([0.5, 2.0]).to("xla")).value.buffer)
+    assert found is known(tensor) and found.array.tolist() == [0.5, 2.0]
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.ones(3),
+        torch.ones(uploaded._MOST_FLOATS + 1),
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(3, dtype=torch.bfloat16),
         torch.ones(0, dtype=torch.int64),
         torch.ones(uploaded._MOST + 1, dtype=torch.int64),
     ],
-    ids=["floats", "none", "many"],
+    ids=["floats", "complex", "narrow", "none", "many"],
 )
 def test_nothing_else_is(tensor):
     assert known(tensor.to("xla")) is None
