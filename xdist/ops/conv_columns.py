@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torch_xdist.ops.conv_forms import Window, added, padded, placed, taps
+from torch_xdist.ops.conv_forms import Window, added, columns_of, padded, placed
 from torch_xdist.ops.conv_turned import out_first, out_last
 from torch_xdist.ops.operands import wide
 
@@ -60,8 +60,8 @@ def gathered_weight_gradient(
     if _are_apart(out, kernel, window):
         product = jnp.matmul(flat.T, _rows(seen, kernel, out), preferred_element_type=wide(x.dtype))
         return product.astype(x.dtype).reshape(shape)
-    parts = [part for _, part in taps(jnp.moveaxis(seen, 1, 0), kernel, out, window)]
-    columns = jnp.stack(parts).reshape(math.prod(kernel) * c, -1)
+    columns = columns_of(jnp.moveaxis(seen, 1, 0), kernel, out, window, at=0)
+    columns = columns.reshape(math.prod(kernel) * c, -1)
     product = jnp.matmul(columns, flat, preferred_element_type=wide(x.dtype))
     return out_first(product.astype(x.dtype).reshape(-1, c, o).swapaxes(0, 1)).reshape(shape)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from torch_xdist.ops.conv_columns import put_together
-from torch_xdist.ops.conv_forms import Window, out_sizes, padded, taps
+from torch_xdist.ops.conv_forms import Window, columns_of, out_sizes, padded
 from torch_xdist.ops.operands import wide
 
 
@@ -21,7 +21,7 @@ def direct(x: jax.Array, w: jax.Array, window: Window) -> jax.Array:
     n, (o, per_group, *kernel) = x.shape[0], w.shape
     out = out_sizes(x.shape[2:], kernel, window)
     # [groups, taps x channels, samples x positions]
-    columns = jnp.concatenate(_seen(x, kernel, out, window), 1)
+    columns = _columns(x, kernel, out, window)
     by_tap = w.reshape(window.groups, -1, per_group, math.prod(kernel)).swapaxes(2, 3)
     by_tap = by_tap.reshape(window.groups, -1, columns.shape[1])
     product = jnp.matmul(by_tap, columns, preferred_element_type=wide(x.dtype))
@@ -46,13 +46,10 @@ def weight_gradient(
     grad: jax.Array, x: jax.Array, shape: Sequence[int], window: Window
 ) -> jax.Array:
     """grad [n, o, *out], x [n, c, *in] -> the gradient of the weight, which has `shape`."""
-    flat = _by_group(grad, window)
-    seen = _seen(x, shape[2:], grad.shape[2:], window)
-    products = [
-        jnp.einsum("gop,gcp->goc", flat, part, preferred_element_type=wide(x.dtype))
-        for part in seen
-    ]
-    return jnp.stack(products, -1).astype(x.dtype).reshape(shape)
+    (o, per_group), kernel = shape[:2], shape[2:]
+    columns = _columns(x, kernel, grad.shape[2:], window).swapaxes(1, 2)
+    product = jnp.matmul(_by_group(grad, window), columns, preferred_element_type=wide(x.dtype))
+    return product.astype(x.dtype).reshape(o, -1, per_group).swapaxes(1, 2).reshape(shape)
 
 
 def _by_group(x: jax.Array, window: Window) -> jax.Array:
@@ -61,9 +58,10 @@ def _by_group(x: jax.Array, window: Window) -> jax.Array:
     return x.swapaxes(0, 1).reshape(window.groups, channels // window.groups, -1)
 
 
-def _seen(
-    x: jax.Array, kernel: Sequence[int], out: Sequence[int], window: Window
-) -> list[jax.Array]:
-    """What each tap sees: [groups, channels of each, samples x positions]."""
-    whole = padded(x, window.padding, window.high)
-    return [_by_group(part, window) for _, part in taps(whole, kernel, out, window)]
+def _columns(x: jax.Array, kernel: Sequence[int], out: Sequence[int], window: Window) -> jax.Array:
+    """What the taps see: [groups, taps x channels of each, samples x positions]."""
+    n, c = x.shape[:2]
+    whole = padded(x, window.padding, window.high).swapaxes(0, 1)
+    by_group = whole.reshape(window.groups, c // window.groups, n, *whole.shape[2:])
+    found = columns_of(by_group, kernel, out, window, at=1)
+    return found.reshape(window.groups, -1, n * math.prod(out))
