@@ -27,3 +27,12 @@ def test_small_arrays_from_the_host_are_what_they_were():
     assert np.asarray(Hollow.of(np.arange(3))).tolist() == [0, 1, 2]
     assert not np.asarray(Hollow.of(np.ones(1 << 20))).any()
     assert Hollow.of(np.ones((2, 2))).nbytes == 32
+
+
+def test_a_copy_has_its_own_memory_and_the_same_values():
+    before = TALLY.live_bytes
+    first = Hollow.of(np.arange(4))
+    second = first.copy()
+    assert TALLY.live_bytes - before == 64
+    first.delete()
+    assert np.asarray(second).tolist() == [0, 1, 2, 3]

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 import torch.optim.optimizer as torch_optimizer
@@ -21,6 +20,7 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.record.dispatch import learn
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
 from torch_xdist.core.tapes.fills import Fill, give_values, take_back
+from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.operators import Op, op_of
 from torch_xdist.core.trace.trace import Trace
 from torch_xdist.core.trace.values import Value
@@ -186,14 +186,14 @@ def _is_empty(tensor: Any) -> bool:
     return isinstance(row, tuple) and row[0].name == "empty"
 
 
-def _values(op: Op, args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> jax.Array | None:
+def _values(op: Op, args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Any:
     """The values of what an operator made; None where they are not known."""
     there = made.trace.device
     if op.func is _aten.clone.default:
         source = args[0].value
         if source.parent is not None or source.buffer is None:
             return None
-        return jax.device_put(source.buffer, there.jax, may_alias=False)
+        return donation.copy_of(source.buffer, there.jax)
     number: Any = _FILLS[op.func]
     if isinstance(number, tuple):
         name, place = number
@@ -204,5 +204,4 @@ def _values(op: Op, args: Sequence[Any], kwargs: dict[str, Any], made: Value) ->
         one = np.array(number, to_jax(made.type.dtype))
     except (OverflowError, ValueError):  # torch has its own way with what a dtype does not hold
         return None
-    buffer: Any = transfer.put(np.broadcast_to(one, made.type.shape), there)
-    return buffer
+    return transfer.put(np.broadcast_to(one, made.type.shape), there)

@@ -30,6 +30,8 @@ _BYTES_PER_PROGRAM, _BYTES_PER_ROW = 300_000, 17_000
 _MB = 10**6
 # A program that is missed again within so many steps is worth compiling.
 _STEPS_BETWEEN = 4
+# How many keys a program has at most; each holds rows.
+_MOST_KEYS = 16
 # How many keys that were missed are remembered.
 _REMEMBERED = 256
 
@@ -147,7 +149,9 @@ class ProgramCache:
         """Keep the program of a known key, if there is one, under this key too."""
         with self._lock:
             program = self._programs.get(known)
-            if program is not None and key not in self._programs:
+            if program is None or key in self._programs:
+                return
+            if len(program.keys) < _MOST_KEYS:
                 self._programs[key] = program
                 program.keys.append(key)
 

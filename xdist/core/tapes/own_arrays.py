@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from torch_xdist import metrics
 from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program import PROGRAMS
@@ -37,7 +35,7 @@ def as_own(launch: Launch) -> Launch | None:
     for place, is_copied in shared.items():
         mask[place] = True
         if is_copied:
-            buffers[place] = jax.device_put(buffers[place], launch.device.jax, may_alias=False)
+            buffers[place] = donation.copy_of(buffers[place], launch.device.jax)
     metrics.count("CopiedSharedArray", sum(shared.values()))
     return dataclasses.replace(launch, mask=tuple(mask), buffers=tuple(buffers))
 

@@ -8,6 +8,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -59,6 +60,14 @@ def share(buffer: jax.Array) -> None:
 def is_shared(buffer: jax.Array) -> bool:
     """Whether several values had a buffer; maybe one alone has it now."""
     return _SHARED.get(id(buffer)) is buffer
+
+
+def copy_of(buffer: Any, there: jax.Device) -> Any:
+    """A copy in memory of its own, for which nothing is compiled; None of a buffer without any."""
+    if isinstance(buffer, jax.Array):
+        return jax.device_put(buffer, there, may_alias=False)
+    copy = getattr(buffer, "copy", None)
+    return copy() if copy is not None else None
 
 
 def without_exported(mask: list[bool], buffers: Sequence[jax.Array]) -> list[bool]:

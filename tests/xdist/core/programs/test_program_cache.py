@@ -201,6 +201,14 @@ def test_a_program_has_further_keys_and_counts_once():
     assert cache.get(all_) is None
 
 
+def test_a_program_has_not_any_number_of_keys():
+    cache = program_cache.ProgramCache()
+    cache.put(key_of(()), program_of(()))
+    for number in range(40):
+        cache.put_also(key_of((), (number,)), key_of(()))
+    assert len(cache._programs) == 16 and len(cache) == 1
+
+
 def test_a_key_is_missed_again_where_few_steps_were_since(monkeypatch):
     cache = program_cache.ProgramCache()
     monkeypatch.setattr(program_cache.PROGRESS, "step", 7)
