@@ -1,10 +1,13 @@
 """Buffers that users give away."""
 
+import numpy as np
 import pytest
 import torch
 
 import torch_xla
 from torch_xdist import metrics
+from torch_xdist.core.trace import donation
+from torch_xdist.core.trace.placeholders import Placeholder
 from torch_xla import _XLAC
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
@@ -61,3 +64,21 @@ def test_programs_may_be_forbidden():
     finally:
         _XLAC._set_allow_execution(True)
     assert x.tolist() == [2, 2]
+
+
+def test_a_copy_has_memory_of_its_own_and_compiles_nothing():
+    buffer = torch.arange(3.0).to("xla").value.buffer
+    before = metrics.counter_value("UncachedCompile")
+    copy = donation.copy_of(buffer, buffer.device)
+    assert copy.unsafe_buffer_pointer() != buffer.unsafe_buffer_pointer()
+    assert copy.tolist() == [0, 1, 2] and metrics.counter_value("UncachedCompile") == before
+
+
+def test_what_only_stands_for_a_buffer_has_no_copy():
+    assert donation.copy_of(Placeholder((3,), np.dtype("float32")), None) is None
+
+
+def test_a_buffer_is_shared_from_a_copy_between_tensors_on():
+    one, other, apart = (torch.ones(3).to("xla") for _ in range(3))
+    other.copy_(one)
+    assert donation.is_shared(one.value.buffer) and not donation.is_shared(apart.value.buffer)
