@@ -19,9 +19,9 @@ from torch_xdist.ops.operands import wide
 # Columns of fewer elements are gathered. In ms, and seconds to compile the gradient by the weight
 # with (2 cores of a Xeon, 2026-11-30), slice by slice, gathered, and in a loop:
 #   1 x 64 x 32^2, 3^2, 64, 590,000: 4.5, 3.6, 3.9; 0.32, 0.15, 0.29 s
-#   1 x 256 x 14^2, 3^2, 256, 452,000: 8.6, 8.6, 7.9; 0.25, 0.16, 0.24
+#   1 x 256 x 14^2, 3^2, 256, 452,000: 8.5, 8.6, 7.9; 0.25, 0.16, 0.24
 #   2 x 3 x 128^2, 7^2 / 2, 32, 1,204,000: 8.6, 8.7, 7.9; 1.2, 0.34, 0.41
-#   3 x 32 x 56^2, 5^2, 64, 7,526,000: 25.8, 32.3, 25.1; 0.40, 0.20, 0.26
+#   3 x 32 x 56^2, 5^2, 64, 7,526,000: 25.8, 32.2, 25.1; 0.40, 0.20, 0.26
 _MOST_GATHERED = 1 << 20
 # Above this many taps a convolution is left to XLA: each tap is an operand of its own.
 MOST_TAPS = 64
