@@ -59,47 +59,10 @@ def find(
     Args:
         kind: what the metrics call it before "CompileTime".
     """
-    key = launch.key()
-    program = PROGRAMS.get(key)
+    launch, keys, program = _sought(launch, instead)
     if program is not None:
         metrics.count("CachedCompile")
         return launch.giving(program.mask), program, False
-    other = instead(launch) if instead is not None else None
-    if other is None:
-        other, instead = _with_fewer(launch, key), None
-    if other is None:
-        return launch, _compiled(launch, key, kind), True
-    another, always = other
-    found = find(another, kind, instead if always else None)
-    if always:
-        PROGRAMS.put_also(key, another.key())
-    return found
-
-
-def _with_fewer(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
-    """The launch that gives fewer buffers away, and whether the others have no use.
-
-    A program that is given fewer serves as well, but takes memory for what it could write over
-    them; where that is wanted once, it is not worth a compilation. None for all of them.
-    """
-    given = launch.donated
-    # What the user gave away goes, of use or not.
-    if not given or any(map(donation.is_given, given)):
-        return None
-    types = types_of(launch.entries)
-    leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
-    known = [mask for mask in PROGRAMS.masks(key) if aliases.is_within(mask, launch.mask)]
-    for mask in known:
-        if aliases.is_enough(mask, launch.mask, leaves, results):
-            return launch.giving(mask), True
-    if known and not PROGRAMS.missed_again(key):
-        return launch.giving(max(known, key=sum)), False
-    fewer = aliases.of_use(launch.mask, leaves, results)
-    return (launch.giving(fewer), True) if fewer != launch.mask else None
-
-
-def _compiled(launch: Launch, key: Any, kind: str) -> Program:
-    """The program of a launch, which is compiled and kept."""
     metrics.count("UncachedCompile")
     if settings.asks_for_stablehlo():
         # It always is what XLA is given here; torch_xla counts where it is asked for.
@@ -131,7 +94,7 @@ def _compiled(launch: Launch, key: Any, kind: str) -> Program:
     if _build_elsewhere is None:
         memory_bounds.check(program, launch.device.jax)
     metrics.observe("InputOutputAliasCount", sum(launch.mask))
-    dropped, full = PROGRAMS.put(key, program)
+    dropped, full = PROGRAMS.put(keys[-1], program)
     PLANS.hold(program.plans)
     for other in dropped:
         PLANS.release(other.plans)
@@ -139,7 +102,57 @@ def _compiled(launch: Launch, key: Any, kind: str) -> Program:
         forget_types()
     if full:
         warn_full(full)
-    return program
+    _serve(keys)
+    return launch, program, True
+
+
+def _sought(launch: Launch, instead: Instead | None) -> tuple[Launch, list[Any], Program | None]:
+    """What to launch, its keys (the last is its own, the others' programs it serves for), and its
+    program, where there is one."""
+    keys: list[Any] = []
+    may_fewer = True
+    while True:
+        keys.append(launch.key())
+        program = PROGRAMS.get(keys[-1])
+        if program is not None:
+            _serve(keys)
+            return launch, keys, program
+        other = instead(launch) if instead is not None else None
+        if other is None and may_fewer:
+            other, instead, may_fewer = _with_fewer(launch, keys[-1]), None, False
+        if other is None:
+            return launch, keys, None
+        launch, always = other
+        if not always:
+            keys, instead = [], None
+
+
+def _serve(keys: Sequence[Any]) -> None:
+    """Let the program of the last key serve for the others."""
+    for key in keys[:-1]:
+        PROGRAMS.put_also(key, keys[-1])
+
+
+def _with_fewer(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
+    """The launch that gives fewer buffers away, and whether the others have no use.
+
+    A program that is given fewer serves as well, but takes memory for what it could write over
+    them; where that is wanted once, it is not worth a compilation. None for all of them.
+    """
+    given = launch.donated
+    # What the user gave away goes, of use or not.
+    if not given or any(map(donation.is_given, given)):
+        return None
+    types = types_of(launch.entries)
+    leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
+    known = [mask for mask in PROGRAMS.masks(key) if aliases.is_within(mask, launch.mask)]
+    for mask in known:
+        if aliases.is_enough(mask, launch.mask, leaves, results):
+            return launch.giving(mask), True
+    if known and not PROGRAMS.missed_again(key):
+        return launch.giving(max(known, key=sum)), False
+    fewer = aliases.of_use(launch.mask, leaves, results)
+    return (launch.giving(fewer), True) if fewer != launch.mask else None
 
 
 def _silence() -> None:

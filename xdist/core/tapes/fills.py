@@ -51,7 +51,8 @@ def without_unused(launch: Launch) -> tuple[Launch, bool] | None:
     if not unused or launch.placement is not None or not wanted.issuperset(launch.leaves):
         return None
     source = launch.tape
-    is_fed_alike = unused.isdisjoint(source.scalars)
+    # By what they take, not by what they were fed with: a recording that was interrupted fed none.
+    is_fed_alike = not any(plan.scalar_types for slot, (plan, *_) in rows if slot in unused)
     if not is_fed_alike and PROGRAMS.missed_again(launch.key()):
         return None
     tape, places = _copied(source, unused, {})

@@ -167,3 +167,15 @@ def test_what_was_written_since_keeps_what_was_written():
     other.copy_(torch.ones(3).to("xla"))
     fills.take_back(here(), [fill, another], ())
     assert made.tolist() == [1.0] * 3 and other.tolist() == [1.0] * 3
+
+
+def test_a_recording_that_was_interrupted_before_its_number_is_none_for_those_with_one(compiled):
+    weight = torch.ones(3).to("xla")
+    steps.sync()
+    for step in range(6):
+        torch.full_like(weight, 0.25)
+        if step < 3:
+            here().tape.scalars.clear()
+        weight.mul_(2)
+        torch_xla.sync()
+    assert weight.tolist() == [64.0] * 3
