@@ -170,7 +170,7 @@ def _made_at_once(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_pending(tensor: Any, trace: Trace) -> bool:
-    """Whether the last row of this thread's tape made a tensor, on a device that is one."""
+    """Whether a row of a trace's tape made a tensor, on a device that is one."""
     if tensor.__class__ is not XlaTensor or trace.is_symbolic or trace.device.layout is not None:
         return False
     value, tape = tensor.value, trace.tape

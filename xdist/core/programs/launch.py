@@ -12,7 +12,8 @@ from typing import Any
 from torch_xdist.core.programs.sharded_program import Placement, placement_of
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.trace import donation, global_state, placeholders
-from torch_xdist.core.trace.trace import Entry, Tape
+from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.core.trace.trace import Entry, Tape, types_of
 from torch_xdist.core.trace.values import Device, Value
 
 
@@ -52,6 +53,11 @@ class Launch:
         state = global_state.of_program(self.device.choices)
         here = self.placement if self.placement is not None else self.device.index
         return self.entries, self.leaves, self.mask, self.outs, here, state
+
+    def types(self) -> tuple[list[TensorType], list[TensorType]]:
+        """Of the leaves and of the results."""
+        known = types_of(self.entries)
+        return [known[slot] for slot in self.leaves], [known[slot] for slot in self.outs]
 
     def giving(self, mask: tuple[bool, ...]) -> "Launch":
         """The launch that gives these buffers away."""

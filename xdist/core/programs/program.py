@@ -107,8 +107,10 @@ def find(
 
 
 def _sought(launch: Launch, instead: Instead | None) -> tuple[Launch, list[Any], Program | None]:
-    """What to launch, its keys (the last is its own, the others' programs it serves for), and its
-    program, where there is one."""
+    """What to launch, its keys, and its program, where there is one.
+
+    The last key is its own; its program serves for the others too.
+    """
     keys: list[Any] = []
     may_fewer = True
     while True:
@@ -143,8 +145,7 @@ def _with_fewer(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
     # What the user gave away goes, of use or not.
     if not given or any(map(donation.is_given, given)):
         return None
-    types = types_of(launch.entries)
-    leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
+    leaves, results = launch.types()
     known = [mask for mask in PROGRAMS.masks(key) if aliases.is_within(mask, launch.mask)]
     for mask in known:
         if aliases.is_enough(mask, launch.mask, leaves, results):

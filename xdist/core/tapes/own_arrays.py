@@ -19,7 +19,6 @@ from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program import PROGRAMS
 from torch_xdist.core.rows import aliases
 from torch_xdist.core.trace import donation
-from torch_xdist.core.trace.trace import types_of
 from torch_xdist.core.trace.values import RootValue
 
 
@@ -45,8 +44,7 @@ def _wanted(launch: Launch) -> list[int]:
     given = zip(launch.mask, launch.buffers)
     if not any(not give and donation.is_shared(buffer) for give, buffer in given):
         return []
-    types = types_of(launch.entries)
-    leaves, results = ([types[slot] for slot in slots] for slots in (launch.leaves, launch.outs))
+    leaves, results = launch.types()
     places = aliases.wanted(launch.mask, leaves, results)
     return [place for place in places if donation.is_shared(launch.buffers[place])]
 
