@@ -134,8 +134,11 @@ def test_a_program_that_takes_long_to_compile_leaves_no_holes_and_others_leave_t
             torch_xla.sync(wait=True)
             return float(x.sum())
 
+        # How long it takes is the machine's matter, and what else runs on it.
+        heap._LONG_S = float("inf")
         grow(1)
         before = len(heap._holes)
+        heap._LONG_S = 0
         values = [grow(24), grow(24), grow(28)]
         print(before, len(heap._holes) > 0, values[0] == values[1])
         """
