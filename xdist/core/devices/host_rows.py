@@ -5,20 +5,25 @@ answer is in numbers that were uploaded, and in constants. Where whole numbers a
 to it, CPU torch computes the pending rows behind it, which gives the same bits; the rows stay
 pending, and Python does not wait for the device.
 
+The places that a mask selects are such numbers too, and how many they are, which is a shape.
+
 An answer may decide the shapes of the rest of the step, and what is pending becomes one program
 with it. So a line that got many answers is cut, and what came before is not compiled again.
 """
 
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_xdist import metrics
 from torch_xdist.core.devices import uploaded
+from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
-from torch_xdist.core.trace import watch
+from torch_xdist.core.trace import op_counts, watch
 from torch_xdist.core.trace.operators import op_of
 from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType
@@ -26,13 +31,17 @@ from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import Value, root_of
 from torch_xdist.dtypes import nominal, to_jax
+from torch_xdist.progress import PROGRESS
 
 # More are the device's.
 _MOST_ROWS = 64
 _MOST_ELEMENTS = 1 << 17
+_MOST_LEFT_OUT = 1 << 16
 # Different answers of a line of the user's, and lines.
 _MOST_ANSWERS = 4
 _LINES = 1024
+# How often a line may ask for shapes in a step: a loop that ends none shall not be one program.
+_MOST_TIMES = 32
 # What does not round, though its result may be floating point.
 _EXACT = frozenset(
     f"aten.{name}"
@@ -41,7 +50,7 @@ _EXACT = frozenset(
         " fill.Scalar flip.default full_like.default gather.default index_select.default"
         " max.default maximum.default min.default minimum.default neg.default new_full.default"
         " new_ones.default new_zeros.default ones_like.default repeat.default roll.default"
-        " stack.default where.self zeros_like.default"
+        " sort.default sort.stable stack.default where.self zeros_like.default"
     ).split()
 )
 # What several results are right for: equal numbers in any order, the last of several writes.
@@ -49,41 +58,118 @@ _OPEN = frozenset(
     "argsort index_copy index_put kthvalue median mode nanmedian put scatter sort topk".split()
 )
 _ATEN, _EMPTY, _WRITE = "aten.", "empty", "write."
+_SORTS, _PUT = frozenset({"aten.sort.default", "aten.sort.stable"}), "aten.index_put.default"
+_DECIDED = _SORTS | {_PUT}
 _CPU = torch.device("cpu")
 
 
+_put: Callable[[torch.Tensor, Value], None]
 # What each line was answered.
 _answers: dict[str, set[bytes]] = {}
 
 
 def computed(value: Value) -> torch.Tensor | None:
     """A pending number as a CPU tensor of its own memory; None where the device has to tell it."""
-    trace = value.trace
+    line = user_line()
+    found = None if _is_full(line) else known([value])
+    if found is None:
+        return None
+    number = found[0].clone()
+    return number if allows(number.reshape(-1).view(torch.uint8).numpy().tobytes(), line) else None
+
+
+def allows(answer: bytes, line: str) -> bool:
+    """Whether a line has had few answers, this one among them, so that it may go on with it."""
+    answers = _answers.setdefault(line, set())
+    if len(answers) <= _MOST_ANSWERS:
+        answers.add(answer)
+    if len(_answers) > _LINES:
+        _answers.clear()
+    if len(answers) > _MOST_ANSWERS:
+        return False
+    metrics.count("ReadOnHost")
+    return True
+
+
+def allows_shapes(shapes: Sequence[Any], name: str) -> bool:
+    """`allows`, for what decides the shapes of an operator's results.
+
+    A line may have several in each step, as one that looks for the nodes of each degree.
+    """
+    line = f"{user_line()} {name}"
+    if _asked.step != PROGRESS.step:
+        _asked.step = PROGRESS.step
+        _asked.times.clear()
+    _asked.times[line] += 1
+    times = _asked.times[line]
+    return times <= _MOST_TIMES and allows(repr(shapes).encode(), f"{line} {times}")
+
+
+def _is_full(line: str) -> bool:
+    return len(_answers.get(line, ())) > _MOST_ANSWERS
+
+
+def known(values: Sequence[Value]) -> list[torch.Tensor] | None:
+    """What values of one device hold, as CPU tensors that nobody may write to; None where the
+    device has to tell one."""
+    trace = values[0].trace
     if not isinstance(trace, DeviceTrace) or trace is not HERE.by_device.get(trace.device):
         return None
     # A function that is declared pure is asked what it reads.
     if watch.HERE.watch is not None or trace.observer is not None or HERE.symbolic is not None:
         return None
-    if not analysis.allows_execution() or not _may_be(root_of(value), trace):
-        return None
-    answers = _answers.setdefault(user_line(), set())
-    if len(answers) > _MOST_ANSWERS:
+    may_be = all(v.trace is trace and _may_be(root_of(v), trace) for v in values)
+    if not may_be or not analysis.allows_execution():
         return None
     with trace.lock:
-        tape, slot = trace.tape, trace.slot_of(value)
+        slots = [None if _is_array(value) else trace.slot_of(value) for value in values]
+        rows = _Rows(trace.tape)
         try:
             with torch.no_grad():
-                found = _Rows(tape).of(slot).clone()
+                found = [
+                    _leaf(value.type, value.buffer) if slot is None else rows.of(slot)
+                    for value, slot in zip(values, slots, strict=True)
+                ]
         except Exception:
             # Also a wrong value, such as a division by zero, of which the device says nothing.
             return None
-    answers.add(found.reshape(-1).view(torch.uint8).numpy().tobytes())
-    if len(_answers) > _LINES:
-        _answers.clear()
-    if len(answers) > _MOST_ANSWERS:
-        return None
-    metrics.count("ReadOnHost")
+        _leave_out(trace, rows)
     return found
+
+
+def _is_array(value: Value) -> bool:
+    """Whether it needs no row, nor a place among what the next program is given."""
+    return value.parent is None and value.buffer is not None
+
+
+def put_with(put: Callable[[torch.Tensor, Value], None]) -> None:
+    """From now on `put` gives a pending value a copy of a CPU tensor for its buffer."""
+    global _put
+    _put = put
+
+
+def _leave_out(trace: DeviceTrace, rows: "_Rows") -> None:
+    """Let what is pending have its values, where the host knows all that is alive of it.
+
+    A step after which a mask was counted would begin with that row, and compile another program
+    than the first.
+    """
+    tape = trace.tape
+    if tape.writes or tape.collectives or len(tape.entries) > 2 * _MOST_ROWS:
+        return
+    live = live_values(tape)
+    if sum(value.type.numel for value in live) > _MOST_LEFT_OUT:
+        return
+    try:
+        with torch.no_grad():
+            held = [rows.of(value.slot) for value in live]
+    except Exception:
+        return
+    for value, tensor in zip(live, held, strict=True):
+        _put(tensor, value)
+    op_counts.count_rows(tape)
+    trace.tape = Tape()
+    trace.tape.since_s = tape.since_s
 
 
 def _may_be(root: Value, trace: DeviceTrace) -> bool:
@@ -93,30 +179,41 @@ def _may_be(root: Value, trace: DeviceTrace) -> bool:
     return root.epoch == trace.tape.epoch
 
 
+class _Asked(threading.local):
+    """How often each line asked for shapes, in the present step of this thread."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.times: Counter[str] = Counter()
+
+
+_asked = _Asked()
+
+
 class _Unknown(Exception):
     """What a value needs is not on the host, or would be rounded."""
 
 
 class _Rows:
-    """The rows of a tape, computed by CPU torch as they are needed."""
+    """The rows of a tape, computed by CPU torch as they are needed; `found` is by slot."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._left = _MOST_ROWS
-        self._found: dict[int, torch.Tensor] = {}
+        self.found: dict[int, torch.Tensor] = {}
 
     def of(self, slot: int) -> torch.Tensor:
         """What a slot holds. Raises _Unknown."""
-        if slot not in self._found:
+        if slot not in self.found:
             first = slot
             while self._tape.entries[first] is None:
                 first -= 1
             entry = self._tape.entries[first]
             if isinstance(entry, TensorType):
-                self._found[slot] = _leaf(entry, self._tape.buffers[slot])
+                self.found[slot] = _leaf(entry, self._tape.buffers[slot])
             else:
                 self._add(first, *entry)  # type: ignore[misc]
-        return self._found[slot]
+        return self.found[slot]
 
     def _add(self, first: int, plan: Plan, *operands: int) -> None:
         self._left -= 1
@@ -128,7 +225,7 @@ class _Rows:
             assert type_ is not None
             if result.shape != type_.shape or result.dtype != type_.dtype:
                 raise _Unknown
-            self._found[place] = result
+            self.found[place] = result
 
 
 def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
@@ -145,7 +242,9 @@ def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
 def _is_computed(plan: Plan) -> bool:
     """Whether CPU torch gives a row's results, to the last bit and soon enough."""
     name = plan.name.removeprefix(_WRITE) if plan.op is None else plan.name
-    is_torchs = name.startswith(_ATEN) and name.split(".")[1] not in _OPEN
+    is_torchs = name.startswith(_ATEN)
+    if is_torchs and name.split(".")[1] in _OPEN and name not in _DECIDED:
+        return False
     if plan.is_random or plan.is_collective or not (is_torchs or name == _EMPTY):
         return False
     keeps_bits = plan.op is None or plan.inverse is not None or name in _EXACT
@@ -167,6 +266,12 @@ def _run(plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]) -
     numbers = iter(scalars)
     args = [fill(mark, operands, numbers) for mark in plan.args]
     kwargs = {name: _on_cpu(fill(mark, operands, numbers)) for name, mark in plan.kwargs.items()}
+    if plan.name in _SORTS:
+        # As the device sorts, whether it is asked for or not.
+        given = dict(zip(("dim", "descending"), args[1:])) | kwargs | {"stable": True}
+        return [*torch.ops.aten.sort.stable(args[0], **given)]
+    if plan.name == _PUT and args[2].numel() != 1:
+        raise _Unknown  # Which of several is left is open.
     if plan.op is not None:
         return [*flat((plan.op.functional or plan.op.func)(*args, **kwargs))]
     # The parent of a view, after a write of the view's: parent, view, what the view's step takes.

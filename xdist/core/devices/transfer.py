@@ -213,8 +213,17 @@ def _holding(type_: TensorType, trace: Trace, buffer: Buffer, array: np.ndarray)
     """A value of a type that holds a buffer made of an array."""
     value = RootValue(type_, trace)
     value.buffer = buffer  # type: ignore[assignment]
-    uploaded.keep(value, array, buffer)
+    uploaded.keep(array, buffer)
     return value
+
+
+def _put_into(tensor: torch.Tensor, value: Value) -> None:
+    array, buffer = _put_copy(as_numpy(tensor), value.trace.device)
+    value.buffer = buffer  # type: ignore[assignment]
+    uploaded.keep(array, buffer)
+
+
+host_rows.put_with(_put_into)
 
 
 def to_trace(tensor: torch.Tensor, trace: Trace) -> XlaTensor:

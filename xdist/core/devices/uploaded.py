@@ -1,10 +1,12 @@
 """What came from the host, and so is known there: integers, masks, and few other numbers.
 
-An upload leaves its array with its value, which is that array until it is written to. On a CPU the
-two share their memory.
+The array of an upload stays as long as its buffer, which programs may hold longer than any tensor.
+On a CPU the two share their memory.
 """
 
+import functools
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +17,11 @@ from torch_xdist.core.trace.values import Value, root_of
 
 # Larger batches of integers take longer to look at than a step should.
 _MOST = 1 << 16
+# Which nodes of a graph are for training.
+_MOST_TRUTHS = 1 << 20
 # Times and noise levels that a library asks about; batches and parameters are no questions.
 _MOST_FLOATS = 1 << 10
+_MOST_OF_KIND = {"i": _MOST, "u": _MOST, "b": _MOST_TRUTHS, "f": _MOST_FLOATS}
 
 
 class Uploaded:
@@ -31,7 +36,7 @@ class Uploaded:
 
     def __init__(self, array: np.ndarray, buffer: Buffer) -> None:
         self.array = array
-        self.buffer = weakref.ref(buffer)
+        self.buffer = weakref.ref(buffer, functools.partial(_forget, id(buffer)))
         self._bounds: dict[int | None, tuple[int, int]] = {}
 
     def bounds(self, but: int | None) -> tuple[int, int]:
@@ -43,7 +48,14 @@ class Uploaded:
 
 
 # By id.
-_of_buffers: weakref.WeakValueDictionary[int, Uploaded] = weakref.WeakValueDictionary()
+_of_buffers: dict[int, Uploaded] = {}
+
+
+def _forget(of: int, buffer: Any) -> None:
+    """A buffer is gone; another may have its id by now."""
+    found = _of_buffers.get(of)
+    if found is not None and found.buffer is buffer:
+        del _of_buffers[of]
 
 
 def _bounds(array: np.ndarray, but: int | None) -> tuple[int, int]:
@@ -54,33 +66,21 @@ def _bounds(array: np.ndarray, but: int | None) -> tuple[int, int]:
     return (int(others.min()), int(others.max())) if others.size else (0, 0)
 
 
-def keep(value: Value, array: np.ndarray, buffer: Buffer) -> None:
-    """Remember the array that the buffer of a value was made of."""
-    kind = array.dtype.kind
-    most = _MOST if kind in "iub" else _MOST_FLOATS if kind == "f" else 0
-    if 0 < array.size <= most:
-        value.uploaded = _of_buffers[id(buffer)] = Uploaded(array, buffer)
+def keep(array: np.ndarray, buffer: Buffer) -> None:
+    """Remember the array that a buffer was made of."""
+    if 0 < array.size <= _MOST_OF_KIND.get(array.dtype.kind, 0):
+        _of_buffers[id(buffer)] = Uploaded(array, buffer)
 
 
 def of_buffer(buffer: Buffer) -> Uploaded | None:
-    """What a buffer was made of, where a value that holds it remembers."""
+    """What a buffer was made of, where that is remembered."""
     found = _of_buffers.get(id(buffer))
     return found if found is not None and found.buffer() is buffer else None
 
 
-def keep_copy(value: Value, source: Value) -> None:
-    """Remember the same of a value that was given the buffer of another."""
-    found = known(source)
-    if found is not None and value.buffer is source.buffer:
-        value.uploaded = found
-
-
 def known(value: Value) -> Uploaded | None:
     """What is known of a root that holds what was uploaded."""
-    found: Uploaded | None = getattr(value, "uploaded", None)
-    if found is None or value.buffer is None or value.buffer is not found.buffer():
-        return None
-    return found
+    return None if value.buffer is None else of_buffer(value.buffer)
 
 
 def may_be_outside(index: torch.Tensor, least: int, end: int, but: int | None) -> bool:

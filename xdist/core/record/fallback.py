@@ -15,7 +15,7 @@ import torch
 from torch_xdist import metrics, settings
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import mutated_tensors, set_value
-from torch_xdist.core.devices import transfer
+from torch_xdist.core.devices import host_rows, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.record import mask_counts
 from torch_xdist.core.record.near_names import nearest
@@ -34,12 +34,14 @@ _told: set[tuple[str, str]] = set()
 
 def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> Any:
     """Run one call on the CPU and put its results on the device."""
-    rows = mask_counts.selected(op.name, args, kwargs)
-    if rows is not None:
-        return rows
+    tensors = [t for t in flat((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
+    result = None if cause.error else _of_known(op, args, kwargs, tensors)
+    if result is None:
+        result = mask_counts.selected(op.name, args, kwargs)
+    if result is not None:
+        return result
     where = allowed_line(op, _reason(cause), cause.error)
     started = time.perf_counter()
-    tensors = [t for t in flat((args, tuple(kwargs.values()))) if t.__class__ is XlaTensor]
     trace = trace_here(tensors[0].value.trace.device)
     buffers = buffers_of([t.value for t in tensors], cuts.FALLBACK)
     metrics.note(op_counts.TO_CPU)
@@ -52,6 +54,27 @@ def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any], cause: CpuOnly) -> 
         _warn(op, tensors, cause.error, where)
     tell(op.name, where, time.perf_counter() - started)
     return _back(op, result, args, kwargs, hosts, trace)
+
+
+def _of_known(op: Op, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    """The results where the host knows all operands: the shapes of edges that are filtered.
+
+    Nothing is cut, and the host knows the results too. None where it knows too little, or where
+    the line had results of many shapes.
+    """
+    # Parameters are known in the first step alone, which then would be another than the rest.
+    rounds = any(t.dtype.is_floating_point or t.dtype.is_complex for t in tensors)
+    if rounds or op.func.namespace != "aten" or written(op, args, kwargs):
+        return None
+    known = host_rows.known([t.value for t in tensors])
+    if known is None:
+        return None
+    hosts = {id(t): host for t, host in zip(tensors, known, strict=True)}
+    result = called(op, args, kwargs, hosts)
+    shapes = [t.shape for t in flat((result,)) if isinstance(t, torch.Tensor)]
+    if not host_rows.allows_shapes(shapes, op.name):
+        return None
+    return _back(op, result, args, kwargs, hosts, tensors[0].value.trace)
 
 
 def allowed_line(op: Op, reason: str, error: Exception | None = None) -> str:
@@ -177,7 +200,19 @@ def _wrap(value: Any, originals: dict[int, torch.Tensor], trace: Trace) -> Any:
         known = originals.get(id(value))
         if known is None:
             known = _other_kind(value, trace.device.index)
-        return wrap(transfer.value_of(value, trace)) if known is None else known
+        return _as_it_lies(value, trace) if known is None else known
     if isinstance(value, tuple | list):
         return type(value)(_wrap(part, originals, trace) for part in value)
     return value
+
+
+def _as_it_lies(tensor: torch.Tensor, trace: Trace) -> torch.Tensor:
+    """A copy on the device, with the strides of a CPU tensor: those of `nonzero` are transposed."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    inner = tensor.permute(order)
+    if tensor.is_contiguous() or not inner.is_contiguous():
+        return wrap(transfer.value_of(tensor, trace))
+    return wrap(transfer.value_of(inner, trace)).permute(
+        [order.index(d) for d in range(len(order))]
+    )

@@ -9,7 +9,7 @@ import torch
 from torch_xdist import metrics
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import as_dtype, check_targets
-from torch_xdist.core.devices import device, transfer, uploaded
+from torch_xdist.core.devices import device, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_number, host_value
 from torch_xdist.core.run import loop_cuts, unlowered
@@ -140,7 +140,6 @@ def copy_(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if not started and value.buffer is not None:
         donation.share(value.buffer)
     if started:
-        uploaded.keep_copy(value, source.value)
         is_new = slot >= 0 and _forget_empty(trace, slot)
         tally = op_counts.TO_DEVICE if is_new else op_counts.COPY_FROM
         metrics.note(tally, ("LazyTracing", time.perf_counter() - started, 1))

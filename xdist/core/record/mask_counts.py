@@ -3,11 +3,13 @@
 `x[mask] = values` is one row whatever the mask holds. That the values are as many as the mask
 selects only the mask's own values say: they are read, which cuts the trace where they are pending.
 
-`x[mask]`, `masked_select` and `nonzero` need one number for the shape of their result. Where the
-device is no CPU only that number comes to the host, and the rest are rows; on a CPU it is cheaper
-to run them there, unless XLA_EXPERIMENTAL says otherwise.
+`x[mask]`, `masked_select` and `nonzero` need one number for the shape of their result. Where a mask
+follows from what came from the host its places are found there and go to the device, and the result
+is a row: the nodes that a graph's mask takes for training. Else, where the device is no CPU, only
+that number comes to the host, and the rest are rows; on a CPU it is cheaper to run them there,
+unless XLA_EXPERIMENTAL says otherwise.
 
-These rows run at once, with places for a power of two of elements, so that counts that change at
+Those rows run at once, with places for a power of two of elements, so that counts that change at
 each step share a few programs. What the user gets is cut to the count.
 """
 
@@ -17,13 +19,14 @@ from typing import Any
 import torch
 
 from torch_xdist import settings
-from torch_xdist.core.devices import device
+from torch_xdist.core.devices import device, host_rows
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
-from torch_xdist.core.devices.transfer import host_value, value_of
+from torch_xdist.core.devices.transfer import host_value, to_trace, value_of
 from torch_xdist.core.record.cpu_only import MASKS
 from torch_xdist.core.run.device_trace import buffer_of
 
 _aten = torch.ops.aten
+_Indices = Sequence[torch.Tensor | None]
 # Fewer are not worth a program of their own.
 _LEAST_PLACES = 8
 
@@ -43,7 +46,10 @@ def check(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     place = values.dim() - rank + dim
     if place < 0 or values.shape[place] == 1 or _is_symbolic(target, mask):
         return
-    count = int((host_value(mask) if mask.__class__ is XlaTensor else mask).count_nonzero())
+    if mask.__class__ is XlaTensor:
+        known = host_rows.known([mask.value])
+        mask = host_value(mask) if known is None else known[0]
+    count = int(mask.count_nonzero())
     if values.shape[place] != count:
         shape = [*target.shape[:dim], count, *target.shape[dim + mask.dim() :]]
         raise RuntimeError(
@@ -58,11 +64,25 @@ def _is_symbolic(*tensors: Any) -> bool:
 
 
 def selected(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of a read by a mask as rows, once its size is read; None where the CPU serves."""
-    select, word = _SELECTIONS.get(name, (None, ""))
-    on_device = word in settings.current().experimental or not device.choices().is_host
-    if select is None or not on_device:
+    """The result of a read by a mask as rows, once its size is known; None where the CPU serves."""
+    if name not in _WORDS:
         return None
+    if name != "aten.nonzero.default":
+        known = _selected(name, args, kwargs, _of_known_masks)
+        if known is not None:
+            return known
+    if device.choices().is_host and _WORDS[name] not in settings.current().experimental:
+        return None
+    return _selected(name, args, kwargs, _indexed)
+
+
+def _selected(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], select: Callable[..., Any]
+) -> Any:
+    if name == "aten.nonzero.default":
+        return _nonzero(*args, **kwargs)
+    if name == "aten.masked_select.default":
+        return _masked(select, *args, **kwargs)
     return select(*args, **kwargs)
 
 
@@ -98,41 +118,70 @@ def _nonzero(self: torch.Tensor) -> torch.Tensor | None:
     return _places(self) if self.dim() else None
 
 
-def _indexed(self: Any, indices: Sequence[torch.Tensor | None]) -> Any:
-    if self.__class__ is not XlaTensor:
+def _indexed(self: Any, indices: _Indices) -> Any:
+    if self.__class__ is not XlaTensor or not _cover(self, indices):
         return None
-    places: list[torch.Tensor | None] = []
+    if len(indices) == 1:
+        found, count = _counted(indices[0])
+        rows: Any = _aten.index(self, found.unbind(1))
+        # Those of a transposed tensor may lie otherwise, by a rule of torch's.
+        if rows.is_contiguous():
+            return _first(rows, count)
+    return _aten.index(self, _with_places(indices, lambda mask: _places(mask).t()))
+
+
+def _of_known_masks(self: Any, indices: _Indices) -> Any:
+    """Nothing is cut, as the host knows what the masks hold; None where it does not."""
+    if self.__class__ is not XlaTensor or not _cover(self, indices):
+        return None
+    masks = [i for i in indices if i is not None and i.dtype in MASKS]
+    on_device = [mask.value for mask in masks if mask.__class__ is XlaTensor]
+    known = host_rows.known(on_device) if on_device else []
+    if known is None:
+        return None
+    given = iter(known)
+    found = [(next(given) if m.__class__ is XlaTensor else m).nonzero().t() for m in masks]
+    if not host_rows.allows_shapes([p.shape[1] for p in found], "masks"):
+        return None
+    places = iter([to_trace(p, self.value.trace) for p in found])
+    return _aten.index(self, _with_places(indices, lambda mask: next(places)))
+
+
+def _cover(self: torch.Tensor, indices: _Indices) -> bool:
+    """Whether each mask is as large as its dims: else these are of one element, or torch raises."""
+    dim = 0
     for index in indices:
-        if index is None or index.dtype not in MASKS:
-            places.append(index)
-            continue
-        covered = self.shape[len(places) : len(places) + index.dim()]
-        if not index.dim() or index.shape != covered:
-            return None  # Dims of one element, or torch's error.
-        found, count = _counted(index)
-        if len(indices) == 1:
-            rows: Any = _aten.index(self, found.unbind(1))
-            # Those of a transposed tensor may lie otherwise, by a rule of torch's.
-            if rows.is_contiguous():
-                return _first(rows, count)
-        places += _first(found.t(), count, 1).unbind()
-    return _aten.index(self, places)
+        is_mask = index is not None and index.dtype in MASKS
+        rank = index.dim() if index is not None and is_mask else 1
+        if is_mask and (not rank or index.shape != self.shape[dim : dim + rank]):  # type: ignore[union-attr]
+            return False
+        dim += rank
+    return True
 
 
-def _masked(self: torch.Tensor, mask: torch.Tensor) -> Any:
+def _with_places(indices: _Indices, places_of: Callable[[Any], Any]) -> list[Any]:
+    """Indices with a mask's places, [dims, n], in its stead."""
+    found: list[Any] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype in MASKS
+        found += places_of(index).unbind() if is_mask else [index]
+    return found
+
+
+def _masked(select: Callable[..., Any], self: torch.Tensor, mask: torch.Tensor) -> Any:
     if mask.dtype is not torch.bool:
         return None
     try:
         self, mask = torch.broadcast_tensors(self, mask)
     except RuntimeError:
         return None
-    return _indexed(self, [mask])
+    return select(self, [mask])
 
 
-# The function, and the word in XLA_EXPERIMENTAL.
-_SELECTIONS: dict[str, tuple[Callable[..., Any], str]] = {
-    "aten.index.Tensor": (_indexed, "nonzero"),
-    "aten._unsafe_index.Tensor": (_indexed, "nonzero"),
-    "aten.nonzero.default": (_nonzero, "nonzero"),
-    "aten.masked_select.default": (_masked, "masked_select"),
+# The word in XLA_EXPERIMENTAL.
+_WORDS = {
+    "aten.index.Tensor": "nonzero",
+    "aten._unsafe_index.Tensor": "nonzero",
+    "aten.nonzero.default": "nonzero",
+    "aten.masked_select.default": "masked_select",
 }

@@ -42,13 +42,15 @@ def without_unused(launch: Launch) -> tuple[Launch, bool] | None:
     Returns with it whether its program serves for both: it is fed with the same numbers.
     """
     rows = rows_of(launch.entries)
-    wanted, unused = {*launch.outs}, set()
+    wanted, unused, left = {*launch.outs}, set(), set[int]()
     for slot, row in reversed(rows):
         if row[0].name in _FILLS and slot not in wanted:
             unused.add(slot)
+            left.update(row[1:])
         else:
             wanted.update(row[1:])
-    if not unused or launch.placement is not None or not wanted.issuperset(launch.leaves):
+    # A program that takes nothing of the rows would not be given what they alone read.
+    if not unused or launch.placement is not None or not wanted.issuperset(left - unused):
         return None
     source = launch.tape
     # By what they take, not by what they were fed with: a recording that was interrupted fed none.

@@ -57,12 +57,12 @@ class Value:
     `epoch`, and `slot` is its place there. A value with a buffer has a slot too once it was an
     operand. A write in place moves it to another slot and raises `generation`, by which views
     notice. `listed` is the last epoch whose tape lists it. `tiling` is how its buffers shall lie,
-    where the user said it. `uploaded` is what its buffer was made of, where that is remembered.
+    where the user said it.
     """
 
     __slots__ = (
         "__weakref__", "address", "buffer", "epoch", "generation", "listed", "parent", "slot",
-        "tiling", "trace", "type", "uploaded",
+        "tiling", "trace", "type",
     )  # fmt: skip
     # None but for views. A slot, not a constant of the class: each operator reads it, and Python
     # has a short way to slots alone.
@@ -70,8 +70,6 @@ class Value:
     # Unset until somebody asks for the one, or sets the other.
     address: int
     tiling: Any
-    # An Uploaded, which is above this folder.
-    uploaded: Any
 
     # `trace` is a Trace, which is made of values.
     def __init__(self, type_: TensorType, trace: Any, slot: int = -1, epoch: int = 0) -> None:

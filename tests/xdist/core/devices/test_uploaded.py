@@ -33,8 +33,9 @@ def test_few_floats_are_remembered():
         torch.ones(3, dtype=torch.bfloat16),
         torch.ones(0, dtype=torch.int64),
         torch.ones(uploaded._MOST + 1, dtype=torch.int64),
+        torch.ones(uploaded._MOST_TRUTHS + 1, dtype=torch.bool),
     ],
-    ids=["floats", "complex", "narrow", "none", "many"],
+    ids=["floats", "complex", "narrow", "none", "many", "many truths"],
 )
 def test_nothing_else_is(tensor):
     assert known(tensor.to("xla")) is None
@@ -59,6 +60,7 @@ def test_masks_are_remembered_by_their_buffers_too():
     mask = torch.tensor([True, False]).to("xla")
     found = uploaded.of_buffer(mask.value.buffer)
     assert found is known(mask) and found.array.tolist() == [True, False]
+    assert known(torch.ones(uploaded._MOST + 1, dtype=torch.bool).to("xla")) is not None
     other = mask.clone()
     torch_xla.sync()
     assert uploaded.of_buffer(other.value.buffer) is None
@@ -79,6 +81,27 @@ def test_a_write_ends_it():
     assert known(x) is None
     x.copy_(torch.tensor([4, 5, 6]))
     assert known(x).bounds(None) == (4, 6)
+
+
+def test_what_a_tensor_held_is_known_as_long_as_a_row_reads_it():
+    x = torch.tensor([1, 2, 3]).to("xla")
+    buffer = x.value.buffer
+    gone = weakref.ref(uploaded.of_buffer(buffer))
+    y = x + 1
+    del x
+    assert uploaded.of_buffer(buffer).bounds(None) == (1, 3)
+    del buffer, y
+    torch_xla.sync(wait=True)
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_buffer_that_has_the_place_of_one_that_is_gone_is_known_as_itself():
+    first, second = (torch.tensor([number]).to("xla").value.buffer for number in (1, 2))
+    place = id(second)
+    last = uploaded.of_buffer(second)
+    uploaded._forget(place, weakref.ref(first))
+    assert uploaded.of_buffer(second) is last
 
 
 def test_a_buffer_is_given_away_as_if_nothing_knew_it():

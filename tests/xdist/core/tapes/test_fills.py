@@ -94,6 +94,19 @@ def test_what_is_read_by_fills_alone_stays(compiled):
     assert one.tolist() == [2.0] * 3 and other.tolist() == [1.0] * 2
 
 
+def test_an_array_that_no_row_reads_keeps_no_fill(compiled):
+    weight, aside = torch.ones(3).to("xla"), torch.ones(3).to("xla")
+    steps.sync()
+    compiled()
+    for is_first in (True, False):
+        here().slot_of(aside.value)
+        if is_first:
+            torch.zeros_like(weight)
+        weight.mul_(2)
+        steps.sync()
+    assert compiled() == 1 and weight.tolist() == [4.0] * 3
+
+
 def made_at_once(number=0.0):
     """A tensor whose row made zeros and that has this number at once."""
     made = torch.zeros_like(torch.ones(3).to("xla"))
