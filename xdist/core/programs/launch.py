@@ -27,6 +27,8 @@ class Launch:
         outs: the slots whose values are wanted.
         buffers: of the leaves.
         placement: how leaves and results lie; None for a device that is one.
+        wanted: the places of the results that were asked for, where a program has more of them;
+            None for all.
     """
 
     tape: Tape
@@ -37,6 +39,7 @@ class Launch:
     outs: tuple[int, ...]
     buffers: tuple[Any, ...]
     placement: Placement | None = None
+    wanted: tuple[int, ...] | None = None
 
     @property
     def donated(self) -> tuple[Any, ...]:
@@ -58,6 +61,22 @@ class Launch:
         """Of the leaves and of the results."""
         known = types_of(self.entries)
         return [known[slot] for slot in self.leaves], [known[slot] for slot in self.outs]
+
+    def returning(self, outs: tuple[int, ...]) -> "Launch":
+        """The launch that has these results, among them its own."""
+        places = {slot: place for place, slot in enumerate(outs)}
+        return dataclasses.replace(
+            self, outs=outs, wanted=tuple(map(places.__getitem__, self.outs))
+        )
+
+    def named(self, slots: Sequence[int]) -> Sequence[int]:
+        """What each result is, for those asked for: -1 where nobody did."""
+        if self.wanted is None:
+            return slots
+        names = [-1] * len(self.outs)
+        for place, slot in zip(self.wanted, slots, strict=True):
+            names[place] = slot
+        return names
 
     def giving(self, mask: tuple[bool, ...]) -> "Launch":
         """The launch that gives these buffers away."""

@@ -112,7 +112,8 @@ def _sought(launch: Launch, instead: Instead | None) -> tuple[Launch, list[Any],
     The last key is its own; its program serves for the others too.
     """
     keys: list[Any] = []
-    may_fewer = True
+    # Who tells no other launch takes the results of this one alone.
+    may_fewer, may_more = True, instead is not None
     while True:
         keys.append(launch.key())
         program = PROGRAMS.get(keys[-1])
@@ -122,6 +123,8 @@ def _sought(launch: Launch, instead: Instead | None) -> tuple[Launch, list[Any],
         other = instead(launch) if instead is not None else None
         if other is None and may_fewer:
             other, instead, may_fewer = _with_fewer(launch, keys[-1]), None, False
+        if other is None and may_more:
+            other, may_more = _with_more(launch, keys[-1]), False
         if other is None:
             return launch, keys, None
         launch, always = other
@@ -146,7 +149,8 @@ def _with_fewer(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
     if not given or any(map(donation.is_given, given)):
         return None
     leaves, results = launch.types()
-    known = [mask for mask in PROGRAMS.masks(key) if aliases.is_within(mask, launch.mask)]
+    alike = [mask for mask, outs in PROGRAMS.alike(key) if outs == launch.outs]
+    known = [mask for mask in alike if aliases.is_within(mask, launch.mask)]
     for mask in known:
         if aliases.is_enough(mask, launch.mask, leaves, results):
             return launch.giving(mask), True
@@ -154,6 +158,26 @@ def _with_fewer(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
         return launch.giving(max(known, key=sum)), False
     fewer = aliases.of_use(launch.mask, leaves, results)
     return (launch.giving(fewer), True) if fewer != launch.mask else None
+
+
+def _with_more(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
+    """The launch with results that nobody asked for, as a program is known that has them.
+
+    The last step of a loop, whose loss is gone when it is over, is not worth a compilation, if it
+    does not come again soon. None where there is no such program.
+    """
+    if launch.placement is not None or any(map(donation.is_given, launch.donated)):
+        return None
+    asked = {*launch.outs}
+    more = [
+        (mask, outs)
+        for mask, outs in PROGRAMS.alike(key)
+        if asked < {*outs} and aliases.is_within(mask, launch.mask)
+    ]
+    if not more or PROGRAMS.missed_again(key):
+        return None
+    mask, outs = min(more, key=lambda known: (len(known[1]), -sum(known[0])))
+    return launch.returning(outs).giving(mask), False
 
 
 def _silence() -> None:

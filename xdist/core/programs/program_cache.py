@@ -155,14 +155,14 @@ class ProgramCache:
                 self._programs[key] = program
                 program.keys.append(key)
 
-    def masks(self, key: Key) -> list[tuple[bool, ...]]:
-        """What those programs are given for their results whose keys differ in this alone."""
-        entries, leaves, _, *rest = key
+    def alike(self, key: Key) -> list[tuple[tuple[bool, ...], tuple[int, ...]]]:
+        """The mask and the results of those programs whose keys differ in these alone."""
+        entries, leaves, _, _, *rest = key
         found = [*self._programs.items()]
         return [
-            program.mask
+            (program.mask, program.outs)
             for known, program in found
-            if known[1] == leaves and [*known[3:]] == rest and known[0] == entries
+            if known[1] == leaves and [*known[4:]] == rest and known[0] == entries
         ]
 
     def missed_again(self, key: Key) -> bool:

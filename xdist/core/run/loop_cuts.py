@@ -7,6 +7,9 @@ where an optimizer has made its next step, or, once much is pending and without 
 module has ended that was called there before. A module, a gradient or an optimizer that uploads is
 in the middle of a round. Rounds that were cut otherwise, by reading their loss, count as steps too.
 
+Where another loop begins after an optimizer's step, an evaluation, what is pending of the first one
+is a round: together they would be one program more, as long as both.
+
 The first batch that a script uploads after a model ends what it made before: copies of parameters
 that a mean of theirs begins with, or the model itself, made on the device. The first step's program
 would have that too, and the whole step would be compiled again for the second one, which has not.
@@ -111,7 +114,19 @@ def after_upload(trace: DeviceTrace, tensor: torch.Tensor) -> None:
         return
     if not rounds.has_begun:
         _begin(trace, tape)
+    if _is_other_loop(rounds, way) and epoch == tape.epoch and not tape.collectives:
+        trace.cut(cuts.LOOP)
     _look(trace, way)
+
+
+def _is_other_loop(rounds: cuts.Rounds, way: tuple[int, ...]) -> bool:
+    """Whether a place puts batches there in a loop that began after another had gone round.
+
+    An evaluation after the last step of an epoch would be one program with it.
+    """
+    if way not in rounds.places and len(rounds.places) < _PLACES:
+        rounds.places[way] = rounds.turns == 0
+    return not rounds.places.get(way, True)
 
 
 def _begin(trace: DeviceTrace, tape: Tape) -> None:
@@ -211,6 +226,7 @@ def _look(trace: DeviceTrace, key: Any) -> None:
     if is_uncut or tape.collectives:
         trace.cut(cuts.LOOP)
     seen.clear()
+    trace.rounds.turns += 1
     PROGRESS.step += 1
     seen[key] = trace.tape.epoch, len(trace.tape.entries), 1
 

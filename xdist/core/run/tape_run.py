@@ -86,6 +86,7 @@ class TapeRun:
         cuts.note_collectives(tape, compiled.collectives)
         analysis.of_run(launch, reason, cause, compiled, is_new)
         results: list[list[jax.Array]] = []
+        names = launch.named(outs)
         self.is_entered = True
         try:
             program.execute(compiled, launch, results, kind)
@@ -93,7 +94,8 @@ class TapeRun:
             # Also where Ctrl-C came in between: the operands are gone.
             started = time.perf_counter()
             if results:
-                found.update(zip(outs, results[0]))
+                found.update(zip(names, results[0]))
+                found.pop(-1, None)
                 self._hand_over(found)
         metrics.note(
             (),

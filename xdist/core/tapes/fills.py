@@ -50,7 +50,7 @@ def without_unused(launch: Launch) -> tuple[Launch, bool] | None:
         else:
             wanted.update(row[1:])
     # A program that takes nothing of the rows would not be given what they alone read.
-    if not unused or launch.placement is not None or not wanted.issuperset(left - unused):
+    if not unused or launch.placement is not None or left & {*launch.leaves} - wanted:
         return None
     source = launch.tape
     # By what they take, not by what they were fed with: a recording that was interrupted fed none.

@@ -193,8 +193,8 @@ def test_a_program_has_further_keys_and_counts_once():
     cache.put_also(all_, one)
     assert cache.get(all_) is cache.get(one) is made
     assert len(cache) == 1 and [*cache.values()] == [made]
-    assert {*cache.masks(key_of((False, False)))} == {(True, False)}
-    assert cache.masks(key_of((False, False), ("other",))) == []
+    assert {*cache.alike(key_of((False, False)))} == {((True, False), made.outs)}
+    assert cache.alike(key_of((False, False), ("other",))) == []
     cache.put(one, program_of((True, False)))
     assert not made.is_kept and cache.get(all_) is None and len(cache) == 1
     cache.put_also(all_, key_of((False, False)))

@@ -11,6 +11,7 @@ from unended_loops import fresh, reasons, rounds
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xdist import metrics, settings
+from torch_xdist.core.programs import program
 from torch_xdist.core.run import cuts
 from torch_xdist.core.run.device_trace import HERE
 from torch_xdist.progress import PROGRESS
@@ -66,6 +67,42 @@ def test_it_trains_as_on_the_cpu():
     torch.testing.assert_close(loss.detach().cpu(), expected.detach())
     for p, q in zip(net.parameters(), host.parameters()):
         torch.testing.assert_close(p.detach().cpu(), q.detach())
+
+
+def evaluate(net, count):
+    right = 0
+    with torch.no_grad():
+        for x, y in batches(count):
+            right += (net(x.to("xla")).argmax(1) == y.to("xla")).sum()
+    return int(right)
+
+
+def test_an_evaluation_is_no_program_with_the_last_step_before_it():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(3):
+        train(net, optimizer, 4)
+        (last,) = {cut.fingerprint for cut in [*cuts.LOG][-2:]}
+        before = len(cuts.LOG)
+        evaluate(net, 1)
+        # The last step is a program that there was.
+        ended, read = [*cuts.LOG][before:]
+        assert (ended.fingerprint, ended.compiled) == (last, False)
+        assert read.compiled == (epoch == 0)
+
+
+def test_what_is_put_on_the_device_in_the_first_round_too_is_no_loop_of_its_own():
+    nets = [model(), model()]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    for (x, y), (z, w) in zip(batches(5), batches(5)):
+        for net, optimizer, given, wanted in zip(nets, optimizers, (x, z), (y, w)):
+            optimizer.zero_grad()
+            if net is nets[0]:
+                backward(net, given.to("xla"), wanted.to("xla"))
+            else:
+                backward(net, given.to("xla"), wanted.to("xla"))
+            optimizer.step()
+    assert len({*rounds()[1:]}) == 1 and len(rounds()) == 4
 
 
 def test_a_round_is_cut_where_its_batch_is_put_on_the_device():
@@ -333,6 +370,7 @@ def test_a_cut_round_is_counted():
 
 
 def test_the_first_round_is_the_same_program_as_the_others():
+    program.PROGRAMS.clear()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for x, y in batches(4):
