@@ -49,10 +49,12 @@ PROGRAMS = ProgramCache()
 # Tells what to launch instead of what is not compiled yet, and whether that is so each time it
 # comes again; None: that itself.
 Instead = Callable[[Launch], tuple[Launch, bool] | None]
+# Makes a program of several others, and tells whether one of them was compiled; None: of its own.
+Apart = Callable[[Launch], tuple[Program, bool] | None]
 
 
 def find(
-    launch: Launch, kind: str = "", instead: Instead | None = None
+    launch: Launch, kind: str = "", instead: Instead | None = None, apart: Apart | None = None
 ) -> tuple[Launch, Program, bool]:
     """A launch, its program, and whether that was compiled just now.
 
@@ -63,6 +65,10 @@ def find(
     if program is not None:
         metrics.count("CachedCompile")
         return launch.giving(program.mask), program, False
+    parted = apart(launch) if apart is not None and _build_elsewhere is None else None
+    if parted is not None:
+        _keep(keys, parted[0])
+        return launch, *parted
     metrics.count("UncachedCompile")
     if settings.asks_for_stablehlo():
         # It always is what XLA is given here; torch_xla counts where it is asked for.
@@ -90,10 +96,17 @@ def find(
         raise
     finally:
         PROGRESS.compiling = False
-    metrics.observe(f"{kind}CompileTime", time.perf_counter() - started)
+    program.took_s = time.perf_counter() - started
+    metrics.observe(f"{kind}CompileTime", program.took_s)
     if _build_elsewhere is None:
         memory_bounds.check(program, launch.device.jax)
     metrics.observe("InputOutputAliasCount", sum(launch.mask))
+    _keep(keys, program)
+    return launch, program, True
+
+
+def _keep(keys: Sequence[Any], program: Program) -> None:
+    """Have the program of a launch, whose key is the last, and let it serve for the others."""
     dropped, full = PROGRAMS.put(keys[-1], program)
     PLANS.hold(program.plans)
     for other in dropped:
@@ -103,7 +116,6 @@ def find(
     if full:
         warn_full(full)
     _serve(keys)
-    return launch, program, True
 
 
 def _sought(launch: Launch, instead: Instead | None) -> tuple[Launch, list[Any], Program | None]:
@@ -383,7 +395,10 @@ def execute(
     name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
     try:
-        run(program, arguments, results, name)
+        if program.executable is None:
+            in_one_call(results, program.run, *arguments)
+        else:
+            run(program, arguments, results, name)
     except Exception as error:
         _tell_failure(launch, error)
         memory_bounds.raise_if_exhausted(error, launch.device.jax)

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ _PROGRAMS_PER_LOOK = 16
 _SHARE_OF_MAPS = 0.5
 # Of host memory, as measured on the CPU (docs/benchmarks.md): by a program, and by each operator.
 _BYTES_PER_PROGRAM, _BYTES_PER_ROW = 300_000, 17_000
+# Of a row of a key, where the programs are others.
+_BYTES_PER_ENTRY = 200
 _MB = 10**6
 # A program that is missed again within so many steps is worth compiling.
 _STEPS_BETWEEN = 4
@@ -41,7 +43,8 @@ class Program:
     """One compiled tape.
 
     Attributes:
-        executable: how it is lowered and compiled (see `collective_program`).
+        executable: how it is lowered and compiled (see `collective_program`); None for one that
+            runs others (see `changing_rows`).
         outs: the slots whose values it returns.
         mask: which leaves' buffers it is given for its results.
         fingerprint: of all it computes; the same on every rank that recorded the same.
@@ -57,6 +60,7 @@ class Program:
         asks_bytes: what a run takes of a GPU's memory beside its operands; 0 where it is little.
         asks_of: that GPU.
         early: what it announces to the host while it runs; None for nothing.
+        took_s: to compile it.
     """
 
     executable: Any
@@ -73,6 +77,7 @@ class Program:
     asks_bytes: int = 0
     asks_of: Any = None
     early: Early | None = None
+    took_s: float = 0.0
     # When it was last asked for, by the clock of the cache.
     used: int = 0
     # Under which the cache has it.
@@ -86,6 +91,8 @@ class Program:
     @property
     def host_bytes(self) -> int:
         """About how much memory of the host it holds, as long as it is kept."""
+        if self.executable is None:
+            return self.rows * _BYTES_PER_ENTRY
         return _BYTES_PER_PROGRAM + self.rows * _BYTES_PER_ROW
 
     def memory(self) -> Any:
@@ -164,6 +171,16 @@ class ProgramCache:
             for known, program in found
             if known[1] == leaves and [*known[4:]] == rest and known[0] == entries
         ]
+
+    def beside(self, key: Key) -> Iterator[tuple[tuple[Any, ...], Program]]:
+        """The entries and the programs of keys that differ in the entries and the mask alone.
+
+        The last ones come first.
+        """
+        _, leaves, _, *rest = key
+        for known, program in reversed([*self._programs.items()]):
+            if known[1] == leaves and [*known[3:]] == rest:
+                yield known[0], program
 
     def missed_again(self, key: Key) -> bool:
         """Whether this was asked only steps ago: a program of the key's own is worth compiling.

@@ -18,6 +18,7 @@ from torch_xdist.core.run import analysis, cuts, mid_step_cuts, recompilations, 
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
 from torch_xdist.core.tapes import fills, moving_slices, own_arrays
+from torch_xdist.core.tapes.changing_rows import in_parts
 from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import Tape
@@ -73,7 +74,9 @@ class TapeRun:
         # In eager mode the metrics count operators apart, so that programs stand out.
         kind = _EAGER_OP if reason == cuts.EAGER else ""
         asked_s = time.perf_counter()
-        launch, compiled, is_new = program.find(launch, kind, _instead)
+        # Who looks on wants to see a program.
+        apart = in_parts if trace.observer is None else None
+        launch, compiled, is_new = program.find(launch, kind, _instead, apart)
         compile_s = time.perf_counter() - asked_s
         self.program = compiled
         self.is_compiling = False

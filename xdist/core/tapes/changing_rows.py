@@ -1,0 +1,270 @@
+"""Rows that differ from step to step, and all others: programs of their own.
+
+A loss of the places that a mask selects has other shapes in each step, and all that follows would
+be compiled again with it: the gradients, the optimizer. Where two programs are the same operators
+of one another, and few rows of them differ, the next one of that kind runs in up to three parts:
+what the rows that differ need, these, and the rest. The second one alone is compiled anew.
+
+The parts are programs as others are, so that results are what they were; what one makes and another
+reads is written to memory in between.
+"""
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from torch_xdist import metrics
+from torch_xdist.core.programs import program as programs
+from torch_xdist.core.programs.interpreter import scalar_types, scalars_of
+from torch_xdist.core.programs.launch import Launch
+from torch_xdist.core.programs.program_cache import Program
+from torch_xdist.core.rows import aliases
+from torch_xdist.core.rows.program_words import fingerprint
+from torch_xdist.core.tapes.partial_run import copy_rows
+from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
+from torch_xdist.dtypes import to_jax
+
+# What takes less to compile is compiled soon enough.
+_LEAST_S = 1.0
+# Of the rows, those that are compiled each time.
+_MOST_SHARE = 2 / 3
+# How many programs that differ in few rows show that there will be more of them.
+_SHOWN = 2
+# With how many of them a new one is compared.
+_COMPARED = 4
+
+_Row = tuple[int, Any]
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some rows of a launch, as a launch of their own.
+
+    Attributes:
+        leaves, outs: what it reads and returns, by the slots of the whole launch.
+        floats, ints: the places of what its rows are fed with, among what all are.
+        ended: what no later part reads, and nobody wants.
+    """
+
+    launch: Launch
+    leaves: list[int]
+    outs: list[int]
+    floats: np.ndarray
+    ints: np.ndarray
+    ended: list[int]
+    program: Any = None
+
+
+def in_parts(launch: Launch) -> tuple[Program, bool] | None:
+    """A program that runs a launch in parts, and whether one of these was compiled just now.
+
+    None where it shall be one program: it is compiled soon, or nothing is known of its kind, or
+    much of it differs.
+    """
+    if launch.placement is not None:
+        return None
+    # One may be known by several keys.
+    known = [*itertools.islice(dict.fromkeys(_of_its_kind(launch)), _COMPARED)]
+    if len(known) < _SHOWN:
+        return None
+    rows = rows_of(launch.entries)
+    between = _between(rows, _different(launch.entries, rows, known))
+    exchanges = {slot for slot, row in rows if row[0].is_collective}
+    if not between or len(between) > _MOST_SHARE * len(rows):
+        return None
+    needed = _needed(rows, between)
+    before = [slot for slot, _ in rows if slot in needed and slot not in between]
+    # All ranks run the exchanges in one program, however each of them is parted.
+    if not exchanges.isdisjoint({*before, *between}):
+        return None
+    after = [slot for slot, _ in rows if slot not in needed and slot not in between]
+    groups = [group for group in (before, sorted(between), after) if group]
+    parts = _parts(launch, groups)
+    is_new = False
+    for part in parts:
+        part.launch, part.program, is_compiled = programs.find(part.launch)
+        is_new |= is_compiled
+    return _whole(launch, rows, parts), is_new
+
+
+def _of_its_kind(launch: Launch) -> Iterator[tuple[Entry, ...]]:
+    """The entries of programs of the same operators of one another, the last ones first."""
+    for entries, program in programs.PROGRAMS.beside(launch.key()):
+        takes_long = program.took_s >= _LEAST_S or program.executable is None
+        is_as_long = len(entries) == len(launch.entries)
+        if takes_long and is_as_long and all(map(_is_alike, entries, launch.entries)):
+            yield entries
+
+
+def _is_alike(one: Entry, other: Entry) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return one[0].name == other[0].name and one[1:] == other[1:]
+    return one.__class__ is other.__class__
+
+
+def _different(
+    entries: tuple[Entry, ...], rows: Sequence[_Row], known: Sequence[tuple[Entry, ...]]
+) -> set[int]:
+    """The rows that are others than in a known program: their plans, or what they read."""
+    types = types_of(entries)
+    found: set[int] = set()
+    for other in known:
+        others = types_of(other)
+        slots = {slot for slot, type_ in types.items() if others.get(slot) != type_}
+        for slot, row in rows:
+            made = range(slot, slot + max(1, len(row[0].types)))
+            if row[0] is not other[slot][0] or not slots.isdisjoint((*row[1:], *made)):  # type: ignore[index]
+                found.add(slot)
+    return found
+
+
+def _first_slots(rows: Sequence[_Row]) -> dict[int, int]:
+    """The row that made each slot, by its first one."""
+    return {
+        place: slot for slot, row in rows for place in range(slot, slot + max(1, len(row[0].types)))
+    }
+
+
+def _between(rows: Sequence[_Row], different: set[int]) -> set[int]:
+    """These rows, and those that need some of them and that others of them need."""
+    first = _first_slots(rows)
+    depends = {*different}
+    for slot, row in rows:
+        if any(first.get(operand) in depends for operand in row[1:]):
+            depends.add(slot)
+    return different | depends & _needed(rows, different)
+
+
+def _needed(rows: Sequence[_Row], wanted: set[int]) -> set[int]:
+    """The rows that some need, in several steps too."""
+    first = _first_slots(rows)
+    needed: set[int] = set()
+    for slot, row in reversed(rows):
+        if slot in wanted or slot in needed:
+            needed.update(first[operand] for operand in row[1:] if operand in first)
+    return needed
+
+
+def _parts(launch: Launch, groups: Sequence[list[int]]) -> list[_Part]:
+    """The launches of groups of rows, none of which reads what a later one makes."""
+    entries = launch.entries
+    made = [_made(entries, group) for group in groups]
+    read = [
+        {s for slot in group for s in entries[slot][1:]} - own  # type: ignore[index]
+        for group, own in zip(groups, made)
+    ]
+    last = {slot: place for place, slots in enumerate(read) for slot in slots}
+    fed = _fed(launch)
+    parts = []
+    for place, (group, own, slots) in enumerate(zip(groups, made, read)):
+        later: set[int] = set().union(*read[place + 1 :], launch.outs)
+        ended = {slot for slot in slots if last[slot] == place} - {*launch.outs}
+        part = _launch(launch, group, sorted(slots), sorted(own & later), ended)
+        floats, ints = (
+            np.array([i for slot in group for i in fed[slot][kind]], np.int64) for kind in (0, 1)
+        )
+        parts.append(_Part(part, sorted(slots), sorted(own & later), floats, ints, [*ended]))
+    return parts
+
+
+def _made(entries: Sequence[Entry], group: Sequence[int]) -> set[int]:
+    """The slots that rows make."""
+    return {
+        place
+        for slot in group
+        for place in range(slot, slot + max(1, len(entries[slot][0].types)))  # type: ignore[index]
+    }
+
+
+def _fed(launch: Launch) -> dict[int, tuple[list[int], list[int]]]:
+    """The places of each row's numbers among the floats and the ints that all rows are fed with."""
+    counts = [itertools.count(), itertools.count()]
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for slot, row in rows_of(launch.entries):
+        places: tuple[list[int], list[int]] = [], []
+        for type_ in scalar_types(row[0]):
+            kind = type_ is not float
+            places[kind].append(next(counts[kind]))
+        found[slot] = places
+    return found
+
+
+def _launch(
+    whole: Launch,
+    group: Sequence[int],
+    leaves: Sequence[int],
+    outs: Sequence[int],
+    ended: Collection[int],
+) -> Launch:
+    """Some rows of a launch, with what they read as leaves: arrays, or what will be there."""
+    types = types_of(whole.entries)
+    given = dict(zip(whole.leaves, zip(whole.buffers, whole.mask)))
+    tape, places = Tape(), dict[int, int]()
+    mask = []
+    for slot in leaves:
+        type_ = types[slot]
+        coming = jax.ShapeDtypeStruct(type_.shape, to_jax(type_.dtype))
+        buffer, may_give = given.get(slot, (coming, True))
+        places[slot] = tape.enter(type_, buffer)
+        mask.append(may_give and slot in ended)
+    copy_rows(whole.tape, group, tape, places)
+    of_leaves, of_outs = ([types[slot] for slot in slots] for slots in (leaves, outs))
+    return dataclasses.replace(
+        whole,
+        tape=tape,
+        entries=tuple(tape.entries),
+        leaves=tuple(tape.buffers),
+        mask=aliases.of_use(mask, of_leaves, of_outs),
+        outs=tuple(places[slot] for slot in outs),
+        buffers=tuple(tape.buffers.values()),
+    )
+
+
+def _whole(launch: Launch, rows: Sequence[_Row], parts: Sequence[_Part]) -> Program:
+    """What runs the parts one after the other, as one program would run."""
+    given = [*itertools.compress(launch.leaves, launch.mask)]
+    held = [*itertools.compress(launch.leaves, map(operator.not_, launch.mask))]
+    outs = launch.outs
+    # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
+    steps = [
+        (p.program, p.leaves, p.program.mask, p.outs, p.floats, p.ints, p.ended) for p in parts
+    ]
+
+    def run(donated: Any, kept: Any, floats: np.ndarray, ints: np.ndarray) -> list[Any]:
+        env = {**dict(zip(given, donated)), **dict(zip(held, kept))}
+        for part, leaves, mask, made, of_floats, of_ints, ended in steps:
+            buffers = [env[slot] for slot in leaves]
+            over = tuple(itertools.compress(buffers, mask))
+            beside = tuple(itertools.compress(buffers, map(operator.not_, mask)))
+            results: list[list[Any]] = []
+            programs.PROGRAMS.use(part)
+            programs.run(
+                part, (over, beside, floats[of_floats], ints[of_ints]), results, "ExecuteTime"
+            )
+            env.update(zip(made, results[0]))
+            for slot in ended:
+                del env[slot]
+        metrics.count("RanInParts")
+        return [env[slot] for slot in outs]
+
+    numbers = scalars_of(launch.tape, launch.entries)
+    return Program(
+        executable=None,
+        outs=outs,
+        mask=launch.mask,
+        fingerprint=fingerprint(launch.entries),
+        collectives="".join(part.program.collectives for part in parts),
+        rows=len(rows),
+        plans=frozenset(row[0] for _, row in rows),
+        scalars=(len(numbers[0]), len(numbers[1])),
+        tally=op_counts.tally_of(row for _, row in rows),
+        run_tally=(),
+        run=run,
+    )
