@@ -1,5 +1,7 @@
 """A launch that asks for less than a known program returns."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -62,7 +64,7 @@ def test_what_comes_again_soon_has_a_program_of_its_own(weight):
     for _ in range(3):
         step(weight, ("sine",))
         counts.append(compiled())
-    assert [b - a for a, b in zip(counts, counts[1:])] == [0, 1, 0]
+    assert [b - a for a, b in itertools.pairwise(counts)] == [0, 1, 0]
 
 
 def test_the_program_with_the_fewest_others_serves(weight):
