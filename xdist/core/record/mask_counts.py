@@ -132,7 +132,7 @@ def _indexed(self: Any, indices: _Indices) -> Any:
 
 def _of_known_masks(self: Any, indices: _Indices) -> Any:
     """Nothing is cut, as the host knows what the masks hold; None where it does not."""
-    if self.__class__ is not XlaTensor or not _cover(self, indices):
+    if self.__class__ is not XlaTensor or _is_symbolic(self) or not _cover(self, indices):
         return None
     masks = [i for i in indices if i is not None and i.dtype in MASKS]
     on_device = [mask.value for mask in masks if mask.__class__ is XlaTensor]
