@@ -155,7 +155,7 @@ def _leave_out(trace: DeviceTrace, rows: "_Rows") -> None:
     than the first.
     """
     tape = trace.tape
-    if tape.writes or tape.collectives or len(tape.entries) > 2 * _MOST_ROWS:
+    if not rows.count or tape.writes or tape.collectives or len(tape.entries) > 2 * _MOST_ROWS:
         return
     live = live_values(tape)
     if sum(value.type.numel for value in live) > _MOST_LEFT_OUT:
@@ -170,6 +170,7 @@ def _leave_out(trace: DeviceTrace, rows: "_Rows") -> None:
     op_counts.count_rows(tape)
     trace.tape = Tape()
     trace.tape.since_s = tape.since_s
+    trace.rounds.go_on(tape.epoch, trace.tape.epoch)
 
 
 def _may_be(root: Value, trace: DeviceTrace) -> bool:
@@ -195,11 +196,16 @@ class _Unknown(Exception):
 
 
 class _Rows:
-    """The rows of a tape, computed by CPU torch as they are needed; `found` is by slot."""
+    """The rows of a tape, computed by CPU torch as they are needed.
+
+    Attributes:
+        found: what slots hold.
+        count: of the rows that were computed.
+    """
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._left = _MOST_ROWS
+        self.count = 0
         self.found: dict[int, torch.Tensor] = {}
 
     def of(self, slot: int) -> torch.Tensor:
@@ -216,8 +222,8 @@ class _Rows:
         return self.found[slot]
 
     def _add(self, first: int, plan: Plan, *operands: int) -> None:
-        self._left -= 1
-        if self._left < 0 or not _is_computed(plan):
+        self.count += 1
+        if self.count > _MOST_ROWS or not _is_computed(plan):
             raise _Unknown
         given = [self.of(operand) for operand in operands]
         results = _run(plan, given, self._tape.scalars.get(first, ()))

@@ -61,6 +61,14 @@ class Rounds:
         self.looked = 0, 0, 0, 0
         self.patience, self.vain = 512, 0
 
+    def go_on(self, epoch: int, other: int) -> None:
+        """A tape was emptied and another is in its stead, though nothing ran: no round is over."""
+        for key, (last, _, times) in self.seen.items():
+            if last == epoch:
+                self.seen[key] = other, 0, times
+        if self.stepped[0] == epoch:
+            self.stepped = other, 0
+
 
 LOG: deque[Cut] = deque(maxlen=1000)
 REASONS: Counter[str] = Counter()

@@ -91,6 +91,18 @@ def test_an_evaluation_is_no_program_with_the_last_step_before_it():
         assert read.compiled == (epoch == 0)
 
 
+def test_a_number_that_the_host_knows_ends_no_round():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (x, y), taken in zip(batches(6), (3, 3, 2, 3, 3, 3)):
+        mask = (torch.arange(6) < taken).to("xla")
+        assert int((mask * 2).sum()) == 2 * taken
+        optimizer.zero_grad()
+        backward(net, x.to("xla"), y.to("xla"))
+        optimizer.step()
+    assert len({*rounds()[1:]}) == 1 and len(rounds()) == 5
+
+
 def test_what_is_put_on_the_device_in_the_first_round_too_is_no_loop_of_its_own():
     nets = [model(), model()]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
