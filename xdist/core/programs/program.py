@@ -395,7 +395,7 @@ def execute(
     name = f"{kind}ExecuteTime" if launch.placement is None else "ExecuteReplicatedTime"
     arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
     try:
-        if program.executable is None:
+        if program.runs_others:
             in_one_call(results, program.run, *arguments)
         else:
             run(program, arguments, results, name)

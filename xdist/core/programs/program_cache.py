@@ -43,8 +43,8 @@ class Program:
     """One compiled tape.
 
     Attributes:
-        executable: how it is lowered and compiled (see `collective_program`); None for one that
-            runs others (see `changing_rows`).
+        executable: how it is lowered and compiled (see `collective_program`); None where it runs
+            others.
         outs: the slots whose values it returns.
         mask: which leaves' buffers it is given for its results.
         fingerprint: of all it computes; the same on every rank that recorded the same.
@@ -61,6 +61,7 @@ class Program:
         asks_of: that GPU.
         early: what it announces to the host while it runs; None for nothing.
         took_s: to compile it.
+        runs_others: whether it has parts, which are programs (see `changing_rows`).
     """
 
     executable: Any
@@ -78,6 +79,7 @@ class Program:
     asks_of: Any = None
     early: Early | None = None
     took_s: float = 0.0
+    runs_others: bool = False
     # When it was last asked for, by the clock of the cache.
     used: int = 0
     # Under which the cache has it.
@@ -91,7 +93,7 @@ class Program:
     @property
     def host_bytes(self) -> int:
         """About how much memory of the host it holds, as long as it is kept."""
-        if self.executable is None:
+        if self.runs_others:
             return self.rows * _BYTES_PER_ENTRY
         return _BYTES_PER_PROGRAM + self.rows * _BYTES_PER_ROW
 

@@ -1,12 +1,14 @@
 """Rows that differ from step to step, and all others: programs of their own.
 
 A loss of the places that a mask selects has other shapes in each step, and all that follows would
-be compiled again with it: the gradients, the optimizer. Where two programs are the same operators
-of one another, and few rows of them differ, the next one of that kind runs in up to three parts:
-what the rows that differ need, these, and the rest. The second one alone is compiled anew.
+be compiled again with it: the gradients, the optimizer. Where a program is known of the same
+operators of one another, and few rows differ, what would be another one runs in up to three parts:
+what the rows that differ need, these, and the rest. From then on the second one alone is compiled
+anew.
 
 The parts are programs as others are, so that results are what they were; what one makes and another
-reads is written to memory in between.
+reads is written to memory in between. That took no time that could be measured, so it need not be
+known whether there will be a third one of that kind.
 """
 
 import dataclasses
@@ -35,8 +37,6 @@ from torch_xdist.dtypes import to_jax
 _LEAST_S = 1.0
 # Of the rows, those that are compiled each time.
 _MOST_SHARE = 2 / 3
-# How many programs that differ in few rows show that there will be more of them.
-_SHOWN = 2
 # With how many of them a new one is compared.
 _COMPARED = 4
 
@@ -72,7 +72,7 @@ def in_parts(launch: Launch) -> tuple[Program, bool] | None:
         return None
     # One may be known by several keys.
     known = [*itertools.islice(dict.fromkeys(_of_its_kind(launch)), _COMPARED)]
-    if len(known) < _SHOWN:
+    if not known:
         return None
     rows = rows_of(launch.entries)
     between = _between(rows, _different(launch.entries, rows, known))
@@ -97,7 +97,7 @@ def in_parts(launch: Launch) -> tuple[Program, bool] | None:
 def _of_its_kind(launch: Launch) -> Iterator[tuple[Entry, ...]]:
     """The entries of programs of the same operators of one another, the last ones first."""
     for entries, program in programs.PROGRAMS.beside(launch.key()):
-        takes_long = program.took_s >= _LEAST_S or program.executable is None
+        takes_long = program.took_s >= _LEAST_S or program.runs_others
         is_as_long = len(entries) == len(launch.entries)
         if takes_long and is_as_long and all(map(_is_alike, entries, launch.entries)):
             yield entries
@@ -267,4 +267,5 @@ def _whole(launch: Launch, rows: Sequence[_Row], parts: Sequence[_Part]) -> Prog
         tally=op_counts.tally_of(row for _, row in rows),
         run_tally=(),
         run=run,
+        runs_others=True,
     )

@@ -67,7 +67,7 @@ class Training:
         return loss.detach().cpu()
 
 
-def test_the_third_number_of_rows_compiles_the_rows_that_it_changes():
+def test_another_number_of_rows_compiles_the_rows_that_it_changes():
     ours, host = Training("xla"), Training("cpu")
     compiled, parted = [], []
     for seed, taken in enumerate((5, 6, 7, 8, 9, 7, 5)):
@@ -75,8 +75,8 @@ def test_the_third_number_of_rows_compiles_the_rows_that_it_changes():
         torch.testing.assert_close(ours.step(taken, seed), host.step(taken, seed))
         compiled.append(count("UncachedCompile") - before[0])
         parted.append(count("RanInParts") - before[1])
-    # What finds the rows is a program too. The third time it is three parts, then one of them.
-    assert compiled == [2, 1, 3, 1, 1, 0, 0] and parted == [0, 0, 1, 1, 1, 1, 0]
+    # What finds the rows is a program too. The second time it is three parts, then one of them.
+    assert compiled == [2, 3, 1, 1, 1, 0, 0] and parted == [0, 1, 1, 1, 1, 1, 0]
     for p, q in zip(ours.net.parameters(), host.net.parameters()):
         torch.testing.assert_close(p.detach().cpu(), q.detach())
 
@@ -99,7 +99,7 @@ def test_where_most_rows_differ_there_is_one_program():
 
 def test_parameters_are_written_over_in_parts_too():
     ours = Training("xla")
-    for taken in (5, 6, 7):
+    for taken in (5, 6):
         ours.step(taken)
     before = count("RanInParts")
 
@@ -115,12 +115,11 @@ def test_parameters_are_written_over_in_parts_too():
 
 def test_who_looks_at_a_run_sees_one_program():
     ours, seen = Training("xla"), []
-    for taken in (5, 6):
-        ours.step(taken)
+    ours.step(5)
     before = count("RanInParts")
     trace().observer = lambda run, launch: seen.append(run)
     try:
-        ours.step(7)
+        ours.step(6)
     finally:
         trace().observer = None
     assert seen and count("RanInParts") == before
@@ -136,7 +135,7 @@ def launch_of(build):
 
 
 def in_parts(launch, different, monkeypatch):
-    monkeypatch.setattr(changing_rows, "_of_its_kind", lambda launch: [("one",), ("other",)])
+    monkeypatch.setattr(changing_rows, "_of_its_kind", lambda launch: [("one",)])
     monkeypatch.setattr(changing_rows, "_different", lambda *_: different)
     return changing_rows.in_parts(launch)
 
@@ -202,8 +201,8 @@ def test_any_rows_apart_make_what_one_program_makes(chain, chosen):
 
 def test_a_program_of_others_holds_little():
     ours = Training("xla")
-    for taken in (5, 6, 7):
+    for taken in (5, 6):
         ours.step(taken)
-    (parted,) = [p for p in program.PROGRAMS.values() if p.executable is None]
+    (parted,) = [p for p in program.PROGRAMS.values() if p.runs_others]
     assert parted.host_bytes < 100_000 and parted.is_kept
     assert copy.copy(parted).rows == parted.rows
