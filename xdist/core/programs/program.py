@@ -396,7 +396,7 @@ def execute(
     arguments = launch.donated, launch.kept, *scalar_arrays(launch, program)
     try:
         if program.runs_others:
-            in_one_call(results, program.run, *arguments)
+            program.run(results, arguments)
         else:
             run(program, arguments, results, name)
     except Exception as error:

@@ -61,7 +61,8 @@ class Program:
         asks_of: that GPU.
         early: what it announces to the host while it runs; None for nothing.
         took_s: to compile it.
-        runs_others: whether it has parts, which are programs (see `changing_rows`).
+        runs_others: whether it has parts, which are programs (see `changing_rows`). `run(results,
+            arguments)` then appends its results, also where it raises KeyboardInterrupt.
     """
 
     executable: Any

@@ -45,15 +45,16 @@ _Row = tuple[int, Any]
 
 @dataclass(slots=True)
 class _Part:
-    """Some rows of a launch, as a launch of their own.
+    """Some rows of a launch.
 
     Attributes:
+        launch: they as one of their own, until its program is found.
         leaves, outs: what it reads and returns, by the slots of the whole launch.
         floats, ints: the places of what its rows are fed with, among what all are.
         ended: what no later part reads, and nobody wants.
     """
 
-    launch: Launch
+    launch: Launch | None
     leaves: list[int]
     outs: list[int]
     floats: np.ndarray
@@ -89,7 +90,10 @@ def in_parts(launch: Launch) -> tuple[Program, bool] | None:
     parts = _parts(launch, groups)
     is_new = False
     for part in parts:
-        part.launch, part.program, is_compiled = programs.find(part.launch)
+        assert part.launch is not None
+        _, part.program, is_compiled = programs.find(part.launch)
+        # Whose tape has values.
+        part.launch = None
         is_new |= is_compiled
     return _whole(launch, rows, parts), is_new
 
@@ -227,32 +231,55 @@ def _launch(
     )
 
 
+def _go_on(
+    parts: Sequence[_Part],
+    done: Sequence[list[Any]],
+    env: dict[int, Any],
+    floats: np.ndarray,
+    ints: np.ndarray,
+) -> None:
+    """Run the parts, from wherever the last try has come to.
+
+    Args:
+        done: the results of each part, in one element, once it ran.
+        env: the arrays by slot.
+    """
+    for part, results in zip(parts, done):
+        if not results:
+            buffers, mask = [env[slot] for slot in part.leaves], part.program.mask
+            over = tuple(itertools.compress(buffers, mask))
+            beside = tuple(itertools.compress(buffers, map(operator.not_, mask)))
+            del buffers
+            arguments = over, beside, floats[part.floats], ints[part.ints]
+            programs.PROGRAMS.use(part.program)
+            programs.run(part.program, arguments, results, "ExecuteTime")
+        env.update(zip(part.outs, results[0]))
+        results[0] = ()
+        for slot in part.ended:
+            env.pop(slot, None)
+
+
 def _whole(launch: Launch, rows: Sequence[_Row], parts: Sequence[_Part]) -> Program:
     """What runs the parts one after the other, as one program would run."""
     given = [*itertools.compress(launch.leaves, launch.mask)]
     held = [*itertools.compress(launch.leaves, map(operator.not_, launch.mask))]
     outs = launch.outs
-    # It lives as long as the program, so it must hold nothing of the launch, whose tape has values.
-    steps = [
-        (p.program, p.leaves, p.program.mask, p.outs, p.floats, p.ints, p.ended) for p in parts
-    ]
 
-    def run(donated: Any, kept: Any, floats: np.ndarray, ints: np.ndarray) -> list[Any]:
+    # It lives as long as the program, so it must hold nothing of the launch.
+    def run(results: list[list[Any]], arguments: Sequence[Any]) -> None:
+        donated, kept, floats, ints = arguments
         env = {**dict(zip(given, donated)), **dict(zip(held, kept))}
-        for part, leaves, mask, made, of_floats, of_ints, ended in steps:
-            buffers = [env[slot] for slot in leaves]
-            over = tuple(itertools.compress(buffers, mask))
-            beside = tuple(itertools.compress(buffers, map(operator.not_, mask)))
-            results: list[list[Any]] = []
-            programs.PROGRAMS.use(part)
-            programs.run(
-                part, (over, beside, floats[of_floats], ints[of_ints]), results, "ExecuteTime"
-            )
-            env.update(zip(made, results[0]))
-            for slot in ended:
-                del env[slot]
+        done: list[list[Any]] = [[] for _ in parts]
         metrics.count("RanInParts")
-        return [env[slot] for slot in outs]
+        try:
+            _go_on(parts, done, env, floats, ints)
+            results.append([env[slot] for slot in outs])
+        except KeyboardInterrupt:
+            # What was given away is gone: what comes in its stead shall be there.
+            _go_on(parts, done, env, floats, ints)
+            if not results:
+                results.append([env[slot] for slot in outs])
+            raise
 
     numbers = scalars_of(launch.tape, launch.entries)
     return Program(

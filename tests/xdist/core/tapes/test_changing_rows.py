@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 
 import pytest
 import torch
@@ -111,6 +112,52 @@ def test_parameters_are_written_over_in_parts_too():
     held = places()
     ours.step(8)
     assert count("RanInParts") == before + 1 and places() == held
+
+
+class InterruptedAt:
+    """Ctrl-C before the nth line that runs the parts of a program."""
+
+    def __init__(self, line):
+        self.left = line
+
+    def __enter__(self):
+        sys.settrace(self.enter)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def enter(self, frame, event, arg):
+        code = frame.f_code
+        is_ours = code.co_filename == changing_rows.__file__ and code.co_name in ("run", "_go_on")
+        return self.line if is_ours else None
+
+    def line(self, frame, event, arg):
+        self.left -= event == "line"
+        if not self.left:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self.line
+
+
+def test_no_value_is_lost_wherever_it_is_interrupted():
+    ours, host = Training("xla"), Training("cpu")
+    for taken in (5, 6):
+        ours.step(taken), host.step(taken)
+    for line in range(1, 200):
+        before = count("RanInParts")
+        try:
+            with InterruptedAt(line) as at:
+                ours.step(6)
+        except KeyboardInterrupt:
+            torch_xla.sync()
+        host.step(6)
+        for p, q in zip(ours.net.parameters(), host.net.parameters()):
+            torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
+        assert count("RanInParts") > before
+        if at.left > 0:
+            break
+    assert 20 < line < 199
 
 
 def test_who_looks_at_a_run_sees_one_program():
