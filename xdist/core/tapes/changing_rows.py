@@ -23,6 +23,7 @@ import numpy as np
 
 from torch_xdist import metrics
 from torch_xdist.core.programs import program as programs
+from torch_xdist.core.programs.collective_program import is_on_mesh
 from torch_xdist.core.programs.interpreter import scalar_types, scalars_of
 from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program_cache import Program
@@ -77,8 +78,11 @@ def in_parts(launch: Launch) -> tuple[Program, bool] | None:
         return None
     rows = rows_of(launch.entries)
     between = _between(rows, _different(launch.entries, rows, known))
-    exchanges = {slot for slot, row in rows if row[0].is_collective}
     if not between or len(between) > _MOST_SHARE * len(rows):
+        return None
+    exchanges = {slot for slot, row in rows if row[0].is_collective}
+    # There all ranks run one program, and each of them has a clock of its own.
+    if exchanges and is_on_mesh(launch.device.peers):
         return None
     needed = _needed(rows, between)
     before = [slot for slot, _ in rows if slot in needed and slot not in between]

@@ -198,6 +198,18 @@ def test_an_exchange_that_others_need_is_in_one_program_with_them(monkeypatch):
     assert in_parts(launch, {last}, monkeypatch) is None
 
 
+def test_where_ranks_run_one_program_each_has_it_whole(monkeypatch):
+    monkeypatch.setattr(changing_rows, "_MOST_SHARE", 1)
+    launch = launch_of(lambda: [torch.ones(4, device="xla").sin().cos().exp()])
+    rows = changing_rows.rows_of(launch.entries)
+    (first,) = [slot for slot, row in rows if ".sin." in row[0].name]
+    (exchange,) = [row[0] for _, row in rows if ".exp." in row[0].name]
+    monkeypatch.setattr(changing_rows, "is_on_mesh", lambda peers: True)
+    assert in_parts(launch, {first}, monkeypatch) is not None
+    monkeypatch.setattr(exchange, "is_collective", True)
+    assert in_parts(launch, {first}, monkeypatch) is None
+
+
 OPERATORS = {
     "sine": lambda x, y: x.sin(),
     "product": lambda x, y: x @ y.t(),
