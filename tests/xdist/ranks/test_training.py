@@ -247,6 +247,29 @@ def sparse_gradients(side):
     return nn.ModuleList([words, places])
 
 
+def other_rows_in_each_step(side):
+    """Of which each rank finds another number, so that it runs its step in other parts."""
+    from torch_xdist import metrics
+    from torch_xdist.core.tapes import changing_rows
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(4)])
+    model.to(side.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changing_rows, "_LEAST_S", 0.0)
+        for step, batch in enumerate(batches(5)):
+            optimizer.zero_grad()
+            batch = side.part(batch)
+            out = model(batch)
+            # The host shall not know which they are.
+            found = out[out.detach()[:, 0] * 0 + batch[:, 0] < step / 3]
+            (found.square().sum() / len(batch)).backward()
+            side.step(optimizer)
+    assert side.device == "cpu" or metrics.counter_value("RanInParts")
+    return model
+
+
 def on_a_rank(rank, size, way):
     import torch.distributed as dist
 
@@ -259,7 +282,8 @@ def on_a_rank(rank, size, way):
 
 WAYS = [
     accumulation, no_sync, tied_before, tied_after, frozen, several_optimizers, average,
-    sparse_gradients, lbfgs, pytest.param(lbfgs_with_line_search, marks=pytest.mark.long),
+    sparse_gradients, other_rows_in_each_step, lbfgs,
+    pytest.param(lbfgs_with_line_search, marks=pytest.mark.long),
 ]  # fmt: skip
 
 
