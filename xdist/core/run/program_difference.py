@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch_xdist.core.trace.plans import Plan, flat
 from torch_xdist.core.trace.tensor_types import TensorType
-from torch_xdist.core.trace.trace import Entry, rows_of
+from torch_xdist.core.trace.trace import Entry, is_alike, rows_of
 
 # Kinds; the metrics count each as `CompiledAgain.KIND`.
 SHAPE, DTYPE, LAYOUT, CONSTANT = "shape", "dtype", "layout", "constant"
@@ -71,13 +71,13 @@ def nearest(known: Sequence[Known], new: Known) -> Known:
 
 def _common(old: Known, new: Known) -> tuple[int, int]:
     """How many operators agree from the beginning, and how many entries in all."""
-    same = sum(map(_is_alike, old.entries, new.entries))
+    same = sum(map(is_alike, old.entries, new.entries))
     return same, sum(a is b for a, b in zip(old.entries, new.entries))
 
 
 def difference(old: Known, new: Known) -> Difference:
     """What makes `new` another program than `old`: the first thing found, causes before effects."""
-    if len(old.entries) != len(new.entries) or not all(map(_is_alike, old.entries, new.entries)):
+    if len(old.entries) != len(new.entries) or not all(map(is_alike, old.entries, new.entries)):
         return _of_operators(old.entries, new.entries)
     return (
         _of_leaves(old, new)
@@ -91,13 +91,6 @@ def difference(old: Known, new: Known) -> Difference:
             REMEDIES[STATE],
         )
     )
-
-
-def _is_alike(old: Entry, new: Entry) -> bool:
-    """Whether both are leaves, further results, or the same operator of the same slots."""
-    if isinstance(old, tuple) and isinstance(new, tuple):
-        return _name(old) == _name(new) and old[1:] == new[1:]
-    return old.__class__ is new.__class__
 
 
 def _name(entry: Entry) -> str:
@@ -164,7 +157,7 @@ def _arguments(old: Plan, new: Plan) -> Iterator[tuple[str, str]]:
 def _of_operators(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
     """More operators, fewer, or others, from the first that differs."""
     pairs = zip(old, new)
-    first = next((slot for slot, (a, b) in enumerate(pairs) if not _is_alike(a, b)), None)
+    first = next((slot for slot, (a, b) in enumerate(pairs) if not is_alike(a, b)), None)
     if first is None:
         first = min(len(old), len(new))
     was, now = (_told(entries[first:]) for entries in (old, new))

@@ -29,9 +29,9 @@ from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.rows import aliases
 from torch_xdist.core.rows.program_words import fingerprint
-from torch_xdist.core.tapes.partial_run import copy_rows
+from torch_xdist.core.tapes.partial_run import copy_rows, needed_rows
 from torch_xdist.core.trace import op_counts
-from torch_xdist.core.trace.trace import Entry, Tape, rows_of, types_of
+from torch_xdist.core.trace.trace import Entry, Tape, is_alike, rows_of, types_of
 from torch_xdist.dtypes import to_jax
 
 # What takes less to compile is compiled soon enough.
@@ -77,14 +77,14 @@ def in_parts(launch: Launch) -> tuple[Program, bool] | None:
     if not known:
         return None
     rows = rows_of(launch.entries)
-    between = _between(rows, _different(launch.entries, rows, known))
+    between = _between(launch, rows, _different(launch.entries, rows, known))
     if not between or len(between) > _MOST_SHARE * len(rows):
         return None
     exchanges = {slot for slot, row in rows if row[0].is_collective}
     # There all ranks run one program, and each of them has a clock of its own.
     if exchanges and is_on_mesh(launch.device.peers):
         return None
-    needed = _needed(rows, between)
+    needed = needed_rows(launch.tape, [*between])
     before = [slot for slot, _ in rows if slot in needed and slot not in between]
     # All ranks run the exchanges in one program, however each of them is parted.
     if not exchanges.isdisjoint({*before, *between}):
@@ -107,14 +107,8 @@ def _of_its_kind(launch: Launch) -> Iterator[tuple[Entry, ...]]:
     for entries, program in programs.PROGRAMS.beside(launch.key()):
         takes_long = program.took_s >= _LEAST_S or program.runs_others
         is_as_long = len(entries) == len(launch.entries)
-        if takes_long and is_as_long and all(map(_is_alike, entries, launch.entries)):
+        if takes_long and is_as_long and all(map(is_alike, entries, launch.entries)):
             yield entries
-
-
-def _is_alike(one: Entry, other: Entry) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return one[0].name == other[0].name and one[1:] == other[1:]
-    return one.__class__ is other.__class__
 
 
 def _different(
@@ -140,24 +134,14 @@ def _first_slots(rows: Sequence[_Row]) -> dict[int, int]:
     }
 
 
-def _between(rows: Sequence[_Row], different: set[int]) -> set[int]:
+def _between(launch: Launch, rows: Sequence[_Row], different: set[int]) -> set[int]:
     """These rows, and those that need some of them and that others of them need."""
     first = _first_slots(rows)
     depends = {*different}
     for slot, row in rows:
         if any(first.get(operand) in depends for operand in row[1:]):
             depends.add(slot)
-    return different | depends & _needed(rows, different)
-
-
-def _needed(rows: Sequence[_Row], wanted: set[int]) -> set[int]:
-    """The rows that some need, in several steps too."""
-    first = _first_slots(rows)
-    needed: set[int] = set()
-    for slot, row in reversed(rows):
-        if slot in wanted or slot in needed:
-            needed.update(first[operand] for operand in row[1:] if operand in first)
-    return needed
+    return depends & needed_rows(launch.tape, [*different])
 
 
 def _parts(launch: Launch, groups: Sequence[list[int]]) -> list[_Part]:

@@ -52,6 +52,13 @@ def types_of(entries: Sequence[Entry]) -> dict[int, TensorType]:
     return found
 
 
+def is_alike(one: Entry, other: Entry) -> bool:
+    """Whether both are leaves, further results, or the same operator of the same slots."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return one[0].name == other[0].name and one[1:] == other[1:]
+    return one.__class__ is other.__class__
+
+
 class OtherDevice(Exception):
     """A value of another device than the trace's stands among the operands."""
 
