@@ -43,20 +43,29 @@ class Rounds:
         seen: what may begin a round, since the last step: the epoch and the length of the tape, and
             how often it came since then.
         stepped: the epoch and the length at the last step of an optimizer.
-        turns: how many rounds have begun again.
+        has_turned: whether a round has begun again.
         places: what has put a batch on the device; whether it did so in the first round.
         looked: the same at the last upload, and its place.
         patience: from how many slots on the modules that end are looked at.
         vain: how many tapes have had as many and were no loop's.
     """
 
-    __slots__ = ("has_begun", "looked", "patience", "places", "seen", "stepped", "turns", "vain")
+    __slots__ = (
+        "has_begun",
+        "has_turned",
+        "looked",
+        "patience",
+        "places",
+        "seen",
+        "stepped",
+        "vain",
+    )
 
     def __init__(self) -> None:
         self.has_begun = False
         self.seen: dict[object, tuple[int, int, int]] = {}
         self.stepped = 0, 0
-        self.turns = 0
+        self.has_turned = False
         self.places: dict[object, bool] = {}
         self.looked = 0, 0, 0, 0
         self.patience, self.vain = 512, 0

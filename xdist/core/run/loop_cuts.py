@@ -125,7 +125,7 @@ def _is_other_loop(rounds: cuts.Rounds, way: tuple[int, ...]) -> bool:
     An evaluation after the last step of an epoch would be one program with it.
     """
     if way not in rounds.places and len(rounds.places) < _PLACES:
-        rounds.places[way] = rounds.turns == 0
+        rounds.places[way] = not rounds.has_turned
     return not rounds.places.get(way, True)
 
 
@@ -226,7 +226,7 @@ def _look(trace: DeviceTrace, key: Any) -> None:
     if is_uncut or tape.collectives:
         trace.cut(cuts.LOOP)
     seen.clear()
-    trace.rounds.turns += 1
+    trace.rounds.has_turned = True
     PROGRESS.step += 1
     seen[key] = trace.tape.epoch, len(trace.tape.entries), 1
 

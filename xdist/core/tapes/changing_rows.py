@@ -31,7 +31,7 @@ from torch_xdist.core.rows import aliases
 from torch_xdist.core.rows.program_words import fingerprint
 from torch_xdist.core.tapes.partial_run import copy_rows, needed_rows
 from torch_xdist.core.trace import op_counts
-from torch_xdist.core.trace.trace import Entry, Tape, is_alike, rows_of, types_of
+from torch_xdist.core.trace.trace import Entry, Tape, is_alike, made_by, rows_of, types_of
 from torch_xdist.dtypes import to_jax
 
 # What takes less to compile is compiled soon enough.
@@ -121,17 +121,15 @@ def _different(
         others = types_of(other)
         slots = {slot for slot, type_ in types.items() if others.get(slot) != type_}
         for slot, row in rows:
-            made = range(slot, slot + max(1, len(row[0].types)))
-            if row[0] is not other[slot][0] or not slots.isdisjoint((*row[1:], *made)):  # type: ignore[index]
+            touched = (*row[1:], *made_by(slot, row[0]))
+            if row[0] is not other[slot][0] or not slots.isdisjoint(touched):  # type: ignore[index]
                 found.add(slot)
     return found
 
 
 def _first_slots(rows: Sequence[_Row]) -> dict[int, int]:
     """The row that made each slot, by its first one."""
-    return {
-        place: slot for slot, row in rows for place in range(slot, slot + max(1, len(row[0].types)))
-    }
+    return {place: slot for slot, row in rows for place in made_by(slot, row[0])}
 
 
 def _between(launch: Launch, rows: Sequence[_Row], different: set[int]) -> set[int]:
@@ -168,11 +166,7 @@ def _parts(launch: Launch, groups: Sequence[list[int]]) -> list[_Part]:
 
 def _made(entries: Sequence[Entry], group: Sequence[int]) -> set[int]:
     """The slots that rows make."""
-    return {
-        place
-        for slot in group
-        for place in range(slot, slot + max(1, len(entries[slot][0].types)))  # type: ignore[index]
-    }
+    return {place for slot in group for place in made_by(slot, entries[slot][0])}  # type: ignore[index]
 
 
 def _fed(launch: Launch) -> dict[int, tuple[list[int], list[int]]]:

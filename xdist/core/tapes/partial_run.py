@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch_xdist.core.trace.notes import carry
 from torch_xdist.core.trace.tensor_types import TensorType
-from torch_xdist.core.trace.trace import Tape, rows_of
+from torch_xdist.core.trace.trace import Tape, made_by, rows_of
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -19,7 +19,7 @@ def needed_rows(tape: Tape, wanted: Sequence[int]) -> set[int]:
     """The first slots of the rows that the wanted slots need, and the leaves they read."""
     first_of = {}
     for slot, row in rows_of(tape.entries):
-        first_of.update(dict.fromkeys(range(slot, slot + max(1, len(row[0].types))), slot))
+        first_of.update(dict.fromkeys(made_by(slot, row[0]), slot))
     needed: set[int] = set()
     waiting = list(wanted)
     while waiting:
@@ -62,7 +62,7 @@ def copy_rows(
             source.collectives.get(slot, ""),
         )
         carry(source.entries, slot, target.entries, first)
-        places.update((slot + i, first + i) for i in range(max(1, len(plan.types))))
+        places.update(zip(made_by(slot, plan), made_by(first, plan)))
     return places
 
 

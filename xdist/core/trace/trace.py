@@ -42,6 +42,11 @@ def rows_of(entries: Sequence[Entry]) -> list[tuple[int, Row]]:
     ]
 
 
+def made_by(slot: int, plan: Plan) -> range:
+    """The slots that a row makes, which begins with this one."""
+    return range(slot, slot + max(1, len(plan.types)))
+
+
 def types_of(entries: Sequence[Entry]) -> dict[int, TensorType]:
     """The tensor type of each slot that has one."""
     found = {slot: entry for slot, entry in enumerate(entries) if isinstance(entry, TensorType)}

@@ -181,6 +181,15 @@ def launch_of(build):
     return prepare(tape, trace().device, sorted({*slots}), may_donate=False)
 
 
+def a_chain():
+    """The launch of one row after the other; the slot and the plan of the first and the last."""
+    launch = launch_of(lambda: [torch.ones(4, device="xla").sin().cos().exp()])
+    rows = changing_rows.rows_of(launch.entries)
+    (first,) = [(slot, row[0]) for slot, row in rows if ".sin." in row[0].name]
+    (last,) = [(slot, row[0]) for slot, row in rows if ".exp." in row[0].name]
+    return launch, first, last
+
+
 def in_parts(launch, different, monkeypatch):
     monkeypatch.setattr(changing_rows, "_of_its_kind", lambda launch: [("one",)])
     monkeypatch.setattr(changing_rows, "_different", lambda *_: different)
@@ -189,10 +198,7 @@ def in_parts(launch, different, monkeypatch):
 
 def test_an_exchange_that_others_need_is_in_one_program_with_them(monkeypatch):
     monkeypatch.setattr(changing_rows, "_MOST_SHARE", 1)
-    launch = launch_of(lambda: [torch.ones(4, device="xla").sin().cos().exp()])
-    rows = changing_rows.rows_of(launch.entries)
-    (last,) = [slot for slot, row in rows if ".exp." in row[0].name]
-    (exchange,) = [row[0] for _, row in rows if ".sin." in row[0].name]
+    launch, (_, exchange), (last, _) = a_chain()
     assert in_parts(launch, {last}, monkeypatch) is not None
     monkeypatch.setattr(exchange, "is_collective", True)
     assert in_parts(launch, {last}, monkeypatch) is None
@@ -200,10 +206,7 @@ def test_an_exchange_that_others_need_is_in_one_program_with_them(monkeypatch):
 
 def test_where_ranks_run_one_program_each_has_it_whole(monkeypatch):
     monkeypatch.setattr(changing_rows, "_MOST_SHARE", 1)
-    launch = launch_of(lambda: [torch.ones(4, device="xla").sin().cos().exp()])
-    rows = changing_rows.rows_of(launch.entries)
-    (first,) = [slot for slot, row in rows if ".sin." in row[0].name]
-    (exchange,) = [row[0] for _, row in rows if ".exp." in row[0].name]
+    launch, (first, _), (_, exchange) = a_chain()
     monkeypatch.setattr(changing_rows, "is_on_mesh", lambda peers: True)
     assert in_parts(launch, {first}, monkeypatch) is not None
     monkeypatch.setattr(exchange, "is_collective", True)
