@@ -47,6 +47,7 @@ NESTED = "the import of torch.nested's attention"
 WRAPPED = "the first subclass of torch.Tensor that is made for the device"
 ASKED_PROFILE = "the first profile that `xla-run profile` takes"
 
+_ACCELERATOR = "core.torch_side.accelerator"
 _OPTIMIZERS = "core.composites.optimizers"
 _LAZY_MODULES = "core.torch_side.lazy_modules"
 _MOVED = "core.torch_side.moved_modules"
@@ -58,6 +59,18 @@ _DTENSORS = "ranks.c10d.dtensors"
 _WITHOUT_DYNAMO = "core.unimported.without_dynamo"
 _WITHOUT_SYMPY = "core.unimported.without_sympy"
 
+_ACCELERATORS = "torch.accelerator and its users take xla for the accelerator"
+_ASKED_OF_C = ("_get_accelerator",) + tuple(
+    f"_accelerator_{name}"
+    for name in (
+        "getAccelerator", "getDeviceIndex", "setDeviceIndex", "exchangeDevice",
+        "maybeExchangeDevice", "getStream", "setStream", "synchronizeDevice", "emptyCache",
+        "isAllocatorInitialized", "getDeviceStats", "resetAccumulatedStats", "resetPeakStats",
+    )
+)  # fmt: skip
+_ASKED_LATER = tuple(
+    f"_accelerator_{name}" for name in ("getDeviceCapability", "emptyHostCache", "getMemoryInfo")
+)
 _CONTROL_FLOW = "control flow over device tensors becomes rows of the trace"
 _GROUPED = "optimizers take their grouped (foreach) forms for device tensors"
 _FLEX_ATTENTION = "flex_attention of device tensors is recorded, where torch refuses them"
@@ -71,6 +84,19 @@ _NO_SPMD = "torch leaves DTensors of xla to SPMD; here they are as on other devi
 
 PATCHES = (
     Patch("torch.Generator", "core.devices.torch_generator", "there is torch.Generator('xla')"),
+    *(Patch(f"torch._C.{name}", _ACCELERATOR, _ACCELERATORS) for name in _ASKED_OF_C),
+    *(
+        Patch(
+            f"torch._C.{name}", _ACCELERATOR, _ACCELERATORS, absent="torch 2.9 asks no such thing"
+        )
+        for name in _ASKED_LATER
+    ),
+    Patch("torch.Tensor.pin_memory", _ACCELERATOR, "memory for xla is not pinned: it is a copy"),
+    Patch(
+        "torch.utils.data.dataloader._BaseDataLoaderIter.__init__",
+        _ACCELERATOR,
+        "nor are batches, so they are not copied once more",
+    ),
     Patch("torch.Tensor.xla", _METHODS, "tensor.xla() is what tensor.cuda() is", is_new=True),
     Patch("torch.nn.GRU", "training.gru", "it is the class of torch_xla.experimental.gru"),
     Patch("torch.load", "core.torch_side.loading", "it takes map_location='xla'"),

@@ -113,7 +113,9 @@ def look(path, holder):
     seen.add(id(holder))
     for name, value in list(vars(holder).items()):
         values = value if isinstance(value, (list, set)) else [value]
-        if id(value) not in of_rows and any(map(is_ours, values)):
+        # A class may keep what a row made for a static method of its own.
+        kept = value.__func__ if isinstance(value, staticmethod) else value
+        if of_rows.isdisjoint((id(value), id(kept))) and any(map(is_ours, values)):
             found.add(f"{path}.{name}")
         elif isinstance(value, type) and value.__module__.split(".")[0] in ("torch", "jax"):
             look(f"{value.__module__}.{value.__qualname__}", value)

@@ -1,13 +1,15 @@
 """What torch finds as `torch.xla`: the functions every device module has."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torch_xdist import dtypes
 from torch_xdist.core.devices import device as devices
-from torch_xdist.core.devices import rng, steps
+from torch_xdist.core.devices import device_names, rng, steps
 from torch_xdist.core.run.device_trace import is_forked
 from torch_xdist.releases.hooks import XLA
 
@@ -75,8 +77,59 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
+def supported_dtypes() -> set[torch.dtype]:
+    """The dtypes that tensors on the device can have."""
+    return {dtype for dtype in dtypes.XLA_NAMES if devices.holds(dtype)}
+
+
 def empty_cache() -> None:
     """JAX frees buffers with their last reference; there is no cache of ours to empty."""
+
+
+def memory_allocated(target: Any = None) -> int:
+    """The bytes in use on the device; on a CPU this process'. 0 before its first use."""
+    return memory_stats(target).get("allocated_bytes.all.current", 0)
+
+
+def max_memory_allocated(target: Any = None) -> int:
+    """The most bytes that were in use since the start."""
+    return memory_stats(target).get("allocated_bytes.all.peak", 0)
+
+
+# JAX tells what is in use, not what its allocator keeps besides.
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+
+
+def memory_stats(target: Any = None) -> dict[str, int]:
+    """What JAX tells of the device's memory in bytes, by torch's names; {} before its first use."""
+    if not devices.is_started():
+        return {}
+    found = device_names.get_memory_info(target)
+    now, peak = found["bytes_used"], found["peak_bytes_used"]
+    return {
+        f"{kind}_bytes.all.{which}": value
+        for kind in ("allocated", "reserved")
+        for which, value in (("current", now), ("peak", peak))
+    }
+
+
+def mem_get_info(target: Any = None) -> tuple[int, int]:
+    """The device's free bytes, and all of its bytes."""
+    found = device_names.get_memory_info(target)
+    return found["bytes_limit"] - found["bytes_used"], found["bytes_limit"]
+
+
+def reset_peak_memory_stats(target: Any = None) -> None:
+    """Nothing but a warning: JAX counts from the start of the process."""
+    warnings.warn(
+        "torch.xla.reset_peak_memory_stats: JAX keeps one peak of a device's memory, from the start"
+        " of the process; max_memory_allocated goes on from there",
+        stacklevel=2,
+    )
+
+
+def reset_accumulated_memory_stats(target: Any = None) -> None:
+    """Nothing: JAX accumulates no counts."""
 
 
 class Event:
@@ -106,6 +159,11 @@ class Stream:
 
     def __init__(self, *options: Any, **named: Any) -> None:
         pass
+
+    @property
+    def device(self) -> torch.device:
+        """The present device."""
+        return torch.device("xla", devices.default_index())
 
     def wait_stream(self, stream: Any) -> None:
         """Nothing, as `Event.wait`."""

@@ -30,6 +30,7 @@ from torch_xdist.core.jax_side import control_flow
 from torch_xdist.core.record import dispatch, handlers_copy, handlers_schema, handlers_storage
 from torch_xdist.core.run import loop_cuts, recorded_metrics
 from torch_xdist.core.torch_side import (
+    accelerator,
     autocast,
     device_module,
     factories,
@@ -79,6 +80,7 @@ def register() -> None:
     recurrent.register()
     running_gradients.register()
     torch._register_device_module("xla", device_module)
+    accelerator.register()
     torch_generator.register()
     _follow_seeds()
     precision.follow_torch()

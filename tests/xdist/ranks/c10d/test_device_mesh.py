@@ -67,6 +67,27 @@ def test_fully_shard_trains_like_a_whole_model(two):
         assert max(held) == 17 * 64 and sum(held) < 17 * 64 + 32 * 5 + 32 + 17 + 10
 
 
+def without_a_mesh(rank, size):
+    """The mesh that fully_shard made, and what a barrier warned of."""
+    import warnings
+
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    import torch_xla.distributed.xla_backend  # noqa: F401
+
+    model = nn.Linear(4, 4).to(torch.accelerator.current_accelerator())
+    fully_shard(model)
+    mesh = model.weight.device_mesh
+    with warnings.catch_warnings(record=True) as told:
+        dist.barrier()
+    return mesh.device_type, tuple(mesh.shape), [str(warning.message) for warning in told]
+
+
+def test_fully_shard_without_a_mesh_takes_one_of_the_accelerator(two):
+    assert two.run(without_a_mesh) == [("xla", (2,), [])] * 2
+
+
 def tensors(rank, size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
