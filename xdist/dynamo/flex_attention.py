@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from torch_xdist.releases import late_imports, patches, probes
+from torch_xdist.releases import late_imports, patch_table, patches, probes
 
 _NAME = "torch.nn.attention.flex_attention"
 
@@ -59,7 +59,7 @@ def register() -> None:
 
 def _complete(module: ModuleType) -> None:
     # What may be missing; the module itself stands below its package only after its import.
-    asked = [found for found in probes.findings({patches.FLEX}) if found.probe.otherwise]
+    asked = [found for found in probes.findings({patch_table.FLEX}) if found.probe.otherwise]
     usual = [inspect.unwrap(getattr(module, way.name)) for way in _WAYS]
     # Other code fits into a function only where both take nothing from a function around them.
     if not all(found.is_there for found in asked) or any(f.__closure__ for f in usual):

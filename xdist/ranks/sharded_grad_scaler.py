@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from torch_xdist.ranks import collective_ops
-from torch_xdist.releases import patches, probes
+from torch_xdist.releases import patch_table, patches, probes
 
 
 def register() -> None:
     """Let torch's scaler share what it found; a second call changes nothing."""
-    probes.require(patches.SHARDED_GRADIENTS)
+    probes.require(patch_table.SHARDED_GRADIENTS)
     patches.wrap("torch.amp.GradScaler._unscale_grads_", _sharing)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_xdist.releases import hooks_of_jax, patches
+from torch_xdist.releases import hooks_of_jax, patch_table, patches
 from torch_xdist.releases.probe import USE, Probe, each
 
 # c10::DeviceType; fixed since torch 1.9, and part of torch's serialized formats.
@@ -77,6 +77,7 @@ _NESTED = "operands in lists and dicts are found"
 _EXPORT = "torch's exported programs as StableHLO"
 _REPLAY = "functions that were declared pure are replayed"
 _CHECKPOINTS = "checkpoints of sharded tensors"
+_HIGHER_ORDER = "regions and control flow in graphs that torch.compile captures"
 _FLEX_ATTENTION = "flex_attention of device tensors"
 _REFUSED = "torch refuses them"
 
@@ -193,12 +194,12 @@ PROBES = (
         "torch.distributed.tensor._api.distribute_tensor.__code__: 'xla'",
         "DTensors on the device",
         check=_names_detour,
-        when=patches.FIRST_MESH,
+        when=patch_table.FIRST_MESH,
     ),
     Probe(
         "torch.distributed.tensor._random._RNGStateTracker._distribute_region",
         "random numbers of DTensors",
-        when=patches.FIRST_MESH,
+        when=patch_table.FIRST_MESH,
     ),
     Probe("torch.amp.GradScaler._maybe_opt_step", "steps are skipped without a look at a value"),
     Probe("torch.distributed.device_mesh.DeviceMesh._init_process_groups", "meshes of ranks"),
@@ -225,7 +226,7 @@ PROBES = (
         "_safe_softmax _dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex",
         _FLEX_ATTENTION,
         _REFUSED,
-        patches.FLEX,
+        patch_table.FLEX,
     ),
     *each(
         "torch.nn.attention.flex_attention",
@@ -233,7 +234,13 @@ PROBES = (
         " create_block_mask flex_attention_hop noop_mask",
         _FLEX_ATTENTION,
         _REFUSED,
-        patches.FLEX,
+        patch_table.FLEX,
+    ),
+    *each(
+        "torch",
+        "_ops._higher_order_ops _ops.HigherOrderOperator.py_impl _C.DispatchKey.Autograd"
+        " _C.DispatchKey.AutogradLazy utils._python_dispatch._get_current_dispatch_mode",
+        _HIGHER_ORDER,
     ),
     Probe("torch._C._len_torch_function_stack", _LAUNCHER),
     Probe("torch._C._len_torch_dispatch_stack", _LAUNCHER),

@@ -8,7 +8,7 @@ import importlib
 from typing import NamedTuple
 
 from torch_xdist.errors import ReleaseError
-from torch_xdist.releases import patches, tested
+from torch_xdist.releases import patch_table, patches, tested
 from torch_xdist.releases.hooks import PROBES
 from torch_xdist.releases.probe import Probe
 
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
         return not self.is_there and not self.probe.otherwise
 
 
-def _of_patch(patch: patches.Patch) -> Probe:
+def _of_patch(patch: patch_table.Patch) -> Probe:
     path = patch.target.rpartition(".")[0] if patch.is_new else patch.target
     path = path.partition(".*")[0] if patch.is_marked else path
     return Probe(path, patch.why, patch.absent, when=patch.when)
@@ -36,7 +36,7 @@ def findings(moments: set[str] | None = None) -> list[Finding]:
 
     A patch that was made counts as found.
     """
-    needed = [patch for patch in patches.PATCHES if patch.is_needed]
+    needed = [patch for patch in patch_table.PATCHES if patch.is_needed]
     asked = [*PROBES, *map(_of_patch, needed)]
     return [
         Finding(probe, _is_there(probe))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_xdist.releases import hooks, patches
+from torch_xdist.releases import hooks, patch_table
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = [
@@ -55,7 +55,7 @@ def is_private(name: str) -> bool:
 
 def asked_for(name: str) -> bool:
     """Whether a row asks for the name, for what leads to it or for something of it."""
-    paths = [*(p.path for p in hooks.PROBES), *(p.target for p in patches.PATCHES)]
+    paths = [*(p.path for p in hooks.PROBES), *(p.target for p in patch_table.PATCHES)]
     return any(
         f"{path}.".startswith(f"{name}.") or f"{name}.".startswith(f"{path}.") for path in paths
     )
@@ -73,7 +73,7 @@ def test_every_private_name_that_is_read_is_in_the_table():
 
 def found_otherwise(name: str) -> bool:
     """Whether a patch of many modules has it."""
-    ends = [p.target.rpartition(".*.")[2] for p in patches.PATCHES if ".*." in p.target]
+    ends = [p.target.rpartition(".*.")[2] for p in patch_table.PATCHES if ".*." in p.target]
     return name.rpartition(".")[2] in ends
 
 

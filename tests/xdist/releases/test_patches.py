@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_xla  # noqa: F401 it makes the changes
-from torch_xdist.releases import patches
+from torch_xdist.releases import patch_table, patches
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = [
@@ -88,9 +88,9 @@ import inspect, json, sys, types, warnings
 import torch, jax, torch_xla
 warnings.simplefilter("ignore")
 exec(sys.argv[2])
-from torch_xdist.releases import patches
+from torch_xdist.releases import patch_table, patches
 
-made = [patch.target for patch in patches.PATCHES if patches.is_made(patch.target)]
+made = [patch.target for patch in patch_table.PATCHES if patches.is_made(patch.target)]
 of_rows = {
     id(inspect.getattr_static(*place)) for target in made for place in patches.places(target)
 }
@@ -138,10 +138,10 @@ def looked_at(code: str) -> tuple[list[str], set[str]]:
 def test_what_is_ours_in_torch_after_the_import_is_in_the_table():
     found, made = looked_at("")
     assert found == []
-    assert made == {p.target for p in patches.PATCHES if p.when == "import" and fits(p)}
+    assert made == {p.target for p in patch_table.PATCHES if p.when == "import" and fits(p)}
 
 
-def fits(patch: patches.Patch) -> bool:
+def fits(patch: patch_table.Patch) -> bool:
     """Whether this release of torch needs the change of a row, and has its target."""
     return patch.is_needed and (not patch.absent or patches.has(patch.target))
 
@@ -169,7 +169,7 @@ torch.Tensor._make_wrapper_subclass(_Wrapped, (1,), device="xla:0")
 """
     found, made = looked_at(code)
     assert found == []
-    assert made == {p.target for p in patches.PATCHES if fits(p)}
+    assert made == {p.target for p in patch_table.PATCHES if fits(p)}
 
 
 def test_a_change_that_no_row_makes_is_found():
@@ -177,7 +177,7 @@ def test_a_change_that_no_row_makes_is_found():
     assert found == ["torch.nn.modules.linear.Linear.extra"]
 
 
-@pytest.mark.parametrize("patch", patches.PATCHES, ids=[p.target for p in patches.PATCHES])
+@pytest.mark.parametrize("patch", patch_table.PATCHES, ids=[p.target for p in patch_table.PATCHES])
 def test_the_module_that_a_row_names_makes_the_change(patch):
     text = (ROOT / "xdist" / f"{patch.owner.replace('.', '/')}.py").read_text()
     assert "patches." in text and patch.target.rpartition(".")[2] in text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_xdist.errors import ReleaseError, XdistError
-from torch_xdist.releases import patches, probes, tested
+from torch_xdist.releases import patch_table, probes, tested
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -83,7 +83,7 @@ def test_nothing_is_missing_here():
 
 
 def test_what_is_installed_here_has_every_moment():
-    for moment in {patch.when for patch in patches.PATCHES}:
+    for moment in {patch.when for patch in patch_table.PATCHES}:
         probes.require(moment)
 
 

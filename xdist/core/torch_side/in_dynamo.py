@@ -17,7 +17,7 @@ import torch
 from torch_xdist.core.devices.device import index_of
 from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.trace.user_frames import OUR_PACKAGES
-from torch_xdist.releases import late_imports, patches, probes
+from torch_xdist.releases import late_imports, patch_table, patches, probes
 
 _BUILDER = "torch._dynamo.variables.builder"
 _RULES = "torch._dynamo.trace_rules"
@@ -53,7 +53,7 @@ def _with_index(usual: Callable[..., Any]) -> Any:
 
 
 def _know_the_class(builder: ModuleType) -> None:
-    probes.require(patches.DYNAMO)
+    probes.require(patch_table.DYNAMO)
 
     def knowing(usual: Callable[..., Any]) -> Any:
         @functools.wraps(usual)

@@ -4,7 +4,6 @@ Imported once by `import torch_xla`; it starts no JAX backend, no thread and no 
 """
 
 import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch_xdist.core.composites import (
 )
 from torch_xdist.core.devices import precision, rng, torch_generator
 from torch_xdist.core.devices.tensor import XlaTensor
-from torch_xdist.core.jax_side import control_flow
+from torch_xdist.core.jax_side import higher_order
 from torch_xdist.core.record import dispatch, handlers_copy, handlers_schema, handlers_storage
 from torch_xdist.core.run import loop_cuts, recorded_metrics
 from torch_xdist.core.torch_side import (
@@ -44,7 +43,6 @@ from torch_xdist.core.torch_side import (
 from torch_xdist.core.unimported import without_dtensor, without_dynamo, without_sympy
 from torch_xdist.releases import hooks, patches
 
-_HIGHER = "torch._higher_order_ops"
 _keep: list[Any] = []
 
 
@@ -70,7 +68,7 @@ def register() -> None:
     sgd.register()
     optimizer_states.register()
     loop_cuts.register()
-    _serve_control_flow()
+    higher_order.register()
     lazy_modules.register()
     moved_modules.register()
     wrapper_subclasses.register()
@@ -134,26 +132,6 @@ def _skip_dispatch_rules() -> None:
         return find_torch_dispatch_rule
 
     patches.wrap("torch._library.simple_registry.find_torch_dispatch_rule", skipping)
-
-
-def _serve_control_flow() -> None:
-    """Serve torch's control flow where an operand is ours."""
-    for ours, *targets in (
-        (control_flow.cond, "torch.cond"),
-        (control_flow.while_loop, f"{_HIGHER}.while_loop.while_loop", f"{_HIGHER}.while_loop"),
-        (control_flow.scan, f"{_HIGHER}.scan.scan", f"{_HIGHER}.scan"),
-    ):
-        for target in targets:
-            patches.wrap(target, functools.partial(_either, ours))
-
-
-def _either(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(theirs)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        chosen = ours if control_flow.has_ours(args, kwargs) else theirs
-        return chosen(*args, **kwargs)
-
-    return call
 
 
 def _follow_seeds() -> None:

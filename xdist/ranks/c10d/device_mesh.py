@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch_xdist import settings
 from torch_xdist.core.record import dispatch
 from torch_xdist.core.trace.operators import Op
-from torch_xdist.releases import patches, probes
+from torch_xdist.releases import patch_table, patches, probes
 
 
 def register() -> None:
@@ -32,7 +32,7 @@ def _completing(usual: Callable[..., None]) -> Callable[..., None]:
         usual(self, device_type, *arguments, **options)
         if device_type == "xla" and not settings.asks_for_spmd():
             _complete(self, **options)
-            probes.require(patches.FIRST_MESH)
+            probes.require(patch_table.FIRST_MESH)
             from torch_xdist.ranks.c10d import dtensors
 
             dtensors.register()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_xdist.core.torch_side import device_module
-from torch_xdist.releases import late_imports, patches, probes
+from torch_xdist.releases import late_imports, patch_table, patches, probes
 
 _NAME = "torch.distributed.fsdp._common_utils"
 
@@ -42,7 +42,7 @@ class _Handle:
 
 
 def _complete(module: Any) -> None:
-    probes.require(patches.TORCHS_FSDP)
+    probes.require(patch_table.TORCHS_FSDP)
     handle = module._FSDPDeviceHandle
     usual = handle.from_device  # bound to its class
 
