@@ -29,7 +29,7 @@ from torch_xdist.core.trace.plans import Plan, fill, flat
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.user_frames import user_line
-from torch_xdist.core.trace.values import Value, root_of
+from torch_xdist.core.trace.values import Value, ViewValue, root_of
 from torch_xdist.dtypes import nominal, to_jax
 from torch_xdist.progress import PROGRESS
 
@@ -61,6 +61,13 @@ _ATEN, _EMPTY, _WRITE = "aten.", "empty", "write."
 _SORTS, _PUT = frozenset({"aten.sort.default", "aten.sort.stable"}), "aten.index_put.default"
 _DECIDED = _SORTS | {_PUT}
 _CPU = torch.device("cpu")
+_WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
+# Views whose values are those in memory.
+_STRIDED_STEPS = frozenset(
+    "alias.default as_strided as_strided.default detach.default diagonal.default expand.default"
+    " permute.default select.int slice.Tensor squeeze.default squeeze.dim squeeze.dims t.default"
+    " transpose.int unfold.default unsqueeze.default view.default".split()
+)
 
 
 _put: Callable[[torch.Tensor, Value], None]
@@ -113,10 +120,7 @@ def known(values: Sequence[Value]) -> list[torch.Tensor] | None:
     """What values of one device hold, as CPU tensors that nobody may write to; None where the
     device has to tell one."""
     trace = values[0].trace
-    if not isinstance(trace, DeviceTrace) or trace is not HERE.by_device.get(trace.device):
-        return None
-    # A function that is declared pure is asked what it reads.
-    if watch.HERE.watch is not None or trace.observer is not None or HERE.symbolic is not None:
+    if not _may_look(trace):
         return None
     may_be = all(v.trace is trace and _may_be(root_of(v), trace) for v in values)
     if not may_be or not analysis.allows_execution():
@@ -135,6 +139,65 @@ def known(values: Sequence[Value]) -> list[torch.Tensor] | None:
             return None
         _leave_out(trace, rows)
     return found
+
+
+def _may_look(trace: Any) -> bool:
+    """Whether a trace is this thread's, and nobody follows what is read of it."""
+    if not isinstance(trace, DeviceTrace) or trace is not HERE.by_device.get(trace.device):
+        return False
+    # A function that is declared pure is asked what it reads.
+    return watch.HERE.watch is None and trace.observer is None and HERE.symbolic is None
+
+
+def parts(values: Sequence[Value]) -> list[torch.Tensor] | None:
+    """What values of one device hold that are parts of known arrays, as CPU tensors that nobody
+    may write to; None where one is none. No row is recorded for it."""
+    trace = values[0].trace
+    if not _may_look(trace) or trace.device.layout is not None:
+        return None
+    found = []
+    for value in values:
+        part = _part(value) if value.trace is trace else None
+        if part is None:
+            return None
+        found.append(part)
+    return found
+
+
+def _part(value: Value) -> torch.Tensor | None:
+    root, kind = root_of(value), value.type
+    array = uploaded.known(root)
+    if array is None or not root.type.is_plain:
+        return None
+    whole = torch.from_numpy(array.array)
+    # Another dtype is what the device stores narrower, or a view of other bits.
+    if whole.dtype != kind.dtype or not only_strides(value):
+        return None
+    return whole.reshape(-1).as_strided(kind.shape, kind.stride, kind.offset)
+
+
+def only_strides(value: Value) -> bool:
+    """Whether each step to a view changes the strides alone: the values are those in memory."""
+    step: Value | None = value
+    while isinstance(step, ViewValue):
+        # Ours of `as_strided` has its layout in its name.
+        name = step.step.name.removeprefix("aten.").partition("(")[0]
+        if step.reader is not None or name not in _STRIDED_STEPS:
+            return False
+        step = step.parent
+    return step is root_of(value)
+
+
+def keep_number(number: torch.Tensor, value: Value) -> None:
+    """Remember a whole number that was read: an action that a network chose, which its replay
+    memory holds."""
+    root, dtype = root_of(value), value.type.dtype
+    # What is read through a view of other bits is another number.
+    is_whole = dtype in _WHOLE and dtype == root.type.dtype
+    if is_whole and root.type.numel == 1 and root.buffer is not None:
+        # A copy: memory of a buffer that somebody refers to is not given to a program.
+        array = number.to(dtype, copy=True).numpy().reshape(root.type.shape)
+        uploaded.keep(array, root.buffer)
 
 
 def _is_array(value: Value) -> bool:

@@ -38,11 +38,6 @@ _SMALL_BYTES = 32 << 10
 _LARGE_BYTES = 1 << 20
 # The bytes that come from any device as soon as one element does.
 _READ_WHOLE = 64 << 10
-_STRIDED_STEPS = frozenset(
-    "alias.default as_strided as_strided.default detach.default diagonal.default expand.default"
-    " permute.default select.int slice.Tensor squeeze.default squeeze.dim squeeze.dims t.default"
-    " transpose.int unfold.default unsqueeze.default view.default".split()
-)
 # What the metrics count of one array that goes to a device, and of one that is a number.
 _UPLOADED: metrics.Tally = ((op_counts.CREATED, 1), ("CreateDataHandles", 1))
 _NUMBER_UPLOADED: metrics.Tally = (("DeviceDataCacheMiss", 1),)
@@ -242,6 +237,7 @@ def host_value(tensor: XlaTensor, *, may_compute: bool = False) -> torch.Tensor:
     if value.parent is not None:
         found = part_on_host(value)  # type: ignore[arg-type]
         if found is not None:
+            host_rows.keep_number(found, value)
             return found
     is_pending = value.buffer is None
     if may_compute and is_pending and (known := host_rows.computed(value)) is not None:
@@ -249,6 +245,7 @@ def host_value(tensor: XlaTensor, *, may_compute: bool = False) -> torch.Tensor:
     found = to_host(buffer_of(value), value.type.dtype)
     if is_pending:
         mid_step_cuts.after_read()
+    host_rows.keep_number(found, value)
     return found
 
 
@@ -273,6 +270,8 @@ def host_number(tensor: XlaTensor) -> Any:
     _note_read(array.nbytes, started)
     if is_pending:
         mid_step_cuts.after_read()
+    if array.dtype.kind != "f":
+        host_rows.keep_number(torch.tensor([number]), value)
     return number
 
 
@@ -284,7 +283,7 @@ def part_on_host(view: ViewValue) -> torch.Tensor | None:
     root, kind = view.root, view.type
     if root.buffer is None or not root.type.is_plain or root.type.dtype != kind.dtype:
         return None
-    if root.trace.device.layout is not None or not _only_strides(view):
+    if root.trace.device.layout is not None or not host_rows.only_strides(view):
         return None
     # By where the buffer is, whatever programs are for.
     is_host = platforms.of(root.trace.device.jax.platform).is_host
@@ -301,18 +300,6 @@ def part_on_host(view: ViewValue) -> torch.Tensor | None:
     result = _copied(part, kind.dtype)
     _note_read(part.nbytes, started)
     return result
-
-
-def _only_strides(view: ViewValue) -> bool:
-    """Whether each step to a view changes the strides alone: the values are those in memory."""
-    step: Value | None = view
-    while isinstance(step, ViewValue):
-        # Ours of `as_strided` has its layout in its name.
-        name = step.step.name.removeprefix("aten.").partition("(")[0]
-        if step.reader is not None or name not in _STRIDED_STEPS:
-            return False
-        step = step.parent
-    return step is view.root
 
 
 def to_host(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:

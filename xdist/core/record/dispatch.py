@@ -16,7 +16,7 @@ from torch_xdist.core.devices.tensor import AUTOCAST_KEYS, OtherClassError, XlaT
 from torch_xdist.core.devices.torch_generator import drawn_from
 from torch_xdist.core.record import cpu_only, fallback
 from torch_xdist.core.record.arguments import SIZES, CallArguments, find, plan_of
-from torch_xdist.core.record.handlers_copy import is_elsewhere, made_elsewhere
+from torch_xdist.core.record.handlers_copy import SHORTCUTS, is_elsewhere, made_elsewhere
 from torch_xdist.core.record.inference import STATIC_INTS
 from torch_xdist.core.run.device_trace import HERE, trace_here
 from torch_xdist.core.trace.operators import Op, op_of
@@ -156,6 +156,8 @@ def record(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The general path: any arguments, any number of results."""
     if "device" in kwargs and is_elsewhere(args[0], kwargs["device"]):
         return made_elsewhere(op, args, kwargs)
+    if op.shortcut is not None and (found := op.shortcut(op, args, kwargs)) is not None:
+        return found
     try:
         call, plan = find(op, args, kwargs)
     except OtherClassError:
@@ -267,6 +269,7 @@ def learn(func: Any) -> "Op | _Checked":
     """Work out once how calls of an overload are handled."""
     op = op_of(func)
     op.general = record
+    op.shortcut = SHORTCUTS.get(op.name)
     handler: Handler | None = _handlers.get(op.name)
     if op.name in REFUSED:
         handler = refuse

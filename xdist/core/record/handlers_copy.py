@@ -9,7 +9,7 @@ import torch
 from torch_xdist import metrics
 from torch_xdist.core.alias.views import write
 from torch_xdist.core.alias.writes import as_dtype, check_targets
-from torch_xdist.core.devices import device, transfer
+from torch_xdist.core.devices import device, host_rows, transfer
 from torch_xdist.core.devices.tensor import XlaTensor, wrap
 from torch_xdist.core.devices.transfer import host_number, host_value
 from torch_xdist.core.run import loop_cuts, unlowered
@@ -22,6 +22,8 @@ from torch_xdist.core.trace.values import Value
 
 _CPU = torch.device("cpu")
 _known = PLANS.plans.get
+# Fewer are rows.
+_LEAST_JOINED = 16
 # What copies tensors that are no plain ones, called like a handler: NotImplemented for another one.
 OF_OTHER_KINDS: list[Callable[..., Any]] = []
 
@@ -41,6 +43,27 @@ def equal(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def allclose(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return bool(torch.isclose(*args, **kwargs).all().item())
+
+
+def joined(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor | None:
+    """`cat` and `stack` of many parts of which the host knows all: joined there, and uploaded.
+
+    A replay memory is asked for other ones in each step; each choice would be another program.
+    """
+    tensors = args[0]
+    if len(tensors) < _LEAST_JOINED or not all(map(_may_be_joined, tensors)):
+        return None
+    found = host_rows.parts([tensor.value for tensor in tensors])
+    result = None if found is None else op.func(found, *args[1:], **kwargs)
+    if result is None or not result.is_contiguous():
+        return None
+    metrics.count("JoinedOnHost")
+    return transfer.to_trace(result, trace_here(tensors[0].value.trace.device))
+
+
+def _may_be_joined(tensor: Any) -> bool:
+    # Parameters are known in the first step alone, which then would be another than the rest.
+    return tensor.__class__ is XlaTensor and not tensor.requires_grad
 
 
 def alias(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
@@ -216,3 +239,4 @@ HANDLERS = {
     "aten.lift_fresh.default": alias,
     "aten.record_stream.default": nothing,
 }
+SHORTCUTS = {"aten.cat.default": joined, "aten.stack.default": joined}

@@ -1,6 +1,7 @@
 """What torch finds as `torch.xla`: the functions every device module has."""
 
 import contextlib
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -128,18 +129,38 @@ def reset_peak_memory_stats(target: Any = None) -> None:
     )
 
 
+reset_max_memory_allocated = reset_peak_memory_stats
+
+
 def reset_accumulated_memory_stats(target: Any = None) -> None:
     """Nothing: JAX accumulates no counts."""
 
 
 class Event:
-    """A point in the work of a stream. There is one stream, so nothing has to wait for it."""
+    """A point in the work of a stream. There is one stream, so nothing has to wait for it.
 
-    def __init__(self, *options: Any, **named: Any) -> None:
-        pass
+    Args:
+        enable_timing: the event is for `elapsed_time`: what was recorded runs, and `record` waits
+            for it, which is a cut.
+    """
+
+    def __init__(self, enable_timing: bool = False, *options: Any, **named: Any) -> None:
+        self._is_timed = enable_timing
+        self._at: float | None = None
 
     def record(self, stream: Any = None) -> "Event":
+        if self._is_timed:
+            synchronize()
+            self._at = time.perf_counter()
         return self
+
+    def elapsed_time(self, end: "Event") -> float:
+        """The milliseconds from this event to another."""
+        if not (self._is_timed and end._is_timed):
+            raise ValueError("torch.xla.Event: both events must be created with enable_timing=True")
+        if self._at is None or end._at is None:
+            raise ValueError("torch.xla.Event: both events must be recorded first")
+        return (end._at - self._at) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Nothing: what is recorded later runs later."""

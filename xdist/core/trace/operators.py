@@ -34,6 +34,7 @@ class Op:
         "returns_mutated",
         "runtime",
         "runtime_lists",
+        "shortcut",
     )
 
     def __init__(self, func: OpOverload) -> None:
@@ -44,6 +45,8 @@ class Op:
         # that does not do, `general`.
         self.handler: Callable[..., Any] | None = None
         self.general: Callable[..., Any] | None = None
+        # What may have the results of a general call without a row; None where it has not.
+        self.shortcut: Callable[..., Any] | None = None
         written = [
             (i, a) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
         ]

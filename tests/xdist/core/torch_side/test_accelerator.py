@@ -110,6 +110,22 @@ def test_its_stream_is_the_devices():
     assert stream.device == torch.device("xla", ACCELERATOR.current_device_index())
 
 
+def test_the_time_between_two_events_is_the_devices():
+    start, end = (torch.xla.Event(enable_timing=True) for _ in range(2))
+    with pytest.raises(ValueError, match="both events must be recorded first"):
+        start.elapsed_time(end)
+    tensor = torch.ones(200, 200, device="xla")
+    start.record()
+    assert not is_pending(tensor)
+    product = tensor @ tensor
+    end.record()
+    assert not is_pending(product)
+    assert start.elapsed_time(end) > 0
+    untimed = torch.xla.Event().record()
+    with pytest.raises(ValueError, match="created with enable_timing=True"):
+        start.elapsed_time(untimed)
+
+
 def test_memory_is_told_in_bytes():
     kept = torch.ones(1000, 1000, device="xla")
     ACCELERATOR.synchronize()
