@@ -236,6 +236,11 @@ PROBES = (
         _REFUSED,
         patch_table.FLEX,
     ),
+    Probe(
+        "torch._dynamo.utils.counters",
+        "long loops of modules are cut where nothing was compiled",
+        when=patch_table.DYNAMO,
+    ),
     *each(
         "torch",
         "_ops._higher_order_ops _ops.HigherOrderOperator.py_impl _C.DispatchKey.Autograd"

@@ -48,9 +48,11 @@ class Rounds:
         looked: the same at the last upload, and its place.
         patience: from how many slots on the modules that end are looked at.
         vain: how many tapes have had as many and were no loop's.
+        differentiates: whether modules are looked at as a loop asks for gradients.
     """
 
     __slots__ = (
+        "differentiates",
         "has_begun",
         "has_turned",
         "looked",
@@ -69,6 +71,7 @@ class Rounds:
         self.places: dict[object, bool] = {}
         self.looked = 0, 0, 0, 0
         self.patience, self.vain = 512, 0
+        self.differentiates = False
 
     def go_on(self, epoch: int, other: int) -> None:
         """A tape was emptied and another is in its stead, though nothing ran: no round is over."""

@@ -52,6 +52,8 @@ _TRAINING = frozenset(module.__file__ for module in (torch.autograd.graph, torch
 _INSIDE = _TRAINING | {torch_module.__file__}
 # After how many long tapes that were no loop's the next ones may be longer.
 _MOST_VAIN = 2
+# The slots of a backward pass that got long, after which to look again.
+_UNTIL_NEXT_LOOK = 128
 # The hook of modules that end, while there is one.
 _watching: Any = None
 
@@ -148,10 +150,19 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 
 def _watch_modules(trace: DeviceTrace) -> None:
-    """A tape has got long; where no gradient is wanted, modules say from now on when they end."""
+    """A tape has got long; modules say from now on when they end, where no gradient is wanted, or
+    where gradients were computed and no optimizer is there to end a round."""
     global _watching
     rounds = trace.rounds
-    if torch.is_grad_enabled() or not _is_possible() or _is_compiling() or _is_training():
+    rounds.differentiates = not rounds.stepped[0] and _has_gradients(trace.tape)
+    if torch.is_grad_enabled() and not rounds.differentiates:
+        return
+    if not _is_possible() or _is_compiling():
+        return
+    if _is_training():
+        if not rounds.stepped[0]:
+            # Without an optimizer the round may be over then.
+            trace.limit = min(trace.most, len(trace.tape.entries) + _UNTIL_NEXT_LOOK)
         return
     if rounds.vain == _MOST_VAIN:
         # Steps are as long as that, and end.
@@ -163,11 +174,18 @@ def _watch_modules(trace: DeviceTrace) -> None:
 
 
 def _after_module(module: Any, args: Any, result: Any) -> None:
-    """A module ended; cuts where it was called again without gradients, and not by a module."""
+    """A module ended; cuts where it was called again, not by a module, and gradients are not wanted
+    or were computed in between."""
     trace = HERE.trace
-    if torch.is_grad_enabled() or not isinstance(trace, DeviceTrace):
+    if not isinstance(trace, DeviceTrace):
         _stop_watching()
         return
+    if torch.is_grad_enabled():
+        if not trace.rounds.differentiates or trace.rounds.stepped[0]:
+            _stop_watching()
+            return
+        if not _has_gradients(trace.tape):
+            return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == torch_module.__file__:
         frame = frame.f_back
@@ -184,9 +202,15 @@ def _after_module(module: Any, args: Any, result: Any) -> None:
         trace.rounds.vain = 0
 
 
+def _has_gradients(tape: Tape) -> bool:
+    return any("backward" in row[0].name for _, row in rows_of(tape.entries))
+
+
 def _is_compiling() -> bool:
-    """Whether this process may use torch.compile, which is made anew for such a hook."""
-    return "torch._dynamo" in sys.modules
+    """Whether this process has used torch.compile, which is made anew for such a hook."""
+    # Others import it for what it has besides, as torch.func does.
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("frames"))
 
 
 def _is_training() -> bool:

@@ -1,6 +1,7 @@
 """Loops that call a module again and again without gradients, and end no step."""
 
 import sys
+import types
 
 import pytest
 import torch
@@ -115,9 +116,10 @@ def test_long_steps_that_end_are_looked_at_only_a_few_times():
     assert seen[:2] == [True, True] and not any(seen[-4:])
 
 
-def test_where_torch_compile_may_be_used_no_module_is_looked_at(monkeypatch):
+def test_where_torch_compile_was_used_no_module_is_looked_at(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo"))
+    dynamo = types.SimpleNamespace(counters={"frames": {"total": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
     _made = evaluated(Deep(), 20)
     assert not is_watched() and not rounds()
 
@@ -147,3 +149,44 @@ def test_a_limit_below_that_cuts_as_it_says():
     finally:
         HERE.trace.most, HERE.trace.limit = 100_000, 512
     assert {*reasons()} == {cuts.LIMIT}
+
+
+def gradients_of_each(net, count, calls=1):
+    """As a script that computes gradients of every sample by itself, without an optimizer."""
+    made = []
+    for _ in range(count):
+        x = torch.ones(2, 4, device="xla", requires_grad=True)
+        results = [net(x) for _ in range(calls)]
+        made += torch.autograd.grad(sum(results).sum(), x)
+    return made
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_loop_that_computes_gradients_is_cut_once_much_is_pending(calls):
+    made = gradients_of_each(Deep(), 30, calls)
+    later = rounds()[1:]
+    assert len(later) >= 15 and len({*later}) == 1
+    x = torch.ones(2, 4, requires_grad=True)
+    (wanted,) = torch.autograd.grad(sum(Deep()(x) for _ in range(calls)).sum(), x)
+    for found in (made[0], made[12], made[-1]):
+        torch.testing.assert_close(found.cpu(), wanted)
+
+
+def test_an_optimizer_ends_rounds_of_gradients_by_itself():
+    net, weight = Deep(), torch.nn.Parameter(torch.ones(2, 4, device="xla"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    net(weight).sum().backward()
+    optimizer.step()
+    torch_xla.sync()
+    before = len(rounds())
+    # One step of many tasks.
+    sum(torch.autograd.grad(net(weight).sum(), weight)[0] for _ in range(20)).sum()
+    assert len(rounds()) == before
+
+
+def test_a_process_that_only_imported_dynamo_has_its_modules_looked_at(monkeypatch):
+    dynamo = types.SimpleNamespace(counters={})
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
+    _made = evaluated(Deep(), 20)
+    assert is_watched()
