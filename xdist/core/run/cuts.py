@@ -73,6 +73,11 @@ class Rounds:
         self.patience, self.vain = 512, 0
         self.differentiates = False
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer was used."""
+        return self.stepped != (0, 0)
+
     def go_on(self, epoch: int, other: int) -> None:
         """A tape was emptied and another is in its stead, though nothing ran: no round is over."""
         for key, (last, _, times) in self.seen.items():

@@ -154,13 +154,13 @@ def _watch_modules(trace: DeviceTrace) -> None:
     where gradients were computed and no optimizer is there to end a round."""
     global _watching
     rounds = trace.rounds
-    rounds.differentiates = not rounds.stepped[0] and _has_gradients(trace.tape)
+    rounds.differentiates = not rounds.has_stepped and _has_gradients(trace.tape)
     if torch.is_grad_enabled() and not rounds.differentiates:
         return
     if not _is_possible() or _is_compiling():
         return
     if _is_training():
-        if not rounds.stepped[0]:
+        if not rounds.has_stepped:
             # Without an optimizer the round may be over then.
             trace.limit = min(trace.most, len(trace.tape.entries) + _UNTIL_NEXT_LOOK)
         return
@@ -181,7 +181,7 @@ def _after_module(module: Any, args: Any, result: Any) -> None:
         _stop_watching()
         return
     if torch.is_grad_enabled():
-        if not trace.rounds.differentiates or trace.rounds.stepped[0]:
+        if not trace.rounds.differentiates or trace.rounds.has_stepped:
             _stop_watching()
             return
         if not _has_gradients(trace.tape):

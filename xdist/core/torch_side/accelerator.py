@@ -70,7 +70,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 def _answering(usual: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *given: answer(*given) if is_xla() else usual(*given)
+    return lambda *given, **named: (answer if is_xla() else usual)(*given, **named)
 
 
 def _copied_to_no_pinned_memory(usual: Callable[..., Any]) -> Callable[..., torch.Tensor]:
