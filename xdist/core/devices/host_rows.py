@@ -20,6 +20,7 @@ import torch
 
 from torch_xdist import metrics
 from torch_xdist.core.devices import uploaded
+from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
@@ -149,15 +150,19 @@ def _may_look(trace: Any) -> bool:
     return watch.HERE.watch is None and trace.observer is None and HERE.symbolic is None
 
 
-def parts(values: Sequence[Value]) -> list[torch.Tensor] | None:
-    """What values of one device hold that are parts of known arrays, as CPU tensors that nobody
+def parts(tensors: Sequence[Any]) -> list[torch.Tensor] | None:
+    """What tensors of one device hold that are parts of known arrays, as CPU tensors that nobody
     may write to; None where one is none. No row is recorded for it."""
-    trace = values[0].trace
+    if tensors[0].__class__ is not XlaTensor:
+        return None
+    trace = tensors[0].value.trace
     if not _may_look(trace) or trace.device.layout is not None:
         return None
     found = []
-    for value in values:
-        part = _part(value) if value.trace is trace else None
+    for tensor in tensors:
+        # Parameters are known in the first step alone, which then would be another than the rest.
+        may_be = tensor.__class__ is XlaTensor and not tensor.requires_grad
+        part = _part(tensor.value) if may_be and tensor.value.trace is trace else None
         if part is None:
             return None
         found.append(part)

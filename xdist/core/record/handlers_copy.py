@@ -51,19 +51,12 @@ def joined(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor | N
     A replay memory is asked for other ones in each step; each choice would be another program.
     """
     tensors = args[0]
-    if len(tensors) < _LEAST_JOINED or not all(map(_may_be_joined, tensors)):
-        return None
-    found = host_rows.parts([tensor.value for tensor in tensors])
+    found = host_rows.parts(tensors) if len(tensors) >= _LEAST_JOINED else None
     result = None if found is None else op.func(found, *args[1:], **kwargs)
     if result is None or not result.is_contiguous():
         return None
     metrics.count("JoinedOnHost")
     return transfer.to_trace(result, trace_here(tensors[0].value.trace.device))
-
-
-def _may_be_joined(tensor: Any) -> bool:
-    # Parameters are known in the first step alone, which then would be another than the rest.
-    return tensor.__class__ is XlaTensor and not tensor.requires_grad
 
 
 def alias(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> XlaTensor:
