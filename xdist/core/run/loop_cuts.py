@@ -180,17 +180,17 @@ def _after_module(module: Any, args: Any, result: Any) -> None:
     if not isinstance(trace, DeviceTrace):
         _stop_watching()
         return
-    if torch.is_grad_enabled():
-        if not trace.rounds.differentiates or trace.rounds.has_stepped:
-            _stop_watching()
-            return
-        if not _has_gradients(trace.tape):
-            return
+    differentiates = torch.is_grad_enabled()
+    if differentiates and (not trace.rounds.differentiates or trace.rounds.has_stepped):
+        _stop_watching()
+        return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == torch_module.__file__:
         frame = frame.f_back
     way = _way_to(frame)
     if way is None or not _is_possible():
+        return
+    if differentiates and not _has_gradients(trace.tape):
         return
     if way not in trace.rounds.seen and len(trace.tape.entries) < trace.rounds.patience:
         # The loop is over.
