@@ -199,7 +199,9 @@ def keep_number(number: torch.Tensor, value: Value) -> None:
     root, dtype = root_of(value), value.type.dtype
     # What is read through a view of other bits is another number.
     is_whole = dtype in _WHOLE and dtype == root.type.dtype
-    if is_whole and root.type.numel == 1 and root.buffer is not None:
+    # A view of one number may be of several, or of none.
+    is_one = root.type.numel == value.type.numel == 1
+    if is_whole and is_one and root.buffer is not None:
         # A copy: memory of a buffer that somebody refers to is not given to a program.
         array = number.to(dtype, copy=True).numpy().reshape(root.type.shape)
         uploaded.keep(array, root.buffer)

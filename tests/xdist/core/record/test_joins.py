@@ -58,6 +58,16 @@ def test_a_number_that_was_read_is_known_from_then_on():
     assert torch.cat(actions).flatten().tolist() == [7, *expected[1:]]
 
 
+def test_views_of_one_number_that_are_more_or_none_are_read_as_they_are():
+    number = torch.tensor([3], device="xla") * 2
+    assert number.expand(4).tolist() == [6] * 4
+    assert number[:0].tolist() == []
+    steps.sync()
+    assert number.expand(4).cpu().tolist() == [6] * 4
+    assert number[:0].cpu().tolist() == []
+    assert torch.cat([number] * 16).tolist() == [6] * 16
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(16, 20),
