@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
@@ -138,6 +140,50 @@ def test_dual_tensors_carry_tangents(x):
             return torch.autograd.forward_ad.unpack_dual(dual.tanh() @ dual.t()).tangent
 
     on_both(run, x.detach())
+
+
+# Those that are one operator on the device and several on the CPU.
+FORWARD = {
+    "linear": (lambda x, w, b: F.linear(x, w, b), (3, 4), (2, 4), (2,)),
+    "linear without a bias": (lambda x, w: F.linear(x, w), (2, 3, 4), (2, 4)),
+    "GRU cell": (torch.gru_cell, (2, 3), (2, 4), (12, 3), (12, 4)),
+    "GRU": (lambda *a: torch.gru(*a[:2], a[2:], True, 1, 0.0, False, False, False)[0],
+            (3, 2, 3), (1, 2, 4), (12, 3), (12, 4), (12,), (12,)),
+}  # fmt: skip
+
+
+def tangent_and_its_slopes(compute, shapes):
+    """What a result changes with its inputs, and the slopes of that of the first of them."""
+
+    def run(*inputs):
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x.requires_grad_(), x.detach().cos()) for x in inputs]
+            result = compute(*duals)
+            (slope,) = torch.autograd.grad(result.pow(2).sum(), duals[0], create_graph=True)
+            return [forward_ad.unpack_dual(x).tangent for x in (result, slope)]
+
+    generator = torch.Generator().manual_seed(0)
+    return run, [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_what_is_one_operator_on_the_device_has_forward_derivatives(name):
+    compute, *shapes = FORWARD[name]
+    run, inputs = tangent_and_its_slopes(compute, shapes)
+    on_both(run, *inputs)
+
+
+def test_a_linear_layer_is_one_operator_again_after_the_last_dual_level():
+    def made_by():
+        x = torch.ones(2, 3, device="xla")
+        return F.linear(x, torch.ones(4, 3, device="xla", requires_grad=True)).grad_fn.name()
+
+    before = made_by()
+    with forward_ad.dual_level():
+        assert made_by() != before
+    with pytest.raises(KeyError), forward_ad.dual_level():
+        raise KeyError
+    assert made_by() == before == "LinearBackward0"
 
 
 class Scale(torch.autograd.Function):

@@ -120,6 +120,14 @@ PATCHES = (
         "attention of jagged nested tensors on the device",
         NESTED,
     ),
+    *(
+        Patch(
+            f"torch.autograd.forward_ad.{name}_dual_level",
+            "core.composites.attention",
+            "linear layers have forward derivatives on the device",
+        )
+        for name in ("enter", "exit")
+    ),
     Patch(
         "torch.set_float32_matmul_precision",
         "core.devices.precision",

@@ -8,6 +8,7 @@ tensors than the device's own, dropout, functorch's transforms, forward mode) go
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.jax_side.differentiable import differentiable_row
 from torch_xdist.ops.attention import attend, attend_by_cudnn
 from torch_xdist.ops.operands import widened
+from torch_xdist.releases import patches
 
 _libraries: list[torch.library.Library] = []
 # Elsewhere torch makes these of other operators, whose results of half precision it rounds each.
@@ -118,6 +120,35 @@ def register() -> None:
     for name in _ARRIVE:
         below.impl(name, _unreached)
     _libraries.extend([library, below])
+    patches.wrap("torch.autograd.forward_ad.enter_dual_level", _entering)
+    patches.wrap("torch.autograd.forward_ad.exit_dual_level", _leaving)
+
+
+# What takes `_ARRIVE` apart for as long as somebody asks for forward derivatives.
+_apart: list[torch.library.Library] = []
+
+
+def _entering(enter: Callable[[], int]) -> Callable[[], int]:
+    """torch knows no forward derivative of these operators, but of those it makes them of."""
+
+    def enter_dual_level() -> int:
+        level = enter()
+        if not _apart:
+            _apart.append(library := torch.library.Library("aten", "IMPL", "AutogradLazy"))
+            for name in _ARRIVE:
+                library.impl(name, getattr(torch.ops.aten, name).default.decompose)
+        return level
+
+    return functools.update_wrapper(enter_dual_level, enter)
+
+
+def _leaving(leave: Callable[..., None]) -> Callable[..., None]:
+    def exit_dual_level(*, level: int | None = None) -> None:
+        leave(level=level)
+        if forward_ad._current_level < 0 and _apart:
+            _apart.pop()._destroy()
+
+    return functools.update_wrapper(exit_dual_level, leave)
 
 
 def _unreached(*args: Any) -> torch.Tensor:
