@@ -49,7 +49,8 @@ def extract_compiled_graph_helper(
     xla_model.recompile()
     tensors = [arg for arg in xla_args if isinstance(arg, torch.Tensor)]
     for tensor in tensors:
-        if tensor.device.type != "xla":
+        # Nested tensors tell their longest sequence by the shape of one without elements.
+        if tensor.device.type != "xla" and tensor.numel():
             warnings.warn(
                 f"Found tensor with shape {tensor.size()} on {tensor.device}. Please move all"
                 " tensors to xla device to execute on XLA device.",

@@ -241,6 +241,11 @@ PROBES = (
         "long loops of modules are cut where nothing was compiled",
         when=patch_table.DYNAMO,
     ),
+    Probe(
+        "torch.nested._internal.nested_tensor.nested_view_from_values_offsets",
+        "attention of jagged nested tensors in graphs that torch.compile captures",
+        when=patch_table.NESTED,
+    ),
     *each(
         "torch",
         "_ops._higher_order_ops _ops.HigherOrderOperator.py_impl _C.DispatchKey.Autograd"

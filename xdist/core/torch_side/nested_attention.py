@@ -83,7 +83,8 @@ def _like(query: Any, dense: torch.Tensor) -> torch.Tensor:
     # torch's own way back from padded rows has no gradient.
     sequence = torch.searchsorted(offsets[1:], places, right=True)
     values = dense.transpose(1, _JAGGED)[sequence, places - offsets[sequence]]
-    rows = torch.nested.nested_tensor_from_jagged(
+    # The public function refuses where a graph is captured.
+    rows = torch.nested._internal.nested_tensor.nested_view_from_values_offsets(
         values,
         offsets,
         min_seqlen=query._maybe_min_seqlen,
