@@ -50,6 +50,7 @@ class Settings:
     cache_read_only: bool  # XLA_PERSISTENT_CACHE_READ_ONLY
     check_indices: bool  # XDIST_CHECK_INDICES: those that came from the host
     early_results: bool  # XDIST_EARLY_RESULTS: on CPUs a step's loss is read before its end
+    compute_once: bool  # XDIST_COMPUTE_ONCE: on a CPU torch computes programs that come once
     # Reports
     explain_recompiles: bool  # XDIST_EXPLAIN_RECOMPILES: say why a program is compiled again
     metrics_file: str | None  # XLA_METRICS_FILE: a path, STDOUT or STDERR
@@ -264,6 +265,7 @@ def read(env: Mapping[str, str]) -> Settings:
         cut_loops=_flag({"XDIST_CUT_LOOPS": "1", **env}, "XDIST_CUT_LOOPS"),
         check_indices=_flag({"XDIST_CHECK_INDICES": "1", **env}, "XDIST_CHECK_INDICES"),
         early_results=_flag({"XDIST_EARLY_RESULTS": "1", **env}, "XDIST_EARLY_RESULTS"),
+        compute_once=_flag({"XDIST_COMPUTE_ONCE": "1", **env}, "XDIST_COMPUTE_ONCE"),
         explain_recompiles=_flag(
             {"XDIST_EXPLAIN_RECOMPILES": "1", **env}, "XDIST_EXPLAIN_RECOMPILES"
         ),

@@ -24,14 +24,13 @@ from torch_xdist.core.devices.tensor import XlaTensor
 from torch_xdist.core.programs.launch import live_values
 from torch_xdist.core.run import analysis
 from torch_xdist.core.run.device_trace import HERE, DeviceTrace
+from torch_xdist.core.tapes import torch_rows
 from torch_xdist.core.trace import op_counts, watch
-from torch_xdist.core.trace.operators import op_of
-from torch_xdist.core.trace.plans import Plan, fill, flat
+from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Tape
 from torch_xdist.core.trace.user_frames import user_line
 from torch_xdist.core.trace.values import Value, ViewValue, root_of
-from torch_xdist.dtypes import nominal, to_jax
 from torch_xdist.progress import PROGRESS
 
 # More are the device's.
@@ -43,25 +42,6 @@ _MOST_ANSWERS = 4
 _LINES = 1024
 # How often a line may ask for shapes in a step: a loop that ends none shall not be one program.
 _MOST_TIMES = 32
-# What does not round, though its result may be floating point.
-_EXACT = frozenset(
-    f"aten.{name}"
-    for name in (
-        "_to_copy.default abs.default amax.default amin.default cat.default clone.default"
-        " fill.Scalar flip.default full_like.default gather.default index_select.default"
-        " max.default maximum.default min.default minimum.default neg.default new_full.default"
-        " new_ones.default new_zeros.default ones_like.default repeat.default roll.default"
-        " sort.default sort.stable stack.default where.self zeros_like.default"
-    ).split()
-)
-# What several results are right for: equal numbers in any order, the last of several writes.
-_OPEN = frozenset(
-    "argsort index_copy index_put kthvalue median mode nanmedian put scatter sort topk".split()
-)
-_ATEN, _EMPTY, _WRITE = "aten.", "empty", "write."
-_SORTS, _PUT = frozenset({"aten.sort.default", "aten.sort.stable"}), "aten.index_put.default"
-_DECIDED = _SORTS | {_PUT}
-_CPU = torch.device("cpu")
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 # Views whose values are those in memory.
 _STRIDED_STEPS = frozenset(
@@ -296,12 +276,8 @@ class _Rows:
         if self.count > _MOST_ROWS or not _is_computed(plan):
             raise _Unknown
         given = [self.of(operand) for operand in operands]
-        results = _run(plan, given, self._tape.scalars.get(first, ()))
-        for place, (result, type_) in enumerate(zip(results, plan.types, strict=True), first):
-            assert type_ is not None
-            if result.shape != type_.shape or result.dtype != type_.dtype:
-                raise _Unknown
-            self.found[place] = result
+        results = torch_rows.compute(plan, given, self._tape.scalars.get(first, ()))
+        self.found.update(enumerate(results, first))
 
 
 def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
@@ -317,44 +293,5 @@ def _leaf(type_: TensorType, buffer: Any) -> torch.Tensor:
 
 def _is_computed(plan: Plan) -> bool:
     """Whether CPU torch gives a row's results, to the last bit and soon enough."""
-    name = plan.name.removeprefix(_WRITE) if plan.op is None else plan.name
-    is_torchs = name.startswith(_ATEN)
-    if is_torchs and name.split(".")[1] in _OPEN and name not in _DECIDED:
-        return False
-    if plan.is_random or plan.is_collective or not (is_torchs or name == _EMPTY):
-        return False
-    keeps_bits = plan.op is None or plan.inverse is not None or name in _EXACT
-    return all(t is not None and _is_right(t, keeps_bits) for t in plan.types)
-
-
-def _is_right(type_: TensorType, keeps_bits: bool) -> bool:
-    """Whether results of a type are the device's, which may store a dtype narrower."""
-    rounds = type_.dtype.is_floating_point or type_.dtype.is_complex
-    is_whole = to_jax(type_.dtype) == nominal(type_.dtype)
-    return type_.numel <= _MOST_ELEMENTS and is_whole and (keeps_bits or not rounds)
-
-
-def _run(plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]) -> list[Any]:
-    if plan.name == _EMPTY:
-        type_ = plan.types[0]
-        assert type_ is not None
-        return [torch.zeros(type_.shape, dtype=type_.dtype)]
-    numbers = iter(scalars)
-    args = [fill(mark, operands, numbers) for mark in plan.args]
-    kwargs = {name: _on_cpu(fill(mark, operands, numbers)) for name, mark in plan.kwargs.items()}
-    if plan.name in _SORTS:
-        # As the device sorts, whether it is asked for or not.
-        given = dict(zip(("dim", "descending"), args[1:])) | kwargs | {"stable": True}
-        return [*torch.ops.aten.sort.stable(args[0], **given)]
-    if plan.name == _PUT and args[2].numel() != 1:
-        raise _Unknown  # Which of several is left is open.
-    if plan.op is not None:
-        return [*flat((plan.op.functional or plan.op.func)(*args, **kwargs))]
-    # The parent of a view, after a write of the view's: parent, view, what the view's step takes.
-    parent = args[0].clone()
-    op_of(plan.name.removeprefix(_WRITE)).func(parent, *args[2:], **kwargs).copy_(args[1])
-    return [parent]
-
-
-def _on_cpu(value: Any) -> Any:
-    return _CPU if isinstance(value, torch.device) else value
+    is_short = all(type_ is not None and type_.numel <= _MOST_ELEMENTS for type_ in plan.types)
+    return is_short and torch_rows.is_computed(plan) and torch_rows.is_exact(plan)

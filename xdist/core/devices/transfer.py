@@ -126,29 +126,11 @@ def _private_copy(array: np.ndarray) -> np.ndarray:
     start = -room.ctypes.data % _ALIGNMENT
     if array.nbytes >= _LARGE_BYTES and array.flags.c_contiguous:
         copy = room[start : start + array.nbytes]
-        torch.from_numpy(copy).copy_(_bytes_of(array))
+        torch.from_numpy(copy).copy_(piece.bytes_of(array))
         return copy.view(array.dtype).reshape(array.shape)
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
-
-
-class _Memory:
-    """The memory of an array, which torch takes without a warning although it may be constant."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.__array_interface__ = {
-            "data": (array.ctypes.data, False),
-            "shape": (array.nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
-def _bytes_of(array: np.ndarray) -> torch.Tensor:
-    """The bytes of a contiguous array, uint8 [bytes], only to be read."""
-    return torch.from_numpy(np.asarray(_Memory(array)))
 
 
 # Gives what puts an array that nobody writes to on a device.
@@ -322,7 +304,7 @@ def _copied(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     result = torch.empty(array.shape, dtype=dtype, device="cpu")
     is_whole = array.flags.c_contiguous and array.itemsize == dtype.itemsize
     if is_whole and array.nbytes >= _LARGE_BYTES:
-        result.view(-1).view(torch.uint8).copy_(_bytes_of(array))
+        result.view(-1).view(torch.uint8).copy_(piece.bytes_of(array))
     elif bits is None:
         result.numpy()[...] = array
     else:

@@ -32,7 +32,7 @@ from torch_xdist.core.programs.jax_internals import (
 from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.locations import locations_of, no_scope, row_scope
 from torch_xdist.core.programs.manual_region import interpret_regions, manual_slots
-from torch_xdist.core.programs.program_cache import Program, ProgramCache, warn_full
+from torch_xdist.core.programs.program_cache import Key, Program, ProgramCache, warn_full
 from torch_xdist.core.programs.sharded_program import MARK, OnLayout
 from torch_xdist.core.rows import aliases, better_rows, refused_dtypes
 from torch_xdist.core.rows.program_words import call, digest, fingerprint, over_layout
@@ -51,20 +51,30 @@ PROGRAMS = ProgramCache()
 Instead = Callable[[Launch], tuple[Launch, bool] | None]
 # Makes a program of several others, and tells whether one of them was compiled; None: of its own.
 Apart = Callable[[Launch], tuple[Program, bool] | None]
+# Gives one that has its results already and is not kept, told its key; None: it is compiled.
+Once = Callable[[Launch, Key], Program | None]
 
 
 def find(
-    launch: Launch, kind: str = "", instead: Instead | None = None, apart: Apart | None = None
+    launch: Launch,
+    kind: str = "",
+    instead: Instead | None = None,
+    apart: Apart | None = None,
+    once: Once | None = None,
 ) -> tuple[Launch, Program, bool]:
     """A launch, its program, and whether that was compiled just now.
 
     Args:
         kind: what the metrics call it before "CompileTime".
     """
+    asked = launch
     launch, keys, program = _sought(launch, instead)
     if program is not None:
         metrics.count("CachedCompile")
         return launch.giving(program.mask), program, False
+    passing = once(asked, keys[-1]) if once is not None and _build_elsewhere is None else None
+    if passing is not None:
+        return asked, passing, False
     parted = apart(launch) if apart is not None and _build_elsewhere is None else None
     if parted is not None:
         _keep(keys, parted[0])

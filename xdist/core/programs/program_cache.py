@@ -34,6 +34,9 @@ _MB = 10**6
 _STEPS_BETWEEN = 4
 # How many keys a program has at most; each holds rows.
 _MOST_KEYS = 16
+# Of so many programs at least, and of the last twice as many, those that came so often: fewer than
+# this share, and the next ones are taken to be like the others.
+_LEAST_TOLD, _OFTEN, _MOST_OFTEN = 16, 4, 1 / 4
 # How many keys that were missed are remembered.
 _REMEMBERED = 256
 
@@ -83,6 +86,8 @@ class Program:
     runs_others: bool = False
     # When it was last asked for, by the clock of the cache.
     used: int = 0
+    # How often it was asked for since it was made, up to what is often.
+    uses: int = 0
     # Under which the cache has it.
     keys: list[Key] = field(default_factory=list)
 
@@ -112,6 +117,8 @@ class ProgramCache:
         # The step in which a key was missed for which no program was compiled, by its hash.
         self._missed: OrderedDict[int, int] = OrderedDict()
         self._held_bytes = 0
+        # Of late: how many were made, and how many came often.
+        self._made = self._often = 0.0
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
 
@@ -130,17 +137,25 @@ class ProgramCache:
             self._programs.clear()
             self._missed.clear()
             self._held_bytes = 0
+            self._made = self._often = 0.0
 
     def get(self, key: Key) -> Program | None:
         """The program of a key, which counts as a use, or None."""
         program = self._programs.get(key)
         if program is not None:
-            self._time = program.used = self._time + 1
+            self.use(program)
         return program
 
     def use(self, program: Program) -> None:
-        """Count a use of a program that was not looked up."""
+        """Count a use of a program."""
         self._time = program.used = self._time + 1
+        if program.uses < _OFTEN and program.rows > 1:
+            program.uses += 1
+            self._often += program.uses == _OFTEN
+
+    def mostly_come_once(self) -> bool:
+        """Whether few of the programs that were made of late came often."""
+        return self._made >= _LEAST_TOLD and self._often < _MOST_OFTEN * self._made
 
     def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
         """Keep a program; returns what made room for it (the least recently used), and why."""
@@ -153,6 +168,10 @@ class ProgramCache:
             self._programs[key] = program
             program.keys.append(key)
             self._held_bytes += program.host_bytes
+            # One row tells nothing of how programs come: such are parts of others.
+            self._made += program.rows > 1
+            if self._made >= 2 * _LEAST_TOLD:
+                self._made, self._often = self._made / 2, self._often / 2
         return dropped, full
 
     def put_also(self, key: Key, known: Key) -> None:

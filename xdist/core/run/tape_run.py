@@ -17,7 +17,7 @@ from torch_xdist.core.programs.program_cache import Program
 from torch_xdist.core.run import analysis, cuts, mid_step_cuts, recompilations, reports
 from torch_xdist.core.run.cuts import Cut
 from torch_xdist.core.sharding.tiling import Tiling
-from torch_xdist.core.tapes import fills, moving_slices, own_arrays
+from torch_xdist.core.tapes import fills, moving_slices, own_arrays, passing
 from torch_xdist.core.tapes.changing_rows import in_parts
 from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.plans import PLANS
@@ -75,8 +75,8 @@ class TapeRun:
         kind = _EAGER_OP if reason == cuts.EAGER else ""
         asked_s = time.perf_counter()
         # Who looks on wants to see a program.
-        apart = in_parts if trace.observer is None else None
-        launch, compiled, is_new = program.find(launch, kind, _instead, apart)
+        others = (in_parts, passing.computed) if trace.observer is None else ()
+        launch, compiled, is_new = program.find(launch, kind, _instead, *others)
         compile_s = time.perf_counter() - asked_s
         self.program = compiled
         self.is_compiling = False

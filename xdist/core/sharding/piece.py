@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 
 from torch_xdist import platforms
 
@@ -45,3 +46,21 @@ def writable(array: np.ndarray) -> np.ndarray:
     memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
     memory.held = array
     return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+class _Memory:
+    """The memory of an array, which torch takes without a warning although it may be constant."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.__array_interface__ = {
+            "data": (array.ctypes.data, False),
+            "shape": (array.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def bytes_of(array: np.ndarray) -> torch.Tensor:
+    """The bytes of a contiguous array, uint8 [bytes], only to be read."""
+    return torch.from_numpy(np.asarray(_Memory(array)))

@@ -1,0 +1,218 @@
+"""Programs that come once: CPU torch computes their rows, and nothing is compiled.
+
+A notebook, a test suite, a loop whose shapes always differ makes a program after the other that
+never comes again, and compiling one takes longer than computing it a hundred times. Where most of
+the programs of a process came once, a new one is computed on the host; what comes back is compiled.
+Only on the CPU, whose memory is the host's, and only where no other rank has to get the same bits.
+"""
+
+import contextlib
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_xdist import metrics, platforms, settings, world
+from torch_xdist.core.programs import program as programs
+from torch_xdist.core.programs.interpreter import scalars_of
+from torch_xdist.core.programs.jax_internals import put_on
+from torch_xdist.core.programs.launch import Launch
+from torch_xdist.core.programs.program_cache import Key, Program
+from torch_xdist.core.rows.program_words import fingerprint
+from torch_xdist.core.sharding import piece
+from torch_xdist.core.tapes import torch_rows
+from torch_xdist.core.tapes.partial_run import copy_rows
+from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace.plans import Plan
+from torch_xdist.core.trace.tensor_types import TensorType
+from torch_xdist.core.trace.trace import Tape, made_by, rows_of, types_of
+from torch_xdist.dtypes import to_jax
+
+# More are compiled: what takes Python seconds may come again.
+_MOST_ROWS = 2048
+# Of the rows, those that run as programs of their own, and one more.
+_MOST_ALONE = 1 / 4
+# How often one is computed before it is compiled.
+_TIMES = 2
+# How many keys of what was computed are remembered, by their hashes.
+_REMEMBERED = 4096
+_seen: OrderedDict[int, int] = OrderedDict()
+
+
+def computed(launch: Launch, key: Key) -> Program | None:
+    """A program that has its results already, and is not kept; None where it shall be compiled.
+
+    Args:
+        key: what it would be kept by.
+    """
+    if not _may_compute(launch) or _comes_often(key):
+        return None
+    rows = rows_of(launch.entries)
+    alone = sum(not torch_rows.is_computed(row[0]) for _, row in rows)
+    if len(rows) > _MOST_ROWS or alone > 1 + len(rows) * _MOST_ALONE:
+        return None
+    types = types_of(launch.entries)
+    if not all(map(torch_rows.is_whole, types.values())):
+        return None
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            results = _Computation(launch, types).results()
+    except Exception:
+        # Also a wrong value, such as an index out of range, of which the device says nothing.
+        return None
+    metrics.count("ComputedOnce")
+    return _program(launch, results)
+
+
+def _may_compute(launch: Launch) -> bool:
+    if launch.placement is not None or not platforms.of(launch.device.jax.platform).is_host:
+        return False
+    if not programs.PROGRAMS.mostly_come_once() or not settings.current().compute_once:
+        return False
+    if world.world_size() > 1 or torch.are_deterministic_algorithms_enabled():
+        return False
+    # Who looks on at what torch computes shall not see this.
+    is_seen = (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_autocast_enabled("cpu")
+    )
+    return not is_seen and not any(row[0].is_collective for _, row in rows_of(launch.entries))
+
+
+def _comes_often(key: Key) -> bool:
+    """Whether it was computed some times before; once more is counted."""
+    name = hash(key)
+    times = _seen.pop(name, 0)
+    _seen[name] = times + 1
+    if len(_seen) > _REMEMBERED:
+        _seen.popitem(last=False)
+    return times >= _TIMES
+
+
+class _Computation:
+    """The rows of a launch, one after the other on the host.
+
+    Attributes:
+        env: what slots hold, as tensors that nobody may write to.
+        arrays: those of the device that some of these share their memory with.
+    """
+
+    def __init__(self, launch: Launch, types: Mapping[int, TensorType]) -> None:
+        self._launch = launch
+        self._types = types
+        self._place = put_on(launch.device.jax)
+        self.env: dict[int, torch.Tensor] = {}
+        self.arrays: dict[int, Any] = {}
+
+    def results(self) -> list[Any]:
+        """What the launch returns, as arrays of the device."""
+        launch = self._launch
+        for slot, buffer in zip(launch.leaves, launch.buffers):
+            self.env[slot] = _leaf(piece.read(buffer)[0], self._types[slot])
+        given = {tensor.untyped_storage().data_ptr() for tensor in self.env.values()}
+        rows = rows_of(launch.entries)
+        last = {slot: place for place, (_, row) in enumerate(rows) for slot in row[1:]}
+        kept = {*launch.outs}
+        for place, (first, row) in enumerate(rows):
+            self._add(first, *row)
+            for slot in {*row[1:]}:
+                if last[slot] == place and slot not in kept:
+                    del self.env[slot]
+                    self.arrays.pop(slot, None)
+        given.update(self.env[slot].untyped_storage().data_ptr() for slot in self.arrays)
+        return [
+            self.arrays[slot]
+            if slot in self.arrays
+            else self._place(_array(_own(self.env[slot], given)))
+            for slot in launch.outs
+        ]
+
+    def _add(self, first: int, plan: Plan, *operands: int) -> None:
+        if torch_rows.is_computed(plan):
+            given = [self.env[slot] for slot in operands]
+            with contextlib.suppress(torch_rows.Undecided):
+                results = torch_rows.compute(plan, given, self._launch.tape.scalars.get(first, ()))
+                self.env.update(zip(made_by(first, plan), results))
+                return
+        for slot, array in zip(made_by(first, plan), self._alone(first, plan, operands)):
+            self.arrays[slot] = array
+            self.env[slot] = _leaf(piece.read(array)[0], self._types[slot])
+
+    def _alone(self, first: int, plan: Plan, operands: Sequence[int]) -> list[Any]:
+        """The results of a row that only the device computes: of a program of one row."""
+        whole, tape = self._launch, Tape()
+        places: dict[int, int] = {}
+        for slot in dict.fromkeys(operands):
+            array = self.arrays.get(slot)
+            if array is None:
+                array = self._place(_array(_own(self.env[slot], set())))
+            places[slot] = tape.enter(self._types[slot], array)
+        copy_rows(whole.tape, [first], tape, places)
+        launch, program, _ = programs.find(
+            dataclasses.replace(
+                whole,
+                tape=tape,
+                entries=tuple(tape.entries),
+                leaves=tuple(tape.buffers),
+                mask=(False,) * len(tape.buffers),
+                outs=tuple(places[slot] for slot in made_by(first, plan)),
+                buffers=tuple(tape.buffers.values()),
+            )
+        )
+        results: list[list[Any]] = []
+        programs.execute(program, launch, results)
+        return results[0]
+
+
+def _leaf(array: np.ndarray, type_: TensorType) -> torch.Tensor:
+    """An array as a tensor of the same memory, which nobody may write to."""
+    if not array.flags.c_contiguous or array.nbytes != type_.numel * type_.dtype.itemsize:
+        raise ValueError(f"an array of {array.dtype}{array.shape} for {type_}")
+    if not array.size:
+        return torch.empty(type_.shape, dtype=type_.dtype, device="cpu")
+    return piece.bytes_of(array).view(type_.dtype).view(type_.shape)
+
+
+def _own(tensor: torch.Tensor, given: set[int]) -> torch.Tensor:
+    """The tensor, or a copy where it shares its memory with one that was given."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    storage = tensor.untyped_storage()
+    is_whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes
+    if is_whole and storage.data_ptr() not in given:
+        given.add(storage.data_ptr())
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _program(launch: Launch, results: list[Any]) -> Program:
+    """What hands these results over as a program does that computes them."""
+    rows = rows_of(launch.entries)
+
+    def run(handed: list[list[Any]], arguments: Any) -> None:
+        handed.append(results)
+
+    numbers = scalars_of(launch.tape, launch.entries)
+    return Program(
+        executable=None,
+        outs=launch.outs,
+        mask=launch.mask,
+        fingerprint=fingerprint(launch.entries),
+        collectives="",
+        rows=len(rows),
+        plans=frozenset(row[0] for _, row in rows),
+        scalars=(len(numbers[0]), len(numbers[1])),
+        tally=op_counts.tally_of(row for _, row in rows),
+        run_tally=(),
+        run=run,
+        runs_others=True,
+    )
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A contiguous tensor as an array of JAX's dtype of the same memory."""
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()
+    return flat.view(to_jax(tensor.dtype)).reshape(tensor.shape)
