@@ -16,6 +16,8 @@ TOLD_FROM_S = 20
 # No test depends on what an earlier run compiled, nor fills the developer's own cache: those about
 # it name a folder. Before anything reads the variable; programs that tests start inherit it.
 os.environ["XLA_PERSISTENT_CACHE_PATH"] = ""
+# Tests are of the programs; CPU torch, which they are compared with, computes none of them.
+os.environ["XDIST_COMPUTE_ONCE"] = "0"
 # An example may take long on a busy machine: no test is about that.
 hypothesis.settings.register_profile("without a clock", deadline=None)
 hypothesis.settings.load_profile("without a clock")

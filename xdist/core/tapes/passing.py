@@ -9,9 +9,10 @@ Only on the CPU, whose memory is the host's, and only where no other rank has to
 import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -106,9 +107,9 @@ class _Computation:
         self._types = types
         self._place = put_on(launch.device.jax)
         self.env: dict[int, torch.Tensor] = {}
-        self.arrays: dict[int, Any] = {}
+        self.arrays: dict[int, jax.Array] = {}
 
-    def results(self) -> list[Any]:
+    def results(self) -> list[jax.Array]:
         """What the launch returns, as arrays of the device."""
         launch = self._launch
         for slot, buffer in zip(launch.leaves, launch.buffers):
@@ -136,14 +137,17 @@ class _Computation:
             given = [self.env[slot] for slot in operands]
             with contextlib.suppress(torch_rows.Undecided):
                 results = torch_rows.compute(plan, given, self._launch.tape.scalars.get(first, ()))
-                self.env.update(zip(made_by(first, plan), results))
+                made = zip(made_by(first, plan), results)
+                self.env.update((slot, result) for slot, result in made if result is not None)
                 return
-        for slot, array in zip(made_by(first, plan), self._alone(first, plan, operands)):
+        for slot, array in self._alone(first, plan, operands):
             self.arrays[slot] = array
             self.env[slot] = _leaf(piece.read(array)[0], self._types[slot])
 
-    def _alone(self, first: int, plan: Plan, operands: Sequence[int]) -> list[Any]:
-        """The results of a row that only the device computes: of a program of one row."""
+    def _alone(
+        self, first: int, plan: Plan, operands: Sequence[int]
+    ) -> Iterator[tuple[int, jax.Array]]:
+        """The results of a row that only the device computes, by slot: of a program of one row."""
         whole, tape = self._launch, Tape()
         places: dict[int, int] = {}
         for slot in dict.fromkeys(operands):
@@ -152,6 +156,7 @@ class _Computation:
                 array = self._place(_array(_own(self.env[slot], set())))
             places[slot] = tape.enter(self._types[slot], array)
         copy_rows(whole.tape, [first], tape, places)
+        made = [slot for slot in made_by(first, plan) if slot in self._types]
         launch, program, _ = programs.find(
             dataclasses.replace(
                 whole,
@@ -159,13 +164,13 @@ class _Computation:
                 entries=tuple(tape.entries),
                 leaves=tuple(tape.buffers),
                 mask=(False,) * len(tape.buffers),
-                outs=tuple(places[slot] for slot in made_by(first, plan)),
+                outs=tuple(places[slot] for slot in made),
                 buffers=tuple(tape.buffers.values()),
             )
         )
         results: list[list[Any]] = []
         programs.execute(program, launch, results)
-        return results[0]
+        return zip(made, results[0])
 
 
 def _leaf(array: np.ndarray, type_: TensorType) -> torch.Tensor:

@@ -44,7 +44,7 @@ def is_computed(plan: Plan) -> bool:
         return False
     if plan.is_random or plan.is_collective or not (is_torchs or name == _EMPTY):
         return False
-    return all(type_ is not None and is_whole(type_) for type_ in plan.types)
+    return all(type_ is None or is_whole(type_) for type_ in plan.types)
 
 
 def is_exact(plan: Plan) -> bool:
@@ -61,14 +61,16 @@ def is_whole(type_: TensorType) -> bool:
 
 def compute(
     plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]
-) -> list[torch.Tensor]:
-    """The results of a row, of the types that its plan says; some may share memory with operands.
+) -> list[Any]:
+    """The results of a row as its plan says them, None for no tensor; memory may be operands'.
 
     Raises Undecided, and what CPU torch raises.
     """
     results = _results(plan, operands, scalars)
     for result, type_ in zip(results, plan.types, strict=True):
-        if type_ is None or result.shape != type_.shape or result.dtype != type_.dtype:
+        if type_ is None:
+            continue
+        if result.shape != type_.shape or result.dtype != type_.dtype:
             raise Undecided
     return results
 

@@ -1,0 +1,259 @@
+"""Programs that come once are computed on the host: the same results, and nothing compiled."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_xla
+from torch_xdist import metrics, settings, world
+from torch_xdist.core.programs import program, program_cache
+from torch_xdist.core.tapes import passing
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """As users have it; what ran before tells nothing."""
+    monkeypatch.setenv("XDIST_COMPUTE_ONCE", "1")
+    settings.reread()
+    torch_xla.sync()
+    program.PROGRAMS.clear()
+    passing._seen.clear()
+    yield
+    monkeypatch.undo()
+    settings.reread()
+    program.PROGRAMS.clear()
+
+
+@pytest.fixture
+def once(asked, monkeypatch):
+    """Most programs so far came once."""
+    monkeypatch.setattr(program_cache.ProgramCache, "mostly_come_once", lambda cache: True)
+
+
+def counts():
+    return [metrics.counter_value(name) or 0 for name in ("ComputedOnce", "UncachedCompile")]
+
+
+class counted:
+    """How many programs were computed and compiled within; `of` once it is left."""
+
+    def __enter__(self):
+        torch_xla.sync()
+        self._before = counts()
+        return self
+
+    def __exit__(self, *error):
+        self.of = [now - before for now, before in zip(counts(), self._before)]
+
+
+def device_numbers(*shape, dtype=torch.float32):
+    """Numbers that the host does not know."""
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype).to("xla")
+    torch_xla.sync()
+    return x
+
+
+def test_a_program_is_computed_after_many_that_came_once(asked):
+    x = [device_numbers(n) for n in range(1, 31)]
+    with counted() as early:
+        for part in x[: program_cache._LEAST_TOLD]:
+            (part.sin() + 1).sum().item()
+    assert early.of == [0, program_cache._LEAST_TOLD]
+    with counted() as late:
+        for part in x[program_cache._LEAST_TOLD :]:
+            got = (part.sin() + 1).sum()
+            torch.testing.assert_close(got.cpu(), (part.cpu().sin() + 1).sum())
+    assert late.of == [30 - program_cache._LEAST_TOLD, 0]
+
+
+def test_no_program_is_computed_where_programs_come_often(asked):
+    x = [device_numbers(n) for n in range(1, 31)]
+    with counted() as made:
+        for part in x:
+            for _ in range(1 + program_cache._OFTEN):
+                (part.sin() + 1).sum().item()
+    assert made.of == [0, 30]
+
+
+def test_what_comes_back_is_compiled(once):
+    x = device_numbers(7)
+    made = []
+    for _ in range(passing._TIMES + 2):
+        with counted() as counter:
+            (x.cos() * 2).sum().item()
+        made.append(counter.of)
+    assert made == [[1, 0]] * passing._TIMES + [[0, 1], [0, 0]]
+
+
+def test_random_numbers_are_those_of_the_compiled_program(once, monkeypatch):
+    def drawn():
+        torch_xla.manual_seed(3)
+        x = torch.randn(5, 3, device="xla")
+        masked = F.dropout((x.abs() + 1).sqrt() * 2 - x.sum(), 0.5)
+        torch_xla.sync()
+        return [y.cpu() for y in (x, masked)]
+
+    with counted() as made:
+        got = drawn()
+    assert made.of == [1, 2]
+    monkeypatch.setenv("XDIST_COMPUTE_ONCE", "0")
+    settings.reread()
+    wanted = drawn()
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[1] == 0, wanted[1] == 0)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_what_cpu_torch_does_not_compute_runs_as_a_program_of_its_row(once):
+    q = device_numbers(1, 2, 5, 8)
+    places = torch.tensor([1, 1, 0], device="xla") * 1
+    with counted() as made:
+        got = F.scaled_dot_product_attention(q.sin(), q * 2, q)
+        last = torch.zeros(5, device="xla").scatter(0, places, q[0, 0, 0, :3])
+        torch_xla.sync()
+    assert made.of == [1, 2]
+    there = q.cpu()
+    want = F.scaled_dot_product_attention(there.sin(), there * 2, there)
+    torch.testing.assert_close(got.cpu(), want)
+    assert last.cpu()[0] == there[0, 0, 0, 2] and last.cpu()[1] in there[0, 0, 0, :2]
+
+
+KINDS = [torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.int32, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_results_of_each_dtype(once, dtype):
+    x = device_numbers(3, 4, dtype=dtype)
+    with counted() as made:
+        # Views, one that is written, one without elements, one of one element, a conjugate.
+        y = x.clone()
+        y[1] = x[0]
+        got = [y, x.t(), x[:0] + x[:0], x[2, 3] * x[0, 0], x.conj().clone(), torch.empty_like(x)]
+        torch_xla.sync()
+    assert made.of == [1, 0]
+    there = x.cpu()
+    want = there.clone()
+    want[1] = there[0]
+    wanted = [want, there.t(), there[:0], there[2, 3] * there[0, 0], there.conj().clone()]
+    torch.testing.assert_close([z.cpu() for z in got[:5]], wanted, equal_nan=True)
+
+
+def test_results_have_memory_of_their_own(once):
+    x = device_numbers(64, 64)
+    with counted() as made:
+        got = [torch.ops.aten.view_copy(x, [4096]), x.clone(), x.reshape(64, 64).clone()]
+        torch_xla.sync()
+    assert made.of == [1, 0]
+    kept = x.cpu()
+    for y in got:
+        y.mul_(0)
+    torch_xla.sync()
+    assert torch.equal(x.cpu(), kept) and not any(y.any() for y in got)
+
+
+def test_a_wrong_value_goes_the_way_of_the_device(once):
+    x, place = device_numbers(4, 3), torch.tensor([9, 1], device="xla") * 1
+    torch_xla.sync()
+    with counted() as made:
+        got = x.index_select(0, place)
+        torch_xla.sync()
+    assert made.of == [0, 1]
+    assert torch.equal(got[1].cpu(), x[1].cpu())
+
+
+def test_training_is_that_of_the_cpu(once):
+    def losses(device):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Conv1d(2, 4, 3), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Flatten(1)
+        ).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+        found = []
+        for n in (9, 12, 7, 9, 11):
+            x = torch.randn(3, 2, n, generator=torch.Generator().manual_seed(n)).to(device)
+            optimizer.zero_grad()
+            loss = net(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    with counted() as made:
+        got = losses("xla")
+    torch.testing.assert_close(got, losses("cpu"), rtol=1e-4, atol=1e-5)
+    assert made.of[0] >= 4
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def refused(monkeypatch, how):
+    """What makes every program be compiled, as a context."""
+    if how == "setting":
+        monkeypatch.setenv("XDIST_COMPUTE_ONCE", "0")
+        settings.reread()
+    elif how == "deterministic":
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    elif how == "ranks":
+        monkeypatch.setattr(world, "world_size", lambda: 2)
+    elif how == "mode":
+        return Watching()
+    elif how == "autocast":
+        return torch.autocast("cpu")
+    return torch.no_grad()
+
+
+@pytest.mark.parametrize("how", ["setting", "deterministic", "ranks", "mode", "autocast"])
+def test_every_program_is_compiled_where_somebody_depends_on_it(once, monkeypatch, how):
+    x = device_numbers(6)
+    with counted() as made, refused(monkeypatch, how):
+        y = x.tan() + 1
+        torch_xla.sync()
+    assert made.of == [0, 1]
+    torch.testing.assert_close(y.cpu(), x.cpu().tan() + 1)
+
+
+def test_a_default_device_changes_nothing_of_what_is_computed(once):
+    with counted() as made, torch.device("xla"):
+        x = torch.empty(3).fill_(2)
+        assert (x + torch.ones(3)).sum().item() == 9
+    assert made.of[1] == 0
+
+
+STEPS = [
+    lambda x: x.sin(), lambda x: x[1:] * 2, lambda x: x.flip(0), lambda x: x.t().reshape(x.shape),
+    lambda x: x.clone().add_(1), lambda x: torch.where(x > 0, x, -x), lambda x: x.softmax(-1),
+    lambda x: torch.cat([x, x])[: len(x)], lambda x: (x @ x.t()) @ x, lambda x: x - x.mean(0),
+    lambda x: x.index_fill(0, torch.zeros(1, dtype=torch.int64, device=x.device), 0.5),
+]  # fmt: skip
+
+
+@given(st.lists(st.integers(0, len(STEPS) - 1), min_size=1, max_size=8), st.integers(0, 99))
+@examples(max_examples=60)
+def test_chains_give_what_cpu_torch_gives(chain, seed):
+    start = torch.randn(12, 3, generator=torch.Generator().manual_seed(seed))
+    kept = random.Random(seed).randrange(len(chain))
+    results = []
+    for device in ("xla", "cpu"):
+        x = start.to(device) * 1
+        torch_xla.sync()
+        for place, step in enumerate(chain):
+            x = STEPS[step](x)
+            if place == kept:
+                other = x
+        results.append([x.cpu(), other.cpu()])
+    torch.testing.assert_close(*results)
+
+
+@pytest.fixture(autouse=True)
+def _of_chains(request):
+    """hypothesis takes no fixture of one test."""
+    if "chains" in request.node.name:
+        request.getfixturevalue("once")
