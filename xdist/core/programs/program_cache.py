@@ -34,9 +34,12 @@ _MB = 10**6
 _STEPS_BETWEEN = 4
 # How many keys a program has at most; each holds rows.
 _MOST_KEYS = 16
-# Of so many programs at least, and of the last twice as many, those that came so often: fewer than
-# this share, and the next ones are taken to be like the others.
-_LEAST_TOLD, _OFTEN, _MOST_OFTEN = 16, 4, 1 / 4
+# To compile a row takes as long as so many runs of it, about.
+_RUNS_OF_A_COMPILATION = 100
+# Fewer programs tell nothing of those to come.
+_LEAST_TOLD = 16
+# Of how many compiled rows it is told at most: what was long ago counts for less and less.
+_MOST_TOLD = 5000
 # How many keys that were missed are remembered.
 _REMEMBERED = 256
 
@@ -86,8 +89,6 @@ class Program:
     runs_others: bool = False
     # When it was last asked for, by the clock of the cache.
     used: int = 0
-    # How often it was asked for since it was made, up to what is often.
-    uses: int = 0
     # Under which the cache has it.
     keys: list[Key] = field(default_factory=list)
 
@@ -117,8 +118,9 @@ class ProgramCache:
         # The step in which a key was missed for which no program was compiled, by its hash.
         self._missed: OrderedDict[int, int] = OrderedDict()
         self._held_bytes = 0
-        # Of late: how many were made, and how many came often.
-        self._made = self._often = 0.0
+        # How many were made; and of late how many rows, and the runs of these.
+        self._made = 0
+        self._rows = self._runs = 0.0
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
 
@@ -137,7 +139,8 @@ class ProgramCache:
             self._programs.clear()
             self._missed.clear()
             self._held_bytes = 0
-            self._made = self._often = 0.0
+            self._made = 0
+            self._rows = self._runs = 0.0
 
     def get(self, key: Key) -> Program | None:
         """The program of a key, which counts as a use, or None."""
@@ -149,13 +152,12 @@ class ProgramCache:
     def use(self, program: Program) -> None:
         """Count a use of a program."""
         self._time = program.used = self._time + 1
-        if program.uses < _OFTEN and program.rows > 1:
-            program.uses += 1
-            self._often += program.uses == _OFTEN
+        self._runs += program.rows
 
-    def mostly_come_once(self) -> bool:
-        """Whether few of the programs that were made of late came often."""
-        return self._made >= _LEAST_TOLD and self._often < _MOST_OFTEN * self._made
+    def compiles_more_than_it_runs(self) -> bool:
+        """Whether compiling programs takes longer than running them, by their numbers of rows."""
+        is_told = self._made >= _LEAST_TOLD
+        return is_told and self._runs < self._rows * _RUNS_OF_A_COMPILATION
 
     def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
         """Keep a program; returns what made room for it (the least recently used), and why."""
@@ -168,11 +170,14 @@ class ProgramCache:
             self._programs[key] = program
             program.keys.append(key)
             self._held_bytes += program.host_bytes
-            # One row tells nothing of how programs come: such are parts of others.
-            self._made += program.rows > 1
-            if self._made >= 2 * _LEAST_TOLD:
-                self._made, self._often = self._made / 2, self._often / 2
+            self._tell(program.rows)
         return dropped, full
+
+    def _tell(self, rows: int) -> None:
+        self._made += 1
+        self._rows += rows
+        if self._rows > _MOST_TOLD:
+            self._rows, self._runs = self._rows / 2, self._runs / 2
 
     def put_also(self, key: Key, known: Key) -> None:
         """Keep the program of a known key, if there is one, under this key too."""

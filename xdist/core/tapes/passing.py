@@ -37,7 +37,7 @@ _MOST_ROWS = 2048
 # Of the rows, those that run as programs of their own, and one more.
 _MOST_ALONE = 1 / 4
 # How often one is computed before it is compiled.
-_TIMES = 2
+_TIMES = 32
 # How many keys of what was computed are remembered, by their hashes.
 _REMEMBERED = 4096
 _seen: OrderedDict[int, int] = OrderedDict()
@@ -71,7 +71,7 @@ def computed(launch: Launch, key: Key) -> Program | None:
 def _may_compute(launch: Launch) -> bool:
     if launch.placement is not None or not platforms.of(launch.device.jax.platform).is_host:
         return False
-    if not programs.PROGRAMS.mostly_come_once() or not settings.current().compute_once:
+    if not programs.PROGRAMS.compiles_more_than_it_runs() or not settings.current().compute_once:
         return False
     if world.world_size() > 1 or torch.are_deterministic_algorithms_enabled():
         return False
