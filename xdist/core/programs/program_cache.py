@@ -36,8 +36,6 @@ _STEPS_BETWEEN = 4
 _MOST_KEYS = 16
 # To compile a row takes as long as so many runs of it, about.
 _RUNS_OF_A_COMPILATION = 100
-# Fewer programs tell nothing of those to come.
-_LEAST_TOLD = 16
 # Of how many compiled rows it is told at most: what was long ago counts for less and less.
 _MOST_TOLD = 5000
 # How many keys that were missed are remembered.
@@ -118,8 +116,7 @@ class ProgramCache:
         # The step in which a key was missed for which no program was compiled, by its hash.
         self._missed: OrderedDict[int, int] = OrderedDict()
         self._held_bytes = 0
-        # How many were made; and of late how many rows, and the runs of these.
-        self._made = 0
+        # Of late: how many rows were compiled, and the runs of these.
         self._rows = self._runs = 0.0
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
@@ -139,7 +136,6 @@ class ProgramCache:
             self._programs.clear()
             self._missed.clear()
             self._held_bytes = 0
-            self._made = 0
             self._rows = self._runs = 0.0
 
     def get(self, key: Key) -> Program | None:
@@ -156,8 +152,7 @@ class ProgramCache:
 
     def compiles_more_than_it_runs(self) -> bool:
         """Whether compiling programs takes longer than running them, by their numbers of rows."""
-        is_told = self._made >= _LEAST_TOLD
-        return is_told and self._runs < self._rows * _RUNS_OF_A_COMPILATION
+        return self._runs <= self._rows * _RUNS_OF_A_COMPILATION
 
     def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
         """Keep a program; returns what made room for it (the least recently used), and why."""
@@ -174,7 +169,6 @@ class ProgramCache:
         return dropped, full
 
     def _tell(self, rows: int) -> None:
-        self._made += 1
         self._rows += rows
         if self._rows > _MOST_TOLD:
             self._rows, self._runs = self._rows / 2, self._runs / 2

@@ -5,7 +5,8 @@ noticed at the user's line, where the CPU can still serve.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +37,9 @@ _ABSTRACT_SCALARS = {
     float: jax.ShapeDtypeStruct((), np.float64),
     int: jax.ShapeDtypeStruct((), np.int64),
 }
+# How many calls of a kind are tried: a row of the table refuses none for its sizes.
+_TRIED = 3
+_times: Counter[Hashable] = Counter()
 # Of several results in several dtypes: each is given the numbers as they are.
 _OF_LISTS = ("aten._foreach_", "aten._fused_")
 
@@ -57,7 +61,25 @@ def try_lowering(plan: Plan, *, is_known: bool = False) -> CpuOnly | None:
         plan.compute = _of_decomposition(plan, is_known=is_known)
     if plan.compute is None:
         return CpuOnly()
-    return None if is_known else _tried(plan, is_ours=is_ours)
+    kind = _kind(plan) if is_ours and is_original(plan.name) else None
+    if is_known or _times[kind] >= _TRIED:
+        return None
+    found = _tried(plan, is_ours=is_ours)
+    if found is None and kind is not None:
+        _times[kind] += 1
+    return found
+
+
+def _kind(plan: Plan) -> Hashable:
+    """What calls have in common that differ in sizes and numbers, but for sizes of 0 and 1."""
+    types = [(t.dtype, *(min(size, 2) for size in t.shape)) for t in plan.operand_types]
+    return plan.name, tuple(types), _without_numbers((plan.args, tuple(plan.kwargs.items())))
+
+
+def _without_numbers(mark: Any) -> Any:
+    if isinstance(mark, tuple | list):
+        return tuple(map(_without_numbers, mark))
+    return mark if isinstance(mark, bool | str) or mark is None else type(mark)
 
 
 def _tried(plan: Plan, *, is_ours: bool) -> CpuOnly | None:

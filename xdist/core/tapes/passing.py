@@ -1,14 +1,15 @@
 """Programs that come once: CPU torch computes their rows, and nothing is compiled.
 
-A notebook, a test suite, a loop whose shapes always differ makes a program after the other that
-never comes again, and compiling one takes longer than computing it a hundred times. Where most of
-the programs of a process came once, a new one is computed on the host; what comes back is compiled.
-Only on the CPU, whose memory is the host's, and only where no other rank has to get the same bits.
+A notebook, a test suite, a loop whose shapes always differ makes one program after the other that
+never comes again, and compiling one takes longer than computing it a hundred times. Where compiling
+takes longer than running, a new one is computed on the host; one that comes often is compiled after
+all. Only on the CPU, whose memory is the host's, and only where no other rank has to get the same
+bits.
 """
 
 import contextlib
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch_xdist.core.tapes.partial_run import copy_rows
 from torch_xdist.core.trace import op_counts
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
-from torch_xdist.core.trace.trace import Tape, made_by, rows_of, types_of
+from torch_xdist.core.trace.trace import Row, Tape, made_by, rows_of, types_of
 from torch_xdist.dtypes import to_jax
 
 # More are compiled: what takes Python seconds may come again.
@@ -38,9 +39,13 @@ _MOST_ROWS = 2048
 _MOST_ALONE = 1 / 4
 # How often one is computed before it is compiled.
 _TIMES = 32
-# How many keys of what was computed are remembered, by their hashes.
+# How many programs are compiled first: of the same operators, and of any.
+_LEAST_ALIKE, _LEAST = 3, 16
+# How many keys of what was computed are remembered, by their hashes, and sequences of operators.
 _REMEMBERED = 4096
 _seen: OrderedDict[int, int] = OrderedDict()
+# How many programs were compiled of each sequence of operators, by its hash.
+_compiled: Counter[int] = Counter()
 
 
 def computed(launch: Launch, key: Key) -> Program | None:
@@ -49,9 +54,9 @@ def computed(launch: Launch, key: Key) -> Program | None:
     Args:
         key: what it would be kept by.
     """
-    if not _may_compute(launch) or _comes_often(key):
-        return None
     rows = rows_of(launch.entries)
+    if not _may_compute(launch, rows) or _is_early(rows) or _comes_often(key):
+        return None
     alone = sum(not torch_rows.is_computed(row[0]) for _, row in rows)
     if len(rows) > _MOST_ROWS or alone > 1 + len(rows) * _MOST_ALONE:
         return None
@@ -68,7 +73,16 @@ def computed(launch: Launch, key: Key) -> Program | None:
     return _program(launch, results)
 
 
-def _may_compute(launch: Launch) -> bool:
+def _is_early(rows: Sequence[tuple[int, Row]]) -> bool:
+    """Whether too few programs came to tell that this one comes once; one more is counted."""
+    name = hash(tuple(row[0].name for _, row in rows))
+    is_early = _compiled[name] < _LEAST_ALIKE and _compiled.total() < _LEAST
+    if is_early:
+        _compiled[name] += 1
+    return is_early
+
+
+def _may_compute(launch: Launch, rows: Sequence[tuple[int, Row]]) -> bool:
     if launch.placement is not None or not platforms.of(launch.device.jax.platform).is_host:
         return False
     if not programs.PROGRAMS.compiles_more_than_it_runs() or not settings.current().compute_once:
@@ -81,7 +95,7 @@ def _may_compute(launch: Launch) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_autocast_enabled("cpu")
     )
-    return not is_seen and not any(row[0].is_collective for _, row in rows_of(launch.entries))
+    return not is_seen and not any(row[0].is_collective for _, row in rows)
 
 
 def _comes_often(key: Key) -> bool:

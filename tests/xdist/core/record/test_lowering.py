@@ -1,13 +1,15 @@
 """A lowering that raises is a mistake: it is said, counted, and can be made an error."""
 
 import warnings
+from collections import Counter
 
 import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
+import torch_xla
 from torch_xdist import metrics, settings
-from torch_xdist.core.record import fallback
+from torch_xdist.core.record import fallback, lowering
 from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.errors import FallbackError
 from torch_xdist.ops.table import LOWERINGS, SHAPED
@@ -75,3 +77,24 @@ def test_a_lowering_that_tells_the_types_of_its_results_is_no_exception(monkeypa
         found = torch.nn.functional.layer_norm(x.to("xla"), [4])
     torch.testing.assert_close(found.cpu(), torch.nn.functional.layer_norm(x, [4]))
     PLANS.clear()
+
+
+def test_calls_that_differ_in_sizes_are_tried_a_few_times(monkeypatch):
+    name = "aten.erfinv.default"
+    tried, usual = [], LOWERINGS[name]
+
+    def seen(x):
+        tried.append(x.shape)
+        return usual(x)
+
+    for table in (LOWERINGS, lowering._ORIGINALS):
+        monkeypatch.setitem(table, name, seen)
+    monkeypatch.setattr(lowering, "_times", Counter())
+    for n in range(11, 18):
+        torch.ones(n, n, device="xla").erfinv()
+    assert tried == [(n, n) for n in range(11, 11 + lowering._TRIED)]
+    # Other ranks, dtypes, and sizes of 0 and 1 are other calls.
+    for x in (torch.ones(19), torch.ones(19, 1), torch.ones(0, 19), torch.ones(19, 19).double()):
+        x.to("xla").erfinv()
+    assert len(tried) == lowering._TRIED + 4
+    torch_xla.sync()

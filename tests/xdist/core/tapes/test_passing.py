@@ -24,6 +24,7 @@ def asked(monkeypatch):
     torch_xla.sync()
     program.PROGRAMS.clear()
     passing._seen.clear()
+    passing._compiled.clear()
     yield
     monkeypatch.undo()
     settings.reread()
@@ -32,8 +33,9 @@ def asked(monkeypatch):
 
 @pytest.fixture
 def once(asked, monkeypatch):
-    """Most programs so far came once."""
-    monkeypatch.setattr(program_cache.ProgramCache, "mostly_come_once", lambda cache: True)
+    """Many programs came, each of them once."""
+    monkeypatch.setattr(program_cache.ProgramCache, "compiles_more_than_it_runs", lambda _: True)
+    monkeypatch.setattr(passing, "_LEAST", 0)
 
 
 def counts():
@@ -59,26 +61,37 @@ def device_numbers(*shape, dtype=torch.float32):
     return x
 
 
-def test_a_program_is_computed_after_many_that_came_once(asked):
-    x = [device_numbers(n) for n in range(1, 31)]
-    with counted() as early:
-        for part in x[: program_cache._LEAST_TOLD]:
-            (part.sin() + 1).sum().item()
-    assert early.of == [0, program_cache._LEAST_TOLD]
-    with counted() as late:
-        for part in x[program_cache._LEAST_TOLD :]:
-            got = (part.sin() + 1).sum()
-            torch.testing.assert_close(got.cpu(), (part.cpu().sin() + 1).sum())
-    assert late.of == [30 - program_cache._LEAST_TOLD, 0]
+def test_a_program_is_computed_after_some_of_the_same_operators_on_other_shapes(asked):
+    made = []
+    for n in range(1, 7):
+        x = device_numbers(n)
+        with counted() as counter:
+            got = (x.sin() + 1).sum()
+            torch.testing.assert_close(got.cpu(), (x.cpu().sin() + 1).sum())
+        made.append(counter.of)
+    assert made == [[0, 1]] * passing._LEAST_ALIKE + [[1, 0]] * (6 - passing._LEAST_ALIKE)
 
 
-def test_no_program_is_computed_where_programs_come_often(asked):
-    x = [device_numbers(n) for n in range(1, 31)]
+def test_a_program_is_computed_after_many_of_any_operators(asked):
+    x = device_numbers(5)
+    made = []
+    for n in range(passing._LEAST + 2):
+        with counted() as counter:
+            y = x
+            for _ in range(n + 1):
+                y = y.sin()
+            y.sum().item()
+        made.append(counter.of)
+    assert made == [[0, 1]] * passing._LEAST + [[1, 0]] * 2
+
+
+def test_no_program_is_computed_where_running_takes_longer_than_compiling(asked):
     with counted() as made:
-        for part in x:
-            for _ in range(1 + program_cache._OFTEN):
-                (part.sin() + 1).sum().item()
-    assert made.of == [0, 30]
+        for n in range(1, 7):
+            x = device_numbers(n)
+            for _ in range(program_cache._RUNS_OF_A_COMPILATION + 1):
+                (x.sin() + 1).sum().item()
+    assert made.of == [0, 6]
 
 
 def test_what_comes_back_is_compiled(once):
