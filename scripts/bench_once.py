@@ -35,7 +35,8 @@ def _trained(net: torch.nn.Module, inputs: list[torch.Tensor], device: str) -> N
     net = net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     for x in inputs:
-        loss = F.smooth_l1_loss(net(x.to(device)).amax(-1), torch.zeros((), device=device))
+        largest = net(x.to(device)).amax(-1)
+        loss = F.smooth_l1_loss(largest, torch.zeros_like(largest))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

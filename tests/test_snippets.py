@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import torch_xdist.core.torch_side.registration  # noqa: F401
+from torch_xdist import settings
+from torch_xdist.core.tapes import passing
 from torch_xdist.ops.table import LOWERINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +39,10 @@ def test_a_snippet_is_valid_python(name, code):
 
 @pytest.mark.parametrize(("name", "code"), RUN, ids=[name for name, _ in RUN])
 def test_a_snippet_runs(name, code, tmp_path, monkeypatch):
+    # As users have it.
+    monkeypatch.delenv("XDIST_COMPUTE_ONCE")
+    settings.reread()
+    passing.forget()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [name])
@@ -45,6 +51,8 @@ def test_a_snippet_runs(name, code, tmp_path, monkeypatch):
     # Its functions hold its names, and so its pending tensors, of which some can only be shown.
     for held in [key for key, value in names.items() if isinstance(value, torch.Tensor)]:
         del names[held]
+    monkeypatch.undo()
+    settings.reread()
 
 
 @pytest.mark.parametrize(("name", "code"), SPMD, ids=[name for name, _ in SPMD])

@@ -73,6 +73,12 @@ def computed(launch: Launch, key: Key) -> Program | None:
     return _program(launch, results)
 
 
+def forget() -> None:
+    """Know of no program that came."""
+    _seen.clear()
+    _compiled.clear()
+
+
 def _is_early(rows: Sequence[tuple[int, Row]]) -> bool:
     """Whether too few programs came to tell that this one comes once; one more is counted."""
     name = hash(tuple(row[0].name for _, row in rows))
