@@ -116,6 +116,8 @@ class TapeRun:
             # dies of it.
             if trace.device.choices.is_host and not compiled.collectives:
                 _wait_for(results[0])
+        elif not compiled.is_kept:
+            PLANS.sweep()
         return [found[slot] for slot in slots]
 
     def _tilings(self) -> dict[int, Tiling]:

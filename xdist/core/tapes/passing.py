@@ -39,13 +39,14 @@ _MOST_ROWS = 2048
 _MOST_ALONE = 1 / 4
 # How often one is computed before it is compiled.
 _TIMES = 32
-# How many programs are compiled first: of the same operators, and of any.
-_LEAST_ALIKE, _LEAST = 3, 16
+# How many programs are compiled first: of the same operators, of any, of so many rows in all.
+_LEAST_ALIKE, _LEAST, _LEAST_OF_MANY, _MANY_ROWS = 3, 16, 4, 400
 # How many keys of what was computed are remembered, by their hashes, and sequences of operators.
 _REMEMBERED = 4096
 _seen: OrderedDict[int, int] = OrderedDict()
-# How many programs were compiled of each sequence of operators, by its hash.
+# How many of these programs there were of each sequence of operators, by its hash; and their rows.
 _compiled: Counter[int] = Counter()
+_rows_compiled: list[int] = []
 
 
 def computed(launch: Launch, key: Key) -> Program | None:
@@ -77,14 +78,18 @@ def forget() -> None:
     """Know of no program that came."""
     _seen.clear()
     _compiled.clear()
+    _rows_compiled.clear()
 
 
 def _is_early(rows: Sequence[tuple[int, Row]]) -> bool:
     """Whether too few programs came to tell that this one comes once; one more is counted."""
     name = hash(tuple(row[0].name for _, row in rows))
-    is_early = _compiled[name] < _LEAST_ALIKE and _compiled.total() < _LEAST
+    made = len(_rows_compiled)
+    is_early = made < _LEAST_OF_MANY or sum(_rows_compiled) < _MANY_ROWS
+    is_early &= _compiled[name] < _LEAST_ALIKE and made < _LEAST
     if is_early:
         _compiled[name] += 1
+        _rows_compiled.append(len(rows))
     return is_early
 
 

@@ -14,6 +14,7 @@ import torch_xla
 from torch_xdist import metrics, settings, world
 from torch_xdist.core.programs import program, program_cache
 from torch_xdist.core.tapes import passing
+from torch_xdist.core.trace.plans import PLANS
 
 
 @pytest.fixture
@@ -82,6 +83,19 @@ def test_a_program_is_computed_after_many_of_any_operators(asked):
             y.sum().item()
         made.append(counter.of)
     assert made == [[0, 1]] * passing._LEAST + [[1, 0]] * 2
+
+
+def test_a_program_is_computed_after_a_few_of_many_rows(asked):
+    x = device_numbers(5)
+    made = []
+    for n in range(6):
+        with counted() as counter:
+            y = x
+            for _ in range(passing._MANY_ROWS // 3 + n):
+                y = y.sin()
+            y.sum().item()
+        made.append(counter.of)
+    assert made == [[0, 1]] * passing._LEAST_OF_MANY + [[1, 0]] * 2
 
 
 def test_no_program_is_computed_where_running_takes_longer_than_compiling(asked):
@@ -199,6 +213,18 @@ def test_training_is_that_of_the_cpu(once):
         got = losses("xla")
     torch.testing.assert_close(got, losses("cpu"), rtol=1e-4, atol=1e-5)
     assert made.of[0] >= 4
+
+
+def test_what_was_computed_leaves_no_plans(once, monkeypatch):
+    before = len(PLANS)
+    monkeypatch.setattr(PLANS, "_sweep_at", before + 30)
+    monkeypatch.setattr(PLANS, "_FIRST_SWEEP", before + 30)
+    with counted() as made:
+        for n in range(2000, 2100):
+            # Each length has two plans of its own.
+            (torch.ones(n, device="xla").cos() + 1).sum().item()
+    assert made.of == [100, 0]
+    assert len(PLANS) < before + 60
 
 
 class Watching(TorchDispatchMode):
