@@ -32,6 +32,8 @@ from jaxlib.version import __version__ as jaxlib_version
 ROOT = Path(__file__).resolve().parent.parent
 # Each model is new: a program for it is no news.
 os.environ["XDIST_EXPLAIN_RECOMPILES"] = "0"
+# Of the compiled programs.
+os.environ["XDIST_COMPUTE_ONCE"] = "0"
 sys.path.insert(0, str(ROOT / "tests"))
 
 import models  # noqa: E402

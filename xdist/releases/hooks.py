@@ -177,6 +177,13 @@ PROBES = (
     ),
     Probe("torch._C._AutoDispatchBelowAutograd", "what runs on the CPU runs as torch calls it"),
     *each("torch._C", "_set_conj _set_neg", "conjugates of tensors that are kept on the host"),
+    *each(
+        "torch._C",
+        "_dispatch_has_computed_kernel_for_dispatch_key _functorch"
+        " _functorch.peek_interpreter_stack"
+        " DisableTorchFunction",
+        "programs that come once are computed",
+    ),
     # torch: several ranks
     Probe("torch.distributed.Backend.register_backend", "the backend 'xla'"),
     Probe("torch.distributed.register_rendezvous_handler", "init_method='xla://'"),

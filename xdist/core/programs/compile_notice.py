@@ -9,6 +9,7 @@ import contextlib
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 from torch_xdist import world
@@ -91,3 +92,14 @@ class _Notice:
             before, after = "", "\n"
         text = f"{before}torch_xdist: {self._where}: {what}"
         print(text, end=after, file=sys.stderr, flush=True)
+
+
+_first_filter: object = None
+
+
+def without_warning_of_donations() -> None:
+    """Let JAX not warn of buffers given away in vain: scripts and pytest set filters anew."""
+    global _first_filter
+    if not warnings.filters or warnings.filters[0] is not _first_filter:
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        _first_filter = warnings.filters[0]

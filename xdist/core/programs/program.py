@@ -7,7 +7,6 @@ A cut prepares a launch, asks `find` for its program (which compiles where none 
 import itertools
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from torch_xdist import metrics, platforms, settings
 from torch_xdist.core.early import announcement, choice
 from torch_xdist.core.kept import program_key
 from torch_xdist.core.programs import collective_program, heap, memory_bounds
-from torch_xdist.core.programs.compile_notice import told_if_long
+from torch_xdist.core.programs.compile_notice import told_if_long, without_warning_of_donations
 from torch_xdist.core.programs.hlo_text import hlo_text
 from torch_xdist.core.programs.interpreter import ScalarFeed, interpret, scalars_of, seeds_of
 from torch_xdist.core.programs.jax_internals import (
@@ -41,8 +40,6 @@ from torch_xdist.core.trace.plans import PLANS
 from torch_xdist.core.trace.trace import rows_of, types_of
 from torch_xdist.progress import PROGRESS
 
-_first_filter: object = None
-
 PROGRAMS = ProgramCache()
 
 
@@ -51,32 +48,29 @@ PROGRAMS = ProgramCache()
 Instead = Callable[[Launch], tuple[Launch, bool] | None]
 # Makes a program of several others, and tells whether one of them was compiled; None: of its own.
 Apart = Callable[[Launch], tuple[Program, bool] | None]
-# Gives one that has its results already and is not kept, told its key; None: it is compiled.
-Once = Callable[[Launch, Key], Program | None]
 
 
 def find(
-    launch: Launch,
+    asked: Launch,
     kind: str = "",
     instead: Instead | None = None,
     apart: Apart | None = None,
-    once: Once | None = None,
+    once: Callable[[Launch, Key], Program | None] | None = None,
 ) -> tuple[Launch, Program, bool]:
     """A launch, its program, and whether that was compiled just now.
 
     Args:
         kind: what the metrics call it before "CompileTime".
+        once: gives one that has its results already and is not kept, told the key of a new one.
     """
-    asked = launch
-    launch, keys, program = _sought(launch, instead)
+    launch, keys, program = _sought(asked, instead)
     if program is not None:
         metrics.count("CachedCompile")
         return launch.giving(program.mask), program, False
-    passing = once(asked, keys[-1]) if once is not None and _build_elsewhere is None else None
-    if passing is not None:
+    is_here = _build_elsewhere is None
+    if once is not None and is_here and (passing := once(asked, keys[-1])) is not None:
         return asked, passing, False
-    parted = apart(launch) if apart is not None and _build_elsewhere is None else None
-    if parted is not None:
+    if apart is not None and is_here and (parted := apart(launch)) is not None:
         _keep(keys, parted[0])
         return launch, *parted
     metrics.count("UncachedCompile")
@@ -86,7 +80,7 @@ def find(
     if launch.placement is not None and settings.auto_spmd() is not None:
         metrics.count("CompileWithAutoSharding")
     metrics.count("CreateCompileHandles")
-    program = make(launch, announces=_build_elsewhere is None)
+    program = make(launch, announces=is_here)
     PROGRESS.compiling = True
     started = time.perf_counter()
     try:
@@ -95,7 +89,7 @@ def find(
             told_if_long(program.rows),
             heap.without_holes(program.rows),
         ):
-            _silence()
+            without_warning_of_donations()
             if _build_elsewhere is None:
                 program.run = program.executable.compile(*_how(launch, program))
             else:
@@ -200,14 +194,6 @@ def _with_more(launch: Launch, key: Any) -> tuple[Launch, bool] | None:
         return None
     mask, outs = min(more, key=lambda known: (len(known[1]), -sum(known[0])))
     return launch.returning(outs).giving(mask), False
-
-
-def _silence() -> None:
-    """Let JAX not warn of buffers given away in vain: scripts and pytest set filters anew."""
-    global _first_filter
-    if not warnings.filters or warnings.filters[0] is not _first_filter:
-        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        _first_filter = warnings.filters[0]
 
 
 def _how(launch: Launch, program: Program) -> tuple[Any, str]:

@@ -34,10 +34,6 @@ _MB = 10**6
 _STEPS_BETWEEN = 4
 # How many keys a program has at most; each holds rows.
 _MOST_KEYS = 16
-# To compile a row takes as long as so many runs of it, about.
-_RUNS_OF_A_COMPILATION = 100
-# Of how many compiled rows it is told at most: what was long ago counts for less and less.
-_MOST_TOLD = 5000
 # How many keys that were missed are remembered.
 _REMEMBERED = 256
 
@@ -87,6 +83,8 @@ class Program:
     runs_others: bool = False
     # When it was last asked for, by the clock of the cache.
     used: int = 0
+    # How often it was asked for since it was made.
+    uses: int = 0
     # Under which the cache has it.
     keys: list[Key] = field(default_factory=list)
 
@@ -116,8 +114,7 @@ class ProgramCache:
         # The step in which a key was missed for which no program was compiled, by its hash.
         self._missed: OrderedDict[int, int] = OrderedDict()
         self._held_bytes = 0
-        # Of late: how many rows were compiled, and the runs of these.
-        self._rows = self._runs = 0.0
+        self.newest: Program | None = None
         self._until_look = _PROGRAMS_PER_LOOK
         self._lock = threading.Lock()
 
@@ -136,7 +133,7 @@ class ProgramCache:
             self._programs.clear()
             self._missed.clear()
             self._held_bytes = 0
-            self._rows = self._runs = 0.0
+            self.newest = None
 
     def get(self, key: Key) -> Program | None:
         """The program of a key, which counts as a use, or None."""
@@ -148,11 +145,7 @@ class ProgramCache:
     def use(self, program: Program) -> None:
         """Count a use of a program."""
         self._time = program.used = self._time + 1
-        self._runs += program.rows
-
-    def compiles_more_than_it_runs(self) -> bool:
-        """Whether compiling programs takes longer than running them, by their numbers of rows."""
-        return self._runs <= self._rows * _RUNS_OF_A_COMPILATION
+        program.uses += 1
 
     def put(self, key: Key, program: Program) -> tuple[list[Program], str]:
         """Keep a program; returns what made room for it (the least recently used), and why."""
@@ -165,13 +158,8 @@ class ProgramCache:
             self._programs[key] = program
             program.keys.append(key)
             self._held_bytes += program.host_bytes
-            self._tell(program.rows)
+            self.newest = program
         return dropped, full
-
-    def _tell(self, rows: int) -> None:
-        self._rows += rows
-        if self._rows > _MOST_TOLD:
-            self._rows, self._runs = self._rows / 2, self._runs / 2
 
     def put_also(self, key: Key, known: Key) -> None:
         """Keep the program of a known key, if there is one, under this key too."""

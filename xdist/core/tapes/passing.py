@@ -1,17 +1,16 @@
 """Programs that come once: CPU torch computes their rows, and nothing is compiled.
 
 A notebook, a test suite, a loop whose shapes always differ makes one program after the other that
-never comes again, and compiling one takes longer than computing it a hundred times. Where compiling
-takes longer than running, a new one is computed on the host; one that comes often is compiled after
-all. Only on the CPU, whose memory is the host's, and only where no other rank has to get the same
-bits.
+never comes again, and compiling one takes longer than computing it a hundred times. Where programs
+came once, a new one is computed on the host; one that comes again and again is compiled after all.
+Only on the CPU, whose memory is the host's, and only where no other rank has to get the same bits.
 """
 
 import contextlib
 import dataclasses
-from collections import Counter, OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,16 +36,33 @@ from torch_xdist.dtypes import to_jax
 _MOST_ROWS = 2048
 # Of the rows, those that run as programs of their own, and one more.
 _MOST_ALONE = 1 / 4
-# How often one is computed before it is compiled.
-_TIMES = 32
-# How many programs are compiled first: of the same operators, of any, of so many rows in all.
+# How often one is computed before it is compiled: in a row, and at all.
+_TIMES_IN_A_ROW, _TIMES = 2, 32
+# What runs no oftener than that before another program is made comes once.
+_FEW = 2
+# Of how many programs it has to be known: of the same operators, of any, of so many rows in all.
 _LEAST_ALIKE, _LEAST, _LEAST_OF_MANY, _MANY_ROWS = 3, 16, 4, 400
+# Of as many of any operators so many may come oftener.
+_MOST_OFTENER = 4
 # How many keys of what was computed are remembered, by their hashes, and sequences of operators.
 _REMEMBERED = 4096
+
+
+class _Made(NamedTuple):
+    """A program that was compiled: its operators by a hash, its rows, and how often it ran before
+    another one was made."""
+
+    name: int
+    rows: int
+    uses: int
+
+
+_made: deque[_Made] = deque(maxlen=_LEAST)
+# The one that is being compiled, or was the last: its operators and rows.
+_newest: list[tuple[int, int]] = []
 _seen: OrderedDict[int, int] = OrderedDict()
-# How many of these programs there were of each sequence of operators, by its hash; and their rows.
-_compiled: Counter[int] = Counter()
-_rows_compiled: list[int] = []
+# The key that came last of each sequence of operators, and how often in a row.
+_in_a_row: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
 
 def computed(launch: Launch, key: Key) -> Program | None:
@@ -56,7 +72,7 @@ def computed(launch: Launch, key: Key) -> Program | None:
         key: what it would be kept by.
     """
     rows = rows_of(launch.entries)
-    if not _may_compute(launch, rows) or _is_early(rows) or _comes_often(key):
+    if not _may_compute(launch, rows) or not _is_worth(rows, key):
         return None
     alone = sum(not torch_rows.is_computed(row[0]) for _, row in rows)
     if len(rows) > _MOST_ROWS or alone > 1 + len(rows) * _MOST_ALONE:
@@ -76,27 +92,54 @@ def computed(launch: Launch, key: Key) -> Program | None:
 
 def forget() -> None:
     """Know of no program that came."""
-    _seen.clear()
-    _compiled.clear()
-    _rows_compiled.clear()
+    for known in (_made, _newest, _seen, _in_a_row):
+        known.clear()
 
 
-def _is_early(rows: Sequence[tuple[int, Row]]) -> bool:
-    """Whether too few programs came to tell that this one comes once; one more is counted."""
+def _is_worth(rows: Sequence[tuple[int, Row]], key: Key) -> bool:
+    """Whether a program is likely to come a few times only; what is compiled instead is counted."""
     name = hash(tuple(row[0].name for _, row in rows))
-    made = len(_rows_compiled)
-    is_early = made < _LEAST_OF_MANY or sum(_rows_compiled) < _MANY_ROWS
-    is_early &= _compiled[name] < _LEAST_ALIKE and made < _LEAST
-    if is_early:
-        _compiled[name] += 1
-        _rows_compiled.append(len(rows))
-    return is_early
+    newest = programs.PROGRAMS.newest
+    if _newest and newest is not None:
+        _made.append(_Made(*_newest.pop(), newest.uses))
+    is_worth = _come_once(name) and not _comes_often(name, hash(key))
+    if not is_worth:
+        _newest[:] = [(name, len(rows))]
+    return is_worth
+
+
+def _come_once(name: int) -> bool:
+    """Whether programs of these operators came once, or most programs of late."""
+    alike = [made.uses for made in _made if made.name == name][-_LEAST_ALIKE:]
+    if alike and alike[-1] > _FEW:
+        return False
+    many = [*_made][-_LEAST_OF_MANY:]
+    are_many = len(many) == _LEAST_OF_MANY and sum(made.rows for made in many) >= _MANY_ROWS
+    oftener = sum(made.uses > _FEW for made in _made)
+    return (
+        (len(alike) == _LEAST_ALIKE and max(alike) <= _FEW)
+        or (are_many and all(made.uses <= _FEW for made in many))
+        or (len(_made) == _LEAST and oftener <= _MOST_OFTENER)
+    )
+
+
+def _comes_often(name: int, key: int) -> bool:
+    """Whether a key was computed some times before; once more is counted."""
+    times = _seen.pop(key, 0)
+    _seen[key] = times + 1
+    last, in_a_row = _in_a_row.pop(name, (key, 0))
+    in_a_row = in_a_row + 1 if last == key else 1
+    _in_a_row[name] = key, in_a_row
+    for known in (_seen, _in_a_row):
+        if len(known) > _REMEMBERED:
+            known.popitem(last=False)  # type: ignore[attr-defined]
+    return times >= _TIMES or in_a_row > _TIMES_IN_A_ROW
 
 
 def _may_compute(launch: Launch, rows: Sequence[tuple[int, Row]]) -> bool:
     if launch.placement is not None or not platforms.of(launch.device.jax.platform).is_host:
         return False
-    if not programs.PROGRAMS.compiles_more_than_it_runs() or not settings.current().compute_once:
+    if not settings.current().compute_once:
         return False
     if world.world_size() > 1 or torch.are_deterministic_algorithms_enabled():
         return False
@@ -107,16 +150,6 @@ def _may_compute(launch: Launch, rows: Sequence[tuple[int, Row]]) -> bool:
         or torch.is_autocast_enabled("cpu")
     )
     return not is_seen and not any(row[0].is_collective for _, row in rows)
-
-
-def _comes_often(key: Key) -> bool:
-    """Whether it was computed some times before; once more is counted."""
-    name = hash(key)
-    times = _seen.pop(name, 0)
-    _seen[name] = times + 1
-    if len(_seen) > _REMEMBERED:
-        _seen.popitem(last=False)
-    return times >= _TIMES
 
 
 class _Computation:

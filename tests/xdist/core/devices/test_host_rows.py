@@ -15,6 +15,7 @@ from torch_xdist.core.devices import host_rows, uploaded
 from torch_xdist.core.jax_side.from_jax import from_jax
 from torch_xdist.core.run import analysis, loop_cuts
 from torch_xdist.core.run.device_trace import HERE
+from torch_xdist.core.tapes import torch_rows
 from torch_xdist.dtypes import to_jax
 
 MASK = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
@@ -201,7 +202,7 @@ def test_halves_that_are_constants_are_known():
 
 def test_what_the_device_stores_narrower_is_the_devices(monkeypatch):
     assert host_rows.computed(torch.ones(4, device="xla").value).tolist() == [1.0] * 4
-    monkeypatch.setattr(host_rows, "to_jax", lambda dtype: to_jax(torch.bfloat16))
+    monkeypatch.setattr(torch_rows, "to_jax", lambda dtype: to_jax(torch.bfloat16))
     assert host_rows.computed(torch.ones(4, device="xla").value) is None
 
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_xla
 from torch_xdist import metrics, settings, world
-from torch_xdist.core.programs import program, program_cache
+from torch_xdist.core.programs import program
 from torch_xdist.core.tapes import passing
 from torch_xdist.core.trace.plans import PLANS
 
@@ -34,8 +34,7 @@ def asked(monkeypatch):
 @pytest.fixture
 def once(asked, monkeypatch):
     """Many programs came, each of them once."""
-    monkeypatch.setattr(program_cache.ProgramCache, "compiles_more_than_it_runs", lambda _: True)
-    monkeypatch.setattr(passing, "_LEAST", 0)
+    monkeypatch.setattr(passing, "_come_once", lambda name: True)
 
 
 def counts():
@@ -98,23 +97,44 @@ def test_a_program_is_computed_after_a_few_of_many_rows(asked):
     assert made == [[0, 1]] * passing._LEAST_OF_MANY + [[1, 0]] * 2
 
 
-def test_no_program_is_computed_where_running_takes_longer_than_compiling(asked):
+@pytest.mark.parametrize("between", [1, passing._FEW + 1])
+def test_programs_that_run_a_few_times_before_the_next_one_are_computed(asked, between):
     with counted() as made:
-        for n in range(1, 7):
+        for n in range(1, 8):
             x = device_numbers(n)
-            for _ in range(program_cache._RUNS_OF_A_COMPILATION + 2):
+            for _ in range(between):
                 (x.sin() + 1).sum().item()
-    assert made.of == [0, 6]
+    later = 7 - passing._LEAST_ALIKE
+    assert made.of == ([later, passing._LEAST_ALIKE] if between == 1 else [later * 2, 7])
 
 
-def test_what_comes_back_is_compiled(once):
+def test_no_program_is_computed_where_programs_of_its_operators_ran_oftener(asked):
+    with counted() as made:
+        for n in range(1, 8):
+            x = device_numbers(n)
+            for _ in range(passing._FEW + 2):
+                (x.sin() + 1).sum().item()
+    assert made.of == [0, 7]
+
+
+def test_what_comes_in_a_row_is_compiled(once):
     x = device_numbers(7)
     made = []
-    for _ in range(passing._TIMES + 2):
+    for _ in range(passing._TIMES_IN_A_ROW + 2):
         with counted() as counter:
             (x.cos() * 2).sum().item()
         made.append(counter.of)
-    assert made == [[1, 0]] * passing._TIMES + [[0, 1], [0, 0]]
+    assert made == [[1, 0]] * passing._TIMES_IN_A_ROW + [[0, 1], [0, 0]]
+
+
+def test_what_comes_again_and_again_is_compiled(once):
+    some = [device_numbers(7), device_numbers(9)]
+    with counted() as made:
+        for turn in range(passing._TIMES + 2):
+            (some[0].cos() * 2).sum().item()
+            if turn < passing._TIMES:
+                (some[1].cos() * 2).sum().item()
+    assert made.of == [2 * passing._TIMES, 1]
 
 
 def test_random_numbers_are_those_of_the_compiled_program(once, monkeypatch):
