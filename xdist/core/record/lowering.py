@@ -39,6 +39,8 @@ _ABSTRACT_SCALARS = {
 }
 # How many calls of a kind are tried: a row of the table refuses none for its sizes.
 _TRIED = 3
+# Numbers from here on are taken for sizes, of which one is as another.
+_SIZE = 8
 _times: Counter[Hashable] = Counter()
 # Of several results in several dtypes: each is given the numbers as they are.
 _OF_LISTS = ("aten._foreach_", "aten._fused_")
@@ -71,7 +73,7 @@ def try_lowering(plan: Plan, *, is_known: bool = False) -> CpuOnly | None:
 
 
 def _kind(plan: Plan) -> Hashable:
-    """What calls have in common that differ in sizes and numbers, but for sizes of 0 and 1."""
+    """What calls have in common that differ in sizes and numbers alone, but for small ones."""
     types = [(t.dtype, *(min(size, 2) for size in t.shape)) for t in plan.operand_types]
     return plan.name, tuple(types), _without_numbers((plan.args, tuple(plan.kwargs.items())))
 
@@ -79,7 +81,10 @@ def _kind(plan: Plan) -> Hashable:
 def _without_numbers(mark: Any) -> Any:
     if isinstance(mark, tuple | list):
         return tuple(map(_without_numbers, mark))
-    return mark if isinstance(mark, bool | str) or mark is None else type(mark)
+    if isinstance(mark, int) and mark.__class__ is not bool:
+        # Dims, groups and sizes of kernels are small.
+        return min(mark, _SIZE)
+    return float if isinstance(mark, float) else repr(mark)
 
 
 def _tried(plan: Plan, *, is_ours: bool) -> CpuOnly | None:

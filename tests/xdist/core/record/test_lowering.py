@@ -98,3 +98,20 @@ def test_calls_that_differ_in_sizes_are_tried_a_few_times(monkeypatch):
         x.to("xla").erfinv()
     assert len(tried) == lowering._TRIED + 4
     torch_xla.sync()
+
+
+def test_calls_of_other_dtypes_dims_and_operands_are_of_other_kinds():
+    x = torch.ones(12, 13, 14, device="xla")
+    calls = [
+        lambda: x.to(torch.bfloat16), lambda: x.to(torch.int32), lambda: x.sum(1),
+        lambda: x.sum(2), lambda: x.flip(0), lambda: x.flip(0, 1), lambda: x.clamp(0.0, 3.0),
+        lambda: x.clamp(0.0), lambda: x.sum(1, keepdim=True), lambda: x + x, lambda: x + 2.5,
+    ]  # fmt: skip
+    kinds = []
+    for call in calls:
+        torch_xla.sync()
+        result = call()
+        row = result.value.trace.tape.entries[result.value.slot]
+        kinds.append(lowering._kind(row[0]))
+    torch_xla.sync()
+    assert len(set(kinds)) == len(kinds)
