@@ -69,6 +69,8 @@ def find(
         return launch.giving(program.mask), program, False
     is_here = _build_elsewhere is None
     if once is not None and is_here and (passing := once(asked, keys[-1])) is not None:
+        metrics.observe(f"{kind}ExecuteTime", passing.took_s)
+        metrics.note(_run_tally(asked, 0))
         return asked, passing, False
     if apart is not None and is_here and (parted := apart(launch)) is not None:
         _keep(keys, parted[0])

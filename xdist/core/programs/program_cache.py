@@ -60,7 +60,7 @@ class Program:
         asks_bytes: what a run takes of a GPU's memory beside its operands; 0 where it is little.
         asks_of: that GPU.
         early: what it announces to the host while it runs; None for nothing.
-        took_s: to compile it.
+        took_s: to compile it, or to compute its results where it has them already.
         runs_others: whether it has parts, which are programs (see `changing_rows`). `run(results,
             arguments)` then appends its results, also where it raises KeyboardInterrupt.
     """

@@ -8,6 +8,7 @@ Only on the CPU, whose memory is the host's, and only where no other rank has to
 
 import contextlib
 import dataclasses
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,6 +81,7 @@ def computed(launch: Launch, key: Key) -> Program | None:
     types = types_of(launch.entries)
     if not all(map(torch_rows.is_whole, types.values())):
         return None
+    began_s = time.perf_counter()
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             results = _Computation(launch, types).results()
@@ -87,7 +89,7 @@ def computed(launch: Launch, key: Key) -> Program | None:
         # Also a wrong value, such as an index out of range, of which the device says nothing.
         return None
     metrics.count("ComputedOnce")
-    return _program(launch, results)
+    return _program(launch, results, time.perf_counter() - began_s)
 
 
 def forget() -> None:
@@ -139,7 +141,8 @@ def _comes_often(name: int, key: int) -> bool:
 def _may_compute(launch: Launch, rows: Sequence[tuple[int, Row]]) -> bool:
     if launch.placement is not None or not platforms.of(launch.device.jax.platform).is_host:
         return False
-    if not settings.current().compute_once:
+    # Who asks what is compiled, and why, is shown it.
+    if not settings.current().compute_once or settings.current().debug_level:
         return False
     if world.world_size() > 1 or torch.are_deterministic_algorithms_enabled():
         return False
@@ -251,8 +254,8 @@ def _own(tensor: torch.Tensor, given: set[int]) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _program(launch: Launch, results: list[Any]) -> Program:
-    """What hands these results over as a program does that computes them."""
+def _program(launch: Launch, results: list[Any], took_s: float) -> Program:
+    """What hands results over, which took so long, as a program does that computes them."""
     rows = rows_of(launch.entries)
 
     def run(handed: list[list[Any]], arguments: Any) -> None:
@@ -271,6 +274,7 @@ def _program(launch: Launch, results: list[Any]) -> Program:
         tally=op_counts.tally_of(row for _, row in rows),
         run_tally=(),
         run=run,
+        took_s=took_s,
         runs_others=True,
     )
 

@@ -235,6 +235,17 @@ def test_training_is_that_of_the_cpu(once):
     assert made.of[0] >= 4
 
 
+def test_the_metrics_count_a_run_of_what_was_computed(once):
+    def told():
+        runs = metrics.metric_data("ExecuteTime")
+        return (runs[0] if runs else 0), metrics.counter_value("ExecuteComputation") or 0
+
+    x = device_numbers(6)
+    before = told()
+    (x.sin() + 1).sum().item()
+    assert [now - then for now, then in zip(told(), before)] == [1, 1]
+
+
 def test_what_was_computed_leaves_no_plans(once, monkeypatch):
     before = len(PLANS)
     monkeypatch.setattr(PLANS, "_sweep_at", before + 30)
@@ -257,6 +268,9 @@ def refused(monkeypatch, how):
     if how == "setting":
         monkeypatch.setenv("XDIST_COMPUTE_ONCE", "0")
         settings.reread()
+    elif how == "debugging":
+        monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "1")
+        settings.reread()
     elif how == "deterministic":
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     elif how == "ranks":
@@ -268,7 +282,10 @@ def refused(monkeypatch, how):
     return torch.no_grad()
 
 
-@pytest.mark.parametrize("how", ["setting", "deterministic", "ranks", "mode", "autocast"])
+WAYS = ["setting", "debugging", "deterministic", "ranks", "mode", "autocast"]
+
+
+@pytest.mark.parametrize("how", WAYS)
 def test_every_program_is_compiled_where_somebody_depends_on_it(once, monkeypatch, how):
     x = device_numbers(6)
     with counted() as made, refused(monkeypatch, how):
