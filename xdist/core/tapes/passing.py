@@ -27,7 +27,7 @@ from torch_xdist.core.rows.program_words import fingerprint
 from torch_xdist.core.sharding import piece
 from torch_xdist.core.tapes import torch_rows
 from torch_xdist.core.tapes.partial_run import copy_rows
-from torch_xdist.core.trace import op_counts
+from torch_xdist.core.trace import donation, op_counts
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Row, Tape, made_by, rows_of, types_of
@@ -76,7 +76,8 @@ def computed(launch: Launch, key: Key) -> Program | None:
     if not _may_compute(launch, rows) or not _is_worth(rows, key):
         return None
     alone = sum(not torch_rows.is_computed(row[0]) for _, row in rows)
-    if len(rows) > _MOST_ROWS or alone > 1 + len(rows) * _MOST_ALONE:
+    work = sum(row[0].name != torch_rows.EMPTY for _, row in rows)
+    if not alone < work <= _MOST_ROWS or alone > 1 + work * _MOST_ALONE:
         return None
     types = types_of(launch.entries)
     if not all(map(torch_rows.is_whole, types.values())):
@@ -143,6 +144,9 @@ def _may_compute(launch: Launch, rows: Sequence[tuple[int, Row]]) -> bool:
         return False
     # Who asks what is compiled, and why, is shown it.
     if not settings.current().compute_once or settings.current().debug_level:
+        return False
+    # What the user gave away is written over, or gone.
+    if any(map(donation.is_given, launch.donated)):
         return False
     if world.world_size() > 1 or torch.are_deterministic_algorithms_enabled():
         return False

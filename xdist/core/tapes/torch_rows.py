@@ -26,7 +26,7 @@ _EXACT = frozenset(
 _OPEN = frozenset(
     "argsort index_copy index_put kthvalue median mode nanmedian put scatter sort topk".split()
 )
-_ATEN, _EMPTY, _WRITE = "aten.", "empty", "write."
+_ATEN, EMPTY, _WRITE = "aten.", "empty", "write."
 _SORTS = frozenset({"aten.sort.default", "aten.sort.stable"})
 # Writes whose result is open only where two of them meet: whether any do, given the arguments.
 _MAY_MEET: dict[str, Callable[..., bool]] = {
@@ -53,7 +53,7 @@ def is_computed(plan: Plan) -> bool:
     is_torchs = name.startswith(_ATEN) and (plan.op is not None or name.count(".") == 2)
     if is_torchs and name.split(".")[1] in _OPEN and name not in _DECIDED:
         return False
-    if plan.is_random or plan.is_collective or not (is_torchs or name == _EMPTY):
+    if plan.is_random or plan.is_collective or not (is_torchs or name == EMPTY):
         return False
     if plan.op is not None and plan.name != _LINEAR_BACKWARD and not _is_on_cpu(_function(plan)):
         return False
@@ -98,7 +98,7 @@ def compute(plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]
 
 
 def _results(plan: Plan, operands: Sequence[torch.Tensor], scalars: Sequence[Any]) -> list[Any]:
-    if plan.name == _EMPTY:
+    if plan.name == EMPTY:
         type_ = plan.types[0]
         assert type_ is not None
         return [torch.zeros(type_.shape, dtype=type_.dtype, device=_CPU)]

@@ -246,6 +246,21 @@ def test_the_metrics_count_a_run_of_what_was_computed(once):
     assert [now - then for now, then in zip(told(), before)] == [1, 1]
 
 
+def test_what_the_user_gives_away_goes_to_a_program(once):
+    x = device_numbers(6)
+    with counted() as made:
+        torch_xla._XLAC._set_buffer_donation(x, True)
+        x.add_(1)
+        torch_xla.sync()
+    assert made.of == [0, 1]
+
+
+def test_a_row_that_only_the_device_computes_is_a_program_as_ever(once):
+    with counted() as made:
+        torch.rand(11, device="xla").cpu()
+    assert made.of == [0, 1]
+
+
 def test_what_was_computed_leaves_no_plans(once, monkeypatch):
     before = len(PLANS)
     monkeypatch.setattr(PLANS, "_sweep_at", before + 30)
