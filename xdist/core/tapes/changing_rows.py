@@ -14,7 +14,7 @@ known whether there will be a third one of that kind.
 import dataclasses
 import itertools
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,7 @@ def in_parts(launch: Launch) -> tuple[Program, bool] | None:
         # Whose tape has values.
         part.launch = None
         is_new |= is_compiled
-    return _whole(launch, rows, parts), is_new
+    return _whole(launch, parts), is_new
 
 
 def _of_its_kind(launch: Launch) -> Iterator[tuple[Entry, ...]]:
@@ -241,7 +241,7 @@ def _go_on(
             env.pop(slot, None)
 
 
-def _whole(launch: Launch, rows: Sequence[_Row], parts: Sequence[_Part]) -> Program:
+def _whole(launch: Launch, parts: Sequence[_Part]) -> Program:
     """What runs the parts one after the other, as one program would run."""
     given = [*itertools.compress(launch.leaves, launch.mask)]
     held = [*itertools.compress(launch.leaves, map(operator.not_, launch.mask))]
@@ -263,13 +263,21 @@ def _whole(launch: Launch, rows: Sequence[_Row], parts: Sequence[_Part]) -> Prog
                 results.append([env[slot] for slot in outs])
             raise
 
+    return run_by(run, launch, "".join(part.program.collectives for part in parts))
+
+
+def run_by(
+    run: Callable[[list[list[Any]], Sequence[Any]], None], launch: Launch, collectives: str = ""
+) -> Program:
+    """The program of a launch that `run` runs: it appends the results, given the arguments."""
+    rows = rows_of(launch.entries)
     numbers = scalars_of(launch.tape, launch.entries)
     return Program(
         executable=None,
-        outs=outs,
+        outs=launch.outs,
         mask=launch.mask,
         fingerprint=fingerprint(launch.entries),
-        collectives="".join(part.program.collectives for part in parts),
+        collectives=collectives,
         rows=len(rows),
         plans=frozenset(row[0] for _, row in rows),
         scalars=(len(numbers[0]), len(numbers[1])),

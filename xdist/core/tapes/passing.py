@@ -19,15 +19,14 @@ import torch
 
 from torch_xdist import metrics, platforms, settings, world
 from torch_xdist.core.programs import program as programs
-from torch_xdist.core.programs.interpreter import scalars_of
 from torch_xdist.core.programs.jax_internals import put_on
 from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program_cache import Key, Program
-from torch_xdist.core.rows.program_words import fingerprint
 from torch_xdist.core.sharding import piece
 from torch_xdist.core.tapes import torch_rows
+from torch_xdist.core.tapes.changing_rows import run_by
 from torch_xdist.core.tapes.partial_run import copy_rows
-from torch_xdist.core.trace import donation, op_counts
+from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.plans import Plan
 from torch_xdist.core.trace.tensor_types import TensorType
 from torch_xdist.core.trace.trace import Row, Tape, made_by, rows_of, types_of
@@ -90,7 +89,9 @@ def computed(launch: Launch, key: Key) -> Program | None:
         # Also a wrong value, such as an index out of range, of which the device says nothing.
         return None
     metrics.count("ComputedOnce")
-    return _program(launch, results, time.perf_counter() - began_s)
+    program = run_by(lambda handed, arguments: handed.append(results), launch)
+    program.took_s = time.perf_counter() - began_s
+    return program
 
 
 def forget() -> None:
@@ -256,31 +257,6 @@ def _own(tensor: torch.Tensor, given: set[int]) -> torch.Tensor:
         given.add(storage.data_ptr())
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _program(launch: Launch, results: list[Any], took_s: float) -> Program:
-    """What hands results over, which took so long, as a program does that computes them."""
-    rows = rows_of(launch.entries)
-
-    def run(handed: list[list[Any]], arguments: Any) -> None:
-        handed.append(results)
-
-    numbers = scalars_of(launch.tape, launch.entries)
-    return Program(
-        executable=None,
-        outs=launch.outs,
-        mask=launch.mask,
-        fingerprint=fingerprint(launch.entries),
-        collectives="",
-        rows=len(rows),
-        plans=frozenset(row[0] for _, row in rows),
-        scalars=(len(numbers[0]), len(numbers[1])),
-        tally=op_counts.tally_of(row for _, row in rows),
-        run_tally=(),
-        run=run,
-        took_s=took_s,
-        runs_others=True,
-    )
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
