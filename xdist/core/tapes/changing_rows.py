@@ -202,13 +202,19 @@ def _launch(
         mask.append(may_give and slot in ended)
     copy_rows(whole.tape, group, tape, places)
     of_leaves, of_outs = ([types[slot] for slot in slots] for slots in (leaves, outs))
+    results = tuple(places[slot] for slot in outs)
+    return launch_of(whole, tape, aliases.of_use(mask, of_leaves, of_outs), results)
+
+
+def launch_of(whole: Launch, tape: Tape, mask: tuple[bool, ...], outs: tuple[int, ...]) -> Launch:
+    """The launch of rows of another one that stand on a tape of their own."""
     return dataclasses.replace(
         whole,
         tape=tape,
         entries=tuple(tape.entries),
         leaves=tuple(tape.buffers),
-        mask=aliases.of_use(mask, of_leaves, of_outs),
-        outs=tuple(places[slot] for slot in outs),
+        mask=mask,
+        outs=outs,
         buffers=tuple(tape.buffers.values()),
     )
 

@@ -7,7 +7,6 @@ Only on the CPU, whose memory is the host's, and only where no other rank has to
 """
 
 import contextlib
-import dataclasses
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from torch_xdist.core.programs.launch import Launch
 from torch_xdist.core.programs.program_cache import Key, Program
 from torch_xdist.core.sharding import piece
 from torch_xdist.core.tapes import torch_rows
-from torch_xdist.core.tapes.changing_rows import run_by
+from torch_xdist.core.tapes.changing_rows import launch_of, run_by
 from torch_xdist.core.tapes.partial_run import copy_rows
 from torch_xdist.core.trace import donation
 from torch_xdist.core.trace.plans import Plan
@@ -223,17 +222,9 @@ class _Computation:
             places[slot] = tape.enter(self._types[slot], array)
         copy_rows(whole.tape, [first], tape, places)
         made = [slot for slot in made_by(first, plan) if slot in self._types]
-        launch, program, _ = programs.find(
-            dataclasses.replace(
-                whole,
-                tape=tape,
-                entries=tuple(tape.entries),
-                leaves=tuple(tape.buffers),
-                mask=(False,) * len(tape.buffers),
-                outs=tuple(places[slot] for slot in made),
-                buffers=tuple(tape.buffers.values()),
-            )
-        )
+        outs = tuple(places[slot] for slot in made)
+        part = launch_of(whole, tape, (False,) * len(tape.buffers), outs)
+        launch, program, _ = programs.find(part)
         results: list[list[Any]] = []
         programs.execute(program, launch, results)
         return zip(made, results[0])
